@@ -2,7 +2,7 @@
 
 Each field names its unit and its reason. What a peer goes beyond is waited out where waiting costs the peer alone
 (bytes a second), else refused before memory is taken; and noted as a violation, which `protocols.peers.scoring` weighs.
-`Limits.parts_per_peer` lists what one peer can make this node keep, by doing everything at once.
+What one peer can make this node keep by doing everything at once is summed up in tests/node/host/test_limits.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 from swarmnode.protocols.calls.frames import RpcLimits
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.peers.scoring import ScoringLimits
-from swarmnode.protocols.transfer.bulk import CHUNK as BULK_CHUNK
 from swarmnode.protocols.transfer.bulk import BulkLimits
-from swarmnode.protocols.transfer.shard_wire import RUN_BYTES, ShardLimits
+from swarmnode.protocols.transfer.shard_wire import ShardLimits
 
 KIB, MIB = 1 << 10, 1 << 20
-SOCKET = 1 * MIB  # bytes that one connection keeps beside its streams: outbox, batch, its ciphertext, what was read
-STREAM = 12 * KIB  # bytes of an open stream: 6 KiB were measured with the least handler, others have a task more
-WANT = 4 * KIB  # bytes of a bulk or shard request
 
 
 @dataclass(frozen=True)
@@ -91,20 +87,3 @@ class Limits:
     shards: ShardLimits = field(default_factory=ShardLimits)
     relay: RelayLimits = field(default_factory=RelayLimits)
     rollouts: RolloutLimits = field(default_factory=RolloutLimits)
-
-    def parts_per_peer(self) -> dict[str, int]:
-        """Bytes that one peer can make this node keep at once, by where."""
-        conn, rpc, bulk, shards, dht = self.connections, self.rpc, self.bulk, self.shards, self.dht
-        pool = self.rollouts.pool
-        return {
-            "sockets": conn.per_peer * SOCKET,
-            "streams": conn.streams * STREAM,
-            "unread": conn.unread,
-            "calls: half a frame each": rpc.streams * rpc.frame,
-            "calls: requests, and answers without room": rpc.held,
-            "calls: answers queued, and one beyond": rpc.streams * (rpc.queued + rpc.frame),
-            "bulk: a chunk each": bulk.serves * (BULK_CHUNK + WANT),
-            "shards: an answer each": shards.streams * (RUN_BYTES + WANT),
-            "DHT: a question and its answer each": dht.streams * 2 * dht.message,
-            "rollouts: an author's part of the pool": int(pool.share * pool.bytes),
-        }

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 
 import trio
 from libp2p.network.exceptions import SwarmException
@@ -43,19 +42,13 @@ ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last 
 MAX_REMEMBERED = 1024  # peers that could not be punched through to
 
 
-@dataclass
-class _Failure:
-    times: int
-    until: float  # trio time before which it is not tried again
-
-
 class HolePuncher:
     """Tries to replace relayed connections by direct ones, at the places where the two may be met."""
 
     def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
         self._network = network
         self._reachability = reachability
-        self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
+        self._failures: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()  # how many, and until when it is left
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
         self.succeeded = 0
@@ -66,8 +59,8 @@ class HolePuncher:
         """False while it is being tried, and for a while after a failure, longer each time."""
         if peer in self._under_way:
             return False
-        failure = self._failures.get(peer)
-        return failure is None or trio.current_time() >= failure.until
+        _, until = self._failures.get(peer, (0, 0.0))
+        return trio.current_time() >= until
 
     def forget_failures(self) -> None:
         """Try all peers again: this node's own network changed."""
@@ -124,13 +117,12 @@ class HolePuncher:
             raise BadMessage(f"{peer} wants more than {ANSWERS_AT_ONCE} holes at once")
         self._answering[peer] += 1
         try:
-            await self._take_part(stream)
+            await self._take_part(stream, peer)
         finally:
             self._answering[peer] -= 1
             self._answering += Counter()  # drops who has none
 
-    async def _take_part(self, stream: Stream) -> None:
-        peer = stream.peer
+    async def _take_part(self, stream: Stream, peer: PeerId) -> None:
         request = await receive(stream, pb.HolePunch)
         if request.type != pb.HolePunch.CONNECT:
             raise BadMessage(f"{peer} began hole punching with no CONNECT")
@@ -172,10 +164,9 @@ class HolePuncher:
         return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in places[:MAX_ADDRESSES]]
 
     def _remember(self, peer: PeerId) -> None:
-        before = self._failures.pop(peer, None)
-        times = 1 if before is None else before.times + 1
-        wait = min(RETRY_AFTER * 2 ** (times - 1), RETRY_AT_MOST)
-        self._failures[peer] = _Failure(times, trio.current_time() + wait)
+        before, _ = self._failures.pop(peer, (0, 0.0))
+        wait = min(RETRY_AFTER * 2**before, RETRY_AT_MOST)
+        self._failures[peer] = (before + 1, trio.current_time() + wait)
         while len(self._failures) > MAX_REMEMBERED:
             self._failures.popitem(last=False)
 

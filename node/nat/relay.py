@@ -109,30 +109,32 @@ class RelayServer:
 
     async def _serve(self, stream: Stream) -> None:
         try:
-            request = await receive(stream, pb.HopMessage)
-        except BadMessage as error:
-            await self._refuse(stream, pb.MALFORMED_MESSAGE, str(error))
-            return
-        if self._asks_too_often(stream.peer):
-            await self._refuse(stream, pb.RESOURCE_LIMIT_EXCEEDED, "asks too often")
-        elif request.type == pb.HopMessage.RESERVE:
-            await self._reserve(stream)
-        elif request.type == pb.HopMessage.CONNECT:
-            await self._connect(stream, request)
-        else:
-            await self._refuse(stream, pb.UNEXPECTED_MESSAGE, "neither RESERVE nor CONNECT")
+            try:
+                request = await receive(stream, pb.HopMessage)
+            except BadMessage as error:
+                raise _Refusal(pb.MALFORMED_MESSAGE, str(error)) from error
+            if self._asks_too_often(stream.peer):
+                raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "asks too often")
+            if request.type == pb.HopMessage.RESERVE:
+                await self._reserve(stream)
+            elif request.type == pb.HopMessage.CONNECT:
+                await self._connect(stream, request)
+            else:
+                raise _Refusal(pb.UNEXPECTED_MESSAGE, "neither RESERVE nor CONNECT")
+        except _Refusal as refusal:
+            self.refused[pb.Status.Name(refusal.status)] += 1
+            logger.debug("refused %s: %s", stream.peer, refusal)
+            await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=refusal.status))
 
     async def _reserve(self, stream: Stream) -> None:
         peer, now = stream.peer, trio.current_time()
         if not await self._admitted(peer) or self._is_relayed(peer):
-            await self._refuse(stream, pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
-            return
+            raise _Refusal(pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
         leaves = None
         if peer not in self._reservations and len(self.reservations) >= self._limits.reservations:
             leaves = self._who_leaves_for(peer)
             if leaves is None:
-                await self._refuse(stream, pb.RESERVATION_REFUSED, "all places are taken")
-                return
+                raise _Refusal(pb.RESERVATION_REFUSED, "all places are taken")
             del self._reservations[leaves]
         self._reservations = {holder: until for holder, until in self._reservations.items() if until > now}
         self._reservations[peer] = now + self._limits.reservation_ttl
@@ -165,33 +167,28 @@ class RelayServer:
         try:
             target = peer_in(request.peer.id)
         except BadMessage as error:
-            await self._refuse(stream, pb.MALFORMED_MESSAGE, str(error))
-            return
+            raise _Refusal(pb.MALFORMED_MESSAGE, str(error)) from error
         if target not in self.reservations:
-            await self._refuse(stream, pb.NO_RESERVATION, f"{target} holds no place here")
-        elif not await self._admitted(source):
-            await self._refuse(stream, pb.PERMISSION_DENIED, "not of a run of this node")
-        elif (
-            self.open_circuits >= self._limits.circuits
-            or max(self._circuits[source], self._circuits[target]) >= self._limits.circuits_per_peer
-        ):
-            await self._refuse(stream, pb.RESOURCE_LIMIT_EXCEEDED, "too many circuits")
-        else:
-            self.open_circuits += 1
-            self._circuits.update((source, target))
-            try:
-                await self._relay(stream, target)
-            finally:
-                self.open_circuits -= 1
-                self._circuits.subtract((source, target))
-                self._circuits += Counter()  # drops who has none
+            raise _Refusal(pb.NO_RESERVATION, f"{target} holds no place here")
+        if not await self._admitted(source):
+            raise _Refusal(pb.PERMISSION_DENIED, "not of a run of this node")
+        most = max(self._circuits[source], self._circuits[target])
+        if self.open_circuits >= self._limits.circuits or most >= self._limits.circuits_per_peer:
+            raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "too many circuits")
+        self.open_circuits += 1
+        self._circuits.update((source, target))
+        try:
+            await self._relay(stream, target)
+        finally:
+            self.open_circuits -= 1
+            self._circuits.subtract((source, target))
+            self._circuits += Counter()  # drops who has none
 
     async def _relay(self, stream: Stream, target: PeerId) -> None:
         try:
             onward = await self._network.open_stream(target, STOP)
         except NetworkError as error:
-            await self._refuse(stream, pb.CONNECTION_FAILED, f"{target} does not answer: {error}")
-            return
+            raise _Refusal(pb.CONNECTION_FAILED, f"{target} does not answer: {error}") from error
         try:
             peer = pb.PeerId(id=peer_bytes(stream.peer))
             await send(onward, pb.StopMessage(type=pb.StopMessage.CONNECT, peer=peer, limit=self._limit()))
@@ -200,8 +197,7 @@ class RelayServer:
                 raise BadMessage(f"{target} does not take the circuit")
         except NetworkError as error:
             await onward.aclose()
-            await self._refuse(stream, pb.CONNECTION_FAILED, str(error))
-            return
+            raise _Refusal(pb.CONNECTION_FAILED, str(error)) from error
         try:
             await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, limit=self._limit()))
             with trio.move_on_after(self._limits.circuit_seconds):
@@ -230,11 +226,6 @@ class RelayServer:
             logger.debug("a circuit of %s and %s ended: %s", source.peer, sink.peer, error)
             circuit.cancel()
 
-    async def _refuse(self, stream: Stream, status: pb.Status.ValueType, why: str) -> None:
-        self.refused[pb.Status.Name(status)] += 1
-        logger.debug("refused %s: %s", stream.peer, why)
-        await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=status))
-
     async def _admitted(self, peer: PeerId) -> bool:
         """Whether this relay serves the peer; one that has just connected may still have to identify itself."""
         until = trio.current_time() + INTRODUCED_WITHIN
@@ -256,6 +247,14 @@ class RelayServer:
     def _is_relayed(self, peer: PeerId) -> bool:
         """A reservation through another relay would make circuits of circuits."""
         return any(view.peer == peer and view.path == "relayed" for view in self._network.peers())
+
+
+class _Refusal(Exception):
+    """What a peer asks of this relay is not done, for a reason that it is told as a status."""
+
+    def __init__(self, status: pb.Status.ValueType, why: str) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 def _packed(address: Address) -> bytes:

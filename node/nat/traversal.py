@@ -19,11 +19,9 @@ from __future__ import annotations
 import ipaddress
 import logging
 import random
-from dataclasses import dataclass
 
 import trio
 
-from swarmnode.node.host.connections import Connection
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.holepunch import HolePuncher
@@ -238,31 +236,19 @@ _TELL = {
 }
 
 
-@dataclass
-class _Replaced:
-    """A circuit beside a direct connection; trio times."""
-
-    since: float
-    used: float
-
-
 async def let_go_of_circuits(network: Libp2pNetwork) -> None:
-    """Until cancelled: close each replaced circuit after `UNUSED` s without a stream, or `BOUND` s."""
-    known: dict[Connection, _Replaced] = {}
+    """Until cancelled: close circuits beside a direct connection after `UNUSED` s without a stream, or `BOUND` s."""
     while True:
         now = trio.current_time()
-        known = {circuit: known.get(circuit, _Replaced(now, now)) for circuit in _replaced(network)}
-        for circuit, seen in known.items():
-            if circuit.session.open_streams:
-                seen.used = now
-            if now - seen.used >= UNUSED or now - seen.since >= BOUND:
-                logger.info("a direct connection to %s takes the place of a relayed one", circuit.session.peer_id)
-                await circuit.conn.close()
+        for peer in [view.peer for view in network.peers() if view.path == "direct"]:
+            connections = network.connections.of(peer)
+            direct_since = min((connection.since for connection in connections if connection.direct), default=now)
+            for circuit in connections:
+                if circuit.direct or circuit.session.is_closed:
+                    continue
+                replaced = max(direct_since, circuit.since)
+                used = now if circuit.session.open_streams else max(replaced, circuit.session.used_at)
+                if now - used >= UNUSED or now - replaced >= BOUND:
+                    logger.info("a direct connection to %s takes the place of a relayed one", peer)
+                    await circuit.conn.close()
         await trio.sleep(LOOK)
-
-
-def _replaced(network: Libp2pNetwork) -> list[Connection]:
-    """Circuits of peers that are connected directly too."""
-    peers = [view.peer for view in network.peers() if view.path == "direct"]
-    circuits = (circuit for peer in peers for circuit in network.connections.of(peer) if not circuit.direct)
-    return [circuit for circuit in circuits if not circuit.session.is_closed]

@@ -16,35 +16,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from libp2p.abc import ISecureConn
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.security.secure_session import SecureSession
+
+from swarmnode.node.host.tcp import ExactReader, Piece
 
 MAX_PLAINTEXT = 65535 - 16  # bytes of one message without its tag
 TAG = 16  # bytes
 ALONE = 16 * 1024  # bytes of a piece that is not copied together with others: a message of its own costs less
 JOINED = 16 * 1024  # bytes that the system takes in one piece rather than in several
 
-Piece = bytes | memoryview
-
 
 class NoiseTransport:
-    """Both directions of a connection after its handshake.
+    """Both directions of a connection after its handshake."""
 
-    `raw` reads whatever is there and writes all. Where it has them (`MeteredStream`), `read_after` spares a copy of all
-    that arrives, `write_each` one of what is sent, and `write_now_each` a task switch.
-    """
-
-    def __init__(self, raw: Any, encrypting: Any, decrypting: Any, ahead: bytes = b"") -> None:
+    def __init__(self, raw: ExactReader, encrypting: Any, decrypting: Any, ahead: bytes = b"") -> None:
         self._raw = raw
         self._encrypt, self._sent = encrypting.cipher.cipher.encrypt, encrypting.n
         self._decrypt, self._taken = decrypting.cipher.cipher.decrypt, decrypting.n
         self._ahead = ahead  # decrypted during the handshake and not read yet
         self._received = b""  # a message that has not arrived whole
-        self._read_after = getattr(raw, "read_after", None)
-        self._write_each = getattr(raw, "write_each", None)
-        self._write_now_each = getattr(raw, "write_now_each", None)
-        self.immediate = self._write_now_each is not None  # whether `write_now` is possible
         self._left: list[Piece] = []  # of messages sealed by `write_now`, what the socket did not take
 
     async def write(self, pieces: Sequence[Piece]) -> None:
@@ -53,21 +46,21 @@ class NoiseTransport:
         out += self._sealed(pieces)
         if not out:
             return
-        if self._write_each is None or sum(map(len, out)) <= JOINED:
+        if sum(map(len, out)) <= JOINED:
             await self._raw.write(b"".join(out))
         else:
-            await self._write_each(out)
+            await self._raw.write_each(out)
 
     def write_now(self, pieces: Sequence[Piece]) -> bool:
-        """Send the pieces without waiting, while nobody writes and where that is possible (`immediate`).
+        """Send the pieces without waiting, while nobody writes.
 
         False: a part was sent, and the next `write`, be it of nothing, sends the rest.
         """
-        assert self._write_now_each is not None and not self._left
+        assert not self._left
         self._left = self._sealed(pieces)
         if sum(map(len, self._left)) <= JOINED:
             self._left = [b"".join(self._left)]
-        self._left = self._write_now_each(self._left)
+        self._left = self._raw.write_now_each(self._left)
         return not self._left
 
     def _sealed(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -103,10 +96,7 @@ class NoiseTransport:
             return [ahead]
         while True:
             held = len(self._received)
-            if self._read_after is not None:
-                received = await self._read_after(self._received)
-            else:
-                received = memoryview(self._received + await self._raw.read(None))
+            received = await self._raw.read_after(self._received)
             if len(received) == held:
                 return []
             plain = self._opened(received)
@@ -133,35 +123,14 @@ def _nonce(count: int) -> bytes:
     return b"\0\0\0\0" + count.to_bytes(8, "little")
 
 
-class Plain:
-    """A secured connection that is no Noise, read and written as it offers."""
-
-    immediate = False
-
-    def __init__(self, secured: Any) -> None:
-        self._secured = secured
-
-    async def read(self) -> list[bytes]:
-        received = bytes(await self._secured.read(None))
-        return [received] if received else []
-
-    async def write(self, pieces: Sequence[Piece]) -> None:
-        if pieces:
-            await self._secured.write(b"".join(pieces))
-
-    def write_now(self, pieces: Sequence[Piece]) -> bool:
-        raise NotImplementedError("it is not immediate")
-
-
-def over(secured: Any) -> NoiseTransport | Plain:
-    """What reads and writes a secured connection."""
-    if isinstance(secured, SecureSession) and isinstance(secured.conn, NoiseTransportReadWriter):
-        protocol = secured.conn.noise_state.noise_protocol
-        raw = secured.conn.read_writer.read_write_closer
-        return NoiseTransport(
-            raw.stream if isinstance(raw, RawConnection) else raw,
-            protocol.cipher_state_encrypt,
-            protocol.cipher_state_decrypt,
-            secured._drain(None),
-        )
-    return Plain(secured)
+def over(secured: ISecureConn) -> NoiseTransport:
+    """What reads and writes a connection after its Noise handshake: a host of ours agrees on nothing else."""
+    assert isinstance(secured, SecureSession) and isinstance(secured.conn, NoiseTransportReadWriter)
+    protocol = secured.conn.noise_state.noise_protocol
+    raw: Any = secured.conn.read_writer.read_write_closer
+    return NoiseTransport(
+        raw.stream if isinstance(raw, RawConnection) else raw,
+        protocol.cipher_state_encrypt,
+        protocol.cipher_state_decrypt,
+        secured._drain(None),
+    )

@@ -110,6 +110,7 @@ class YamuxSession(IMuxedConn):
         self._taking = False  # frames at hand are taken: answers to them gather, and go together
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
+        self.used_at = trio.current_time()  # when a stream last ended
         self._rtt = 0.0
         self._rtts: deque[float] = deque(maxlen=RTTS)
         self._widened = 0  # bytes of all streams' windows beyond their first
@@ -129,50 +130,46 @@ class YamuxSession(IMuxedConn):
                 await self.abandon("the connection ended")
 
     def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
-        """A frame of `stream`, a long body by itself; written at once where nothing else is."""
-        if not self._closing and not self._written_now(frame, body):
+        """A frame of `stream`, a long body by itself."""
+        if not self._closing:
             self.outbox.put(stream, frame, body)
-            self._wake()
+            self._write_now()
 
     def answer(self, frame: bytes) -> None:
         """A frame that goes before those of streams."""
-        if not self._closing and not self._written_now(frame):
+        if not self._closing:
             self.outbox.answer(frame)
-            self._wake()
+            self._write_now()
 
     def send_last(self, frame: bytes) -> None:
         """A frame that goes after all that wait now."""
         self.outbox.put_last(frame)
         self._wake()
 
-    def _written_now(self, *pieces: Piece) -> bool:
-        """Write a frame without waking the writer, and say whether that was possible."""
-        if not self._idle or self._taking or not self._transport.immediate:
-            return False
-        try:
-            gone = self._transport.write_now(pieces)
-        except Exception:  # the writer meets it again
-            gone = False
-        if not gone:
-            self._wake()
-        return True
+    def _write_now(self) -> None:
+        """Write what waits without waking the writer, where nobody writes; while frames are taken, answers gather."""
+        if self._idle and not self._taking:
+            try:
+                gone = self._transport.write_now(self.outbox.batch())
+            except Exception:  # the writer meets it again
+                gone = False
+            if self.outbox or not gone:
+                self._wake()
 
     def _wake(self) -> None:
-        if not (self._taking and self._idle and self._transport.immediate):  # else `_answered` sees to it
-            self._idle = False
-            self._work.set()
+        self._idle = False
+        self._work.set()
 
     def _answered(self) -> None:
         """The frames at hand are taken: write what they gave rise to."""
         self._taking = False
-        if self._idle and self.outbox:  # so it is immediate
-            self._written_now(*self.outbox.batch())
-            if self.outbox:
-                self._wake()
+        if self.outbox:
+            self._write_now()
 
     def forget(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
             self.allowance.close()
+        self.used_at = trio.current_time()
         self._widened -= stream.widened
         stream.widened = 0
 

@@ -13,6 +13,7 @@ from noise.connection import NoiseConnection
 
 from swarmnode.node.host.patches import noise_transport
 from swarmnode.node.host.patches.noise_transport import MAX_PLAINTEXT, NoiseTransport
+from swarmnode.node.host.tcp import ExactReader
 
 FRAMES = [
     b"small",
@@ -25,16 +26,21 @@ FRAMES = [
 ]
 
 
-class Pipe:
+class Pipe(ExactReader):
     """What was written, to be read in pieces of `piece` bytes."""
 
     def __init__(self, piece: int = 1 << 30) -> None:
+        super().__init__()
         self.written: list[bytes] = []
         self.piece = piece
         self.taken = 0
 
     async def write(self, data: bytes) -> None:
         self.written.append(bytes(data))
+
+    async def close(self) -> None: ...
+
+    def get_remote_address(self) -> None: ...
 
     async def read(self, n: int | None = None) -> bytes:
         size = self.piece if n is None else n
