@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.record import Element, is_genuine, parse, write
+from swarmnode.crdt.record import Element, parse, write
 from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
@@ -102,7 +102,7 @@ def new_store(path: Path) -> StateStore:
 def verified_alone(elements: list[Element]) -> tuple[float, float]:
     """Seconds, and seconds of processor time, that verifying takes."""
     began, cpu = time.perf_counter(), time.process_time()
-    assert all(is_genuine(element, verify) for element in elements)
+    assert all(element.is_genuine(verify) for element in elements)
     return time.perf_counter() - began, time.process_time() - cpu
 
 
@@ -113,14 +113,14 @@ async def ingest(folder: Path, shuffled: bool) -> dict[str, float]:
     some = [parse(raw) for raw in sealed[:BASELINE]]
     before = verified_alone(some)
     began = time.perf_counter()
-    assert all(is_genuine(parse(raw), verify) for raw in sealed[:BASELINE])
+    assert all(parse(raw).is_genuine(verify) for raw in sealed[:BASELINE])
     opened = len(some) / (time.perf_counter() - began)
     batches = iter([sealed[at : at + BATCH] for at in range(0, len(sealed), BATCH)])
     store = new_store(folder / "ingest" / "state.db")
 
     def open_batch(raws: list[bytes]) -> list[Element]:
         elements = [parse(raw) for raw in raws]
-        assert all(is_genuine(element, verify) for element in elements)
+        assert all(element.is_genuine(verify) for element in elements)
         return elements
 
     async def work() -> None:

@@ -11,7 +11,6 @@ together hold at most `MAX_PER_AUTHOR` bytes.
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import dataclass
 
@@ -25,11 +24,6 @@ MAX_KEY = 128  # characters
 MAX_RECORD = 8192  # bytes of payload, the greatest of any kind of record
 
 
-class Discipline(enum.Enum):
-    REPLACEABLE = "replaceable"
-    WRITE_ONCE = "write-once"
-
-
 @dataclass(frozen=True)
 class ElementKind:
     """What all elements of a kind have in common."""
@@ -38,16 +32,12 @@ class ElementKind:
     ttl: int  # ms that an element lives, and a tombstone as well
     slots: int  # elements that one author may hold at a time
     max_size: int  # bytes of payload
-    discipline: Discipline = Discipline.REPLACEABLE
-
-    @property
-    def write_once(self) -> bool:
-        return self.discipline is Discipline.WRITE_ONCE
+    write_once: bool = False  # or else replaceable
 
 
 def once(name: str, *, slots: int, max_size: int) -> ElementKind:
     """A write-once kind. Its records live for a week: KEPT_ROUNDS of up to two hours each."""
-    return ElementKind(name, 7 * DAY, slots, max_size, Discipline.WRITE_ONCE)
+    return ElementKind(name, 7 * DAY, slots, max_size, write_once=True)
 
 
 WRITE_ONCE = (

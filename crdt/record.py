@@ -22,7 +22,7 @@ are. What makes two records a contradiction is that their ids differ, even where
 ids, so two ids for one moment can split those who judge it. Evidence is a register of the offender's, one for each
 kind: of two proofs the greater rank stays. Its ttl is longer than that of any record in it.
 
-Both have `run, author, kind, key, hlc, expiry, id, rank, tombstone, value, sealed, statements`, and that is all that
+Both have `run, author, kind, key, hlc, expiry, id, rank, tombstone, value, sealed, is_genuine`, and that is all that
 stores and protocols look at. Bytes are checked in two parts: `parse` refuses what is malformed and costs little;
 `is_genuine` verifies signatures, is pure, and is what a caller runs for whole batches in threads.
 """
@@ -31,10 +31,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
@@ -53,14 +52,6 @@ _AUTHOR = re.compile(r"[1-9A-HJ-NP-Za-km-z]+")  # base58
 
 class InvalidRecord(ValueError):
     """A record, or evidence, that no correct node makes. The message says why."""
-
-
-class Statement(NamedTuple):
-    """A signature to verify: the arguments of `Verify`."""
-
-    author: str
-    message: bytes
-    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -112,24 +103,21 @@ class Record:
         """Payload and signature as bytes, for a peer or a disk; opening them gives these bytes again."""
         return Envelope(self.payload, self.signature).sealed
 
-    @property
-    def statements(self) -> tuple[Statement, ...]:
-        """What must verify for the record to be genuine."""
-        return (Statement(self.author, RECORDS.message(self.payload), self.signature),)
+    def is_genuine(self, verify: Verify) -> bool:
+        """Whether a well-formed record is signed by its author."""
+        return RECORDS.is_signed(Envelope(self.payload, self.signature), self.author, verify)
 
 
-def write(
-    run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign, kinds: Mapping[str, ElementKind] = KINDS
-) -> Record:
+def write(run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign) -> Record:
     """Make and sign a record of a known kind; `value` None deletes the key. Raises InvalidRecord."""
-    unsigned = Record(VERSION, run, author, key, hlc, _kind(key, kinds).ttl, value, bytes(SIGNATURE_SIZE))
-    _check_form(unsigned, kinds)
+    unsigned = Record(VERSION, run, author, key, hlc, _kind(key).ttl, value, bytes(SIGNATURE_SIZE))
+    _check_form(unsigned)
     record = Record(VERSION, run, author, key, hlc, unsigned.ttl, value, sign(RECORDS.message(unsigned.payload)))
     record.__dict__["payload"] = unsigned.payload
     return record
 
 
-def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, ElementKind] = KINDS) -> Record:
+def parse_record(payload: bytes, signature: bytes) -> Record:
     """The record of a payload, well-formed, of a known kind and its ttl; not yet known to be genuine.
 
     Raises InvalidRecord.
@@ -147,7 +135,7 @@ def parse_record(payload: bytes, signature: bytes, *, kinds: Mapping[str, Elemen
             raise InvalidRecord("a field of the payload is of another type than in a record")
     # As decoding accepts canonical bytes only, these are they.
     record.__dict__.update(payload=payload, id=hashlib.sha256(payload).digest())
-    _check_form(record, kinds)
+    _check_form(record)
     return record
 
 
@@ -165,16 +153,16 @@ def _is_author(author: str) -> bool:
     return len(author) <= MAX_AUTHOR and bool(_AUTHOR.fullmatch(author))
 
 
-def _kind(key: str, kinds: Mapping[str, ElementKind]) -> ElementKind:
+def _kind(key: str) -> ElementKind:
     """The kind of a record's key. Raises InvalidRecord; evidence is no record, as nobody signs it."""
-    kind = kinds.get(kind_of(key))
+    kind = KINDS.get(kind_of(key))
     if kind is None or kind.name == EVIDENCE.name:
-        known = ", ".join(name for name in kinds if name != EVIDENCE.name)
+        known = ", ".join(name for name in KINDS if name != EVIDENCE.name)
         raise InvalidRecord(f"{key!r} is of no known kind of record; known kinds: {known}")
     return kind
 
 
-def _check_form(record: Record, kinds: Mapping[str, ElementKind]) -> None:
+def _check_form(record: Record) -> None:
     """Raises InvalidRecord for what can be told without verifying the signature."""
     if isinstance(record.v, bool) or record.v != VERSION:
         raise InvalidRecord(f"record of version {record.v}; this node knows {VERSION}")
@@ -182,7 +170,7 @@ def _check_form(record: Record, kinds: Mapping[str, ElementKind]) -> None:
         raise InvalidRecord("run is not a run id of 64 hex digits")
     if not _is_author(record.author):
         raise InvalidRecord("author is not a peer id")
-    kind = _kind(record.key, kinds)
+    kind = _kind(record.key)
     if (wrong := wrong_key(kind, record.key)) is not None:
         raise InvalidRecord(wrong)
     if isinstance(record.ttl, bool) or record.ttl != kind.ttl:
@@ -262,15 +250,14 @@ class Evidence:
         pair = tuple((record.payload, record.signature) for record in (self.greater, self.lesser))
         return encoding.encode(pair, max_size=EVIDENCE.max_size)
 
-    @property
-    def statements(self) -> tuple[Statement, ...]:
-        """What must verify for the evidence to prove anything."""
-        return self.greater.statements + self.lesser.statements
+    def is_genuine(self, verify: Verify) -> bool:
+        """Whether the offender signed both records: else they prove nothing."""
+        return self.greater.is_genuine(verify) and self.lesser.is_genuine(verify)
 
 
-def evidence_of(one: Record, other: Record, *, kinds: Mapping[str, ElementKind] = KINDS) -> Evidence:
+def evidence_of(one: Record, other: Record) -> Evidence:
     """The evidence that two valid records make, in whichever order. Raises InvalidRecord where they prove nothing."""
-    kind = kinds.get(one.kind)
+    kind = KINDS.get(one.kind)
     if kind is None or not kind.write_once:
         raise InvalidRecord(f"{one.key!r} is not write-once: its author may say something else")
     if (one.run, one.author, one.key) != (other.run, other.author, other.key):
@@ -295,38 +282,33 @@ Element: TypeAlias = Record | Evidence
 MAX_SEALED = EVIDENCE.max_size  # bytes of any sealed element
 
 
-def parse(raw: bytes, *, kinds: Mapping[str, ElementKind] = KINDS) -> Element:
+def parse(raw: bytes) -> Element:
     """The element in sealed bytes, well-formed but not yet known to be genuine. Raises InvalidRecord.
 
     What it returns has exactly these bytes as `sealed`.
     """
     if (envelope := unsealed(raw, max_size=MAX_RECORD)) is not None:
-        return parse_record(*envelope, kinds=kinds)
+        return parse_record(*envelope)
     try:
         sealed = encoding.decode(raw, max_size=MAX_SEALED)
     except EncodingError as error:
         raise InvalidRecord(f"element is malformed: {error}") from error
     match sealed:
         case (bytes() as payload, bytes() as signature):
-            return parse_record(payload, signature, kinds=kinds)
+            return parse_record(payload, signature)
         case ((bytes() as payload, bytes() as signature), (bytes() as payload_2, bytes() as signature_2)):
-            greater = parse_record(payload, signature, kinds=kinds)
-            lesser = parse_record(payload_2, signature_2, kinds=kinds)
-            evidence = evidence_of(greater, lesser, kinds=kinds)
+            greater = parse_record(payload, signature)
+            lesser = parse_record(payload_2, signature_2)
+            evidence = evidence_of(greater, lesser)
             if evidence.greater is not greater:
                 raise InvalidRecord("evidence begins with the greater of its records")
             return evidence
     raise InvalidRecord("an element is a payload and its signature, or two such pairs")
 
 
-def is_genuine(element: Element, verify: Verify) -> bool:
-    """Whether all signatures in a well-formed element are its author's."""
-    return all(verify(*statement) for statement in element.statements)
-
-
-def open_element(raw: bytes, verify: Verify, *, kinds: Mapping[str, ElementKind] = KINDS) -> Element:
+def open_element(raw: bytes, verify: Verify) -> Element:
     """The element in sealed bytes, checked whole. Raises InvalidRecord."""
-    element = parse(raw, kinds=kinds)
-    if not is_genuine(element, verify):
+    element = parse(raw)
+    if not element.is_genuine(verify):
         raise InvalidRecord(f"{element.key!r} is not signed by its author {element.author}")
     return element

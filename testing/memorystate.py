@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import trio
 
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import HybridClock
-from swarmnode.crdt.kinds import KINDS, ElementKind
 from swarmnode.crdt.law import EVERYBODY, Judgement, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
@@ -33,12 +32,11 @@ class MemoryState(StateBackend):
         me: str,
         sign: Sign,
         now: Callable[[], int],
-        kinds: Mapping[str, ElementKind] = KINDS,
         admitted: Container[str] = EVERYBODY,
     ) -> None:
         """`now` gives real time in ms; `admitted` are those whose elements are shared."""
-        super().__init__(run_id, me=me, sign=sign, now=now, kinds=kinds, admitted=admitted)
-        self._state = State(run_id, kinds=kinds, admitted=admitted)
+        super().__init__(run_id, me=me, sign=sign, now=now, admitted=admitted)
+        self._state = State(run_id, admitted=admitted)
         self._clock = HybridClock()
         self._ranks = RankSet()
         self._elements: dict[Rank, Element] = {}

@@ -67,7 +67,7 @@ class State:
         """
         stored: list[Outcome] = []
         for pair in self._suspects.values():
-            evidence = evidence_of(*pair, kinds=self._kinds)
+            evidence = evidence_of(*pair)
             standing = self._standing(evidence.author, evidence.key)
             if needed(max((one.hlc for one in standing), default=None), evidence):
                 ruling = self.merge(evidence, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, HybridClock, is_ahead
+from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, HybridClock
 from swarmnode.node.storage.datadir import DataDirError, NoSpace, write_atomic
 from swarmnode.node.storage.statedb import StateFull
 from swarmnode.protocols.runner import Runner
@@ -66,9 +66,8 @@ class StampFile:
         return stamp
 
     def observe(self, stamp: int, now: int) -> None:
-        """Be greater than `stamp` from now on, which came from elsewhere; not where it is too far ahead."""
-        if not is_ahead(stamp, now):
-            self._clock.observe(stamp, now)
+        """As `HybridClock.observe`."""
+        self._clock.observe(stamp, now)
 
     def settle(self) -> None:
         """At an orderly end: leave the last stamp as the ceiling, so that the next start is not ahead. Blocks."""

@@ -16,7 +16,7 @@ import contextlib
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from swarmnode.crdt import law
 from swarmnode.crdt.hlc import COUNTER_BITS
-from swarmnode.crdt.kinds import EVIDENCE, ElementKind
+from swarmnode.crdt.kinds import EVIDENCE, KINDS, ElementKind
 from swarmnode.crdt.law import Judgement, Merged, Order
 from swarmnode.crdt.ranges import START, RankSet, expiring_after
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed, parse
@@ -103,25 +103,15 @@ class Applied:
     removed: list[Rank] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Counts over the whole database."""
-
-    kinds: dict[str, int]  # elements by kind
-    authors: int
-    size: int  # bytes of sealed elements
-
-
 class StateDatabase:
     """The open database. Everything blocks; of each of two connections one thread at a time may make use.
 
     Where a method raises Damaged or Unwritable, the database is as it was before.
     """
 
-    def __init__(self, path: Path, run_id: str, kinds: Mapping[str, ElementKind]) -> None:
+    def __init__(self, path: Path, run_id: str) -> None:
         """Raises Damaged, StateVersion, Unwritable, or DataDirError where the directory cannot be used."""
         self._path = path
-        self._kinds = kinds
         self._authors: dict[str, int] = {}  # numbers in the database by name
         self._counts: Counter[Slot] = Counter()  # elements
         self.closed = False
@@ -142,7 +132,7 @@ class StateDatabase:
     # --- the one writer ---------------------------------------------------------------------------------------------
 
     def _load(self) -> RankSet:
-        if unknown := {kind for _, kind in self._counts} - self._kinds.keys():
+        if unknown := {kind for _, kind in self._counts} - KINDS.keys():
             raise Damaged(f"{self._path}: the state's database holds elements of no known kind, {', '.join(unknown)}")
         with self._explaining():
             return RankSet(rank for (rank,) in self._connection.execute("SELECT rank FROM element ORDER BY rank"))
@@ -206,7 +196,7 @@ class StateDatabase:
         standing: Standing = {slot: [] for slot in arriving}
         keys: dict[tuple[int, str], Slot] = {}
         for (author, kind), count in arriving.items():
-            if self._counts[author, kind] + count > self._kinds[kind].slots or kind == EVIDENCE.name:
+            if self._counts[author, kind] + count > KINDS[kind].slots or kind == EVIDENCE.name:
                 standing[author, kind] = self._all_of(author, kind)
         for element in elements:
             slot = element.author, element.kind
@@ -230,7 +220,7 @@ class StateDatabase:
     def _merge(self, element: Element, standing: Standing, applied: Applied) -> Judgement[Order | Element]:
         """Judge an element, and note what that changes."""
         slot = element.author, element.kind
-        ruling = law.judge(self._kinds[element.kind], standing[slot], element)
+        ruling = law.judge(KINDS[element.kind], standing[slot], element)
         if ruling.verdict is Merged.STORED:
             if ruling.gone is None:
                 self._counts[slot] += 1
@@ -246,9 +236,9 @@ class StateDatabase:
         """Merge the evidence that two records make, where it is worth telling."""
         if isinstance(rival, Order):  # its row is there until this batch is written
             (sealed,) = self._connection.execute("SELECT sealed FROM element WHERE rank = ?", (rival.rank,)).fetchone()
-            rival = _opened(sealed, rival.rank, self._kinds, self._path)
+            rival = self._element(sealed, rival.rank)
         assert isinstance(rival, Record)  # evidence contradicts nothing
-        evidence = evidence_of(record, rival, kinds=self._kinds)
+        evidence = evidence_of(record, rival)
         slot = evidence.author, evidence.kind
         if slot not in standing:
             standing[slot] = self._all_of(*slot)
@@ -275,7 +265,7 @@ class StateDatabase:
                 "ORDER BY rank DESC LIMIT 1",
                 (author, key),
             ).fetchone()
-        return None if row is None else _opened(row[0], row[1], self._kinds, self._path)
+        return None if row is None else self._element(row[0], row[1])
 
     def select(self, prefix: str, author: str | None, limit: int, now: int) -> list[Element]:
         """The first `limit` elements that have not expired by `now` ms, in order of (key, author, rank)."""
@@ -287,7 +277,7 @@ class StateDatabase:
         sql, values = f"{sql} AND rank >= ? ORDER BY key, name, rank LIMIT ?", [*values, expiring_after(now), limit]
         with self._explaining():
             rows = self._reader.execute(sql, values)
-            return [_opened(sealed, rank, self._kinds, self._path) for sealed, rank in rows]
+            return [self._element(sealed, rank) for sealed, rank in rows]
 
     def newest(self, author: str) -> int:
         """The greatest stamp of what `author` signed; 0 for none."""
@@ -296,7 +286,7 @@ class StateDatabase:
                 "SELECT kind, max(rank) FROM author JOIN element ON author = number WHERE name = ? GROUP BY kind",
                 (author,),
             ).fetchall()
-        return max([_hlc_of(rank, self._kinds[kind]) for kind, rank in rows if kind != EVIDENCE.name], default=0)
+        return max([_hlc_of(rank, KINDS[kind]) for kind, rank in rows if kind != EVIDENCE.name], default=0)
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
@@ -308,13 +298,24 @@ class StateDatabase:
                     found.append(row[0])
         return found
 
-    def totals(self) -> Totals:
+    def totals(self) -> tuple[dict[str, int], int, int]:
+        """Elements by kind, authors, and the bytes of all sealed elements."""
         with self._explaining():
             rows = self._reader.execute("SELECT kind, count(*), sum(length(sealed)) FROM element GROUP BY kind")
             kinds = {kind: (count, size) for kind, count, size in rows}
             (authors,) = self._reader.execute("SELECT count(DISTINCT author) FROM element").fetchone()
         counts = {kind: count for kind, (count, _) in sorted(kinds.items())}
-        return Totals(counts, authors, sum(size for _, size in kinds.values()))
+        return counts, authors, sum(size for _, size in kinds.values())
+
+    def _element(self, sealed: bytes, rank: Rank) -> Element:
+        """The element in a row. Raises Damaged where the disk gives other bytes than were stored."""
+        try:
+            element = parse(sealed)
+        except InvalidRecord as error:
+            raise Damaged(f"{self._path}: an element in the state's database is damaged ({error})") from error
+        if element.rank != rank:
+            raise Damaged(f"{self._path}: the disk changed an element in the state's database")
+        return element
 
     # --- transactions ----------------------------------------------------------------------------------------------
 
@@ -346,17 +347,6 @@ class StateDatabase:
                     self._connection.execute("ROLLBACK")
                 self._recall()
                 raise
-
-
-def _opened(sealed: bytes, rank: Rank, kinds: Mapping[str, ElementKind], path: Path) -> Element:
-    """The element in a row. Raises Damaged where the disk gives other bytes than were stored."""
-    try:
-        element = parse(sealed, kinds=kinds)
-    except InvalidRecord as error:
-        raise Damaged(f"{path}: an element in the state's database is damaged ({error})") from error
-    if element.rank != rank:
-        raise Damaged(f"{path}: the disk changed an element in the state's database")
-    return element
 
 
 def _hlc_of(rank: Rank, kind: ElementKind) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ import trio
 
 from swarmnode.crdt import law
 from swarmnode.crdt.envelope import Sign
-from swarmnode.crdt.kinds import KINDS, ElementKind
+from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.law import EVERYBODY, Merged, StrangerPool
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
@@ -71,16 +71,15 @@ class StateStore(StateBackend):
         me: str,
         sign: Sign,
         now: Callable[[], int],
-        kinds: Mapping[str, ElementKind] = KINDS,
         admitted: Container[str] = EVERYBODY,
         runner: Runner = in_thread,
     ) -> None:
         """`path` is the database's; `now` gives real time in ms; `admitted` are those whose elements are shared."""
-        super().__init__(run_id, me=me, sign=sign, now=now, kinds=kinds, admitted=admitted)
+        super().__init__(run_id, me=me, sign=sign, now=now, admitted=admitted)
         self.path = path
         self._runner = runner
         self._clock = StampFile(path.with_suffix(".clock"), runner)
-        self._pool = StrangerPool(kinds)
+        self._pool = StrangerPool(KINDS)
         self._horizon = 0  # until when something that expired may have been forgotten, ms
         self._warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._waiting: deque[_Merge] = deque()
@@ -140,10 +139,10 @@ class StateStore(StateBackend):
     def _open(self) -> StateDatabase:
         """Blocks. A damaged database is moved aside."""
         try:
-            return StateDatabase(self.path, self.run_id, self._kinds)
+            return StateDatabase(self.path, self.run_id)
         except Damaged as error:
             self._set_aside(error)
-        return StateDatabase(self.path, self.run_id, self._kinds)
+        return StateDatabase(self.path, self.run_id)
 
     def _set_aside(self, error: Damaged) -> None:
         """Blocks."""
@@ -162,7 +161,7 @@ class StateStore(StateBackend):
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
         """Join verified elements into the state, or into the pool; see StateBackend.
 
-        Raises InvalidRecord for an element of another run or kind, and Unwritable.
+        Raises InvalidRecord for an element of another run, and Unwritable.
         """
         self._check_belongs(elements)
         shared = _Merge([element for element in elements if element.author in self.admitted])
@@ -251,14 +250,14 @@ class StateStore(StateBackend):
         return law.state_hash(cutoff, (rank[STAMP:] for rank in self.snapshot(cutoff)))
 
     async def stats(self) -> Stats:
-        totals, disk = await self._read(lambda: (self._database.totals(), size_on_disk(self.path)))
+        kinds, authors, size = await self._read(lambda: self._database.totals())
         return Stats(
-            elements=sum(totals.kinds.values()),
-            authors=totals.authors,
-            size=totals.size,
-            kinds=totals.kinds,
+            elements=sum(kinds.values()),
+            authors=authors,
+            size=size,
+            kinds=kinds,
             pooled=len(self._pool),
-            disk=disk,
+            disk=size_on_disk(self.path),
             clock=self._clock.last,
             warning=self.warning,
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -28,7 +28,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import time_of
-from swarmnode.crdt.kinds import KINDS, ElementKind, kind_of
+from swarmnode.crdt.kinds import KINDS, kind_of
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, write
@@ -145,7 +145,6 @@ class StateBackend(ABC):
         me: str,
         sign: Sign,
         now: Callable[[], int],
-        kinds: Mapping[str, ElementKind] = KINDS,
         admitted: Container[str] = EVERYBODY,
     ) -> None:
         """`now` gives real time in ms; `admitted` are those whose elements are shared."""
@@ -153,7 +152,6 @@ class StateBackend(ABC):
         self._me = me
         self._sign = sign
         self.now = now
-        self._kinds = kinds
         self.admitted = admitted
         self.clocks = PeerClocks()
         self._signing = trio.Lock()
@@ -166,7 +164,7 @@ class StateBackend(ABC):
         """Join verified elements into the state, or into the pool of who is not admitted; one verdict each, in order.
 
         Also finds equivocations among what was joined; their evidence is merged and shows up in `watch`. The clock
-        advances past everything that was stored. Raises InvalidRecord for an element of another run or kind, and
+        advances past everything that was stored. Raises InvalidRecord for an element of another run, and
         Unwritable.
         """
 
@@ -180,7 +178,7 @@ class StateBackend(ABC):
         async with self._signing:
             if complaint := self.clocks.complaint:
                 raise WrongClock(complaint)
-            kind = self._kinds.get(kind_of(key))
+            kind = KINDS.get(kind_of(key))
             if kind is not None and kind.write_once:
                 standing = await self.get(self._me, key)
                 if isinstance(standing, Record):
@@ -193,7 +191,7 @@ class StateBackend(ABC):
         """Sign a record, whatever was signed under this key before."""
         now = self.now()
         stamp = await self._tick(now)
-        record = write(self.run_id, self._me, key, value, hlc=stamp, sign=self._sign, kinds=self._kinds)
+        record = write(self.run_id, self._me, key, value, hlc=stamp, sign=self._sign)
         (verdict,) = await self.merge([record])
         if verdict is Merged.AHEAD:
             ahead = (time_of(stamp) - now) / 1000
@@ -210,9 +208,9 @@ class StateBackend(ABC):
         """A stamp greater than all before it, durable as used when this returns; `now` is real time in ms."""
 
     def _check_belongs(self, elements: Iterable[Element]) -> None:
-        """Raises InvalidRecord for an element of another run or kind."""
+        """Raises InvalidRecord for an element of another run."""
         for element in elements:
-            if element.run != self.run_id or element.kind not in self._kinds:
+            if element.run != self.run_id:
                 raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
 
     # --- reading ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import trio
 from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.hlc import MAX_AHEAD, is_ahead, time_of
 from swarmnode.crdt.law import Merged
-from swarmnode.crdt.record import Element, InvalidRecord, is_genuine, parse
+from swarmnode.crdt.record import Element, InvalidRecord, parse
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
@@ -253,7 +253,7 @@ class StateIntake:
 
     def _right(self, chunk: Sequence[Element]) -> int:
         """How many at the beginning are genuine."""
-        return next((i for i, element in enumerate(chunk) if not is_genuine(element, self._verify)), len(chunk))
+        return next((i for i, element in enumerate(chunk) if not element.is_genuine(self._verify)), len(chunk))
 
     def _remember(self, rank: Rank, until: float) -> None:
         self._seen[rank] = until

@@ -22,7 +22,6 @@ from stateswarm import state_swarm
 from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import MAX_PER_AUTHOR
 from swarmnode.crdt.law import POOL_BYTES
-from swarmnode.crdt.record import is_genuine
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.testing.simnet import run_simulation
 
@@ -85,7 +84,7 @@ async def damage(adversary: StateAdversary) -> Damage:
         for node in swarm.honest:
             elements = await node.state.select(limit=1 << 20)
             false += sum(
-                not is_genuine(each, node.network.verify)
+                not each.is_genuine(node.network.verify)
                 or is_ahead(each.hlc, now())
                 or each.author not in {peer.network.me for peer in swarm.swarm.peers}
                 for each in elements

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.crdt.hlc import MAX_AHEAD, HybridClock, StampAhead, stamp_at, time_of
+from swarmnode.crdt.hlc import MAX_AHEAD, HybridClock, stamp_at, time_of
 
 NOW = 1_700_000_000_000
 times = st.integers(0, 2**48 - 2**20)
@@ -33,8 +33,7 @@ def test_stamps_grow_when_real_time_steps_back_stamps_arrive_and_the_clock_start
 def test_a_stamp_far_ahead_is_refused_and_leaves_the_clock_alone() -> None:
     clock = HybridClock()
     before = clock.tick(NOW)
-    with pytest.raises(StampAhead, match="60001 ms ahead"):
-        clock.observe(stamp_at(NOW + MAX_AHEAD + 1), NOW)
+    clock.observe(stamp_at(NOW + MAX_AHEAD + 1), NOW)
     assert clock.last == before
     clock.observe(stamp_at(NOW + MAX_AHEAD), NOW)
     assert clock.last == stamp_at(NOW + MAX_AHEAD)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
-from swarmnode.crdt.kinds import Discipline, ElementKind
+from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.law import MAX_STEP_BACK, Judgement, Merged, Order, advance, judge, state_hash, untimely
 
 NOTE = ElementKind("note", 1_000, 2, 512)
-COMMIT = ElementKind("commit", 1_000, 2, 512, Discipline.WRITE_ONCE)
+COMMIT = ElementKind("commit", 1_000, 2, 512, write_once=True)
 A1, A2, B1, C9 = (Order(key, bytes([time]) * 40) for key, time in (("a", 1), ("a", 2), ("b", 3), ("c", 9)))
 
 orders = st.builds(

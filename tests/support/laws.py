@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at
-from swarmnode.crdt.kinds import EVIDENCE, Discipline, ElementKind, key_of, kind_of
+from swarmnode.crdt.kinds import EVIDENCE, ElementKind, key_of, kind_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element, Evidence, Record, evidence_of
 from swarmnode.testing.state import State
@@ -24,8 +24,8 @@ TTL = 1_000  # ms, of all kinds but evidence: short enough for the clocks of a t
 KINDS = {
     "member": ElementKind("member", TTL, 1, 512),
     "note": ElementKind("note", TTL, 2, 512),
-    "commit": ElementKind("commit", TTL, 3, 512, Discipline.WRITE_ONCE),
-    "score": ElementKind("score", TTL, 2, 512, Discipline.WRITE_ONCE),
+    "commit": ElementKind("commit", TTL, 3, 512, write_once=True),
+    "score": ElementKind("score", TTL, 2, 512, write_once=True),
     "evidence": EVIDENCE,
 }
 REPLACEABLE_KEYS = ("member", "note/a", "note/b", "note/c")
@@ -49,7 +49,7 @@ moments = st.builds(make_record, authors, st.sampled_from(MOMENTS), times, st.in
 records = registers | moments
 proofs = st.builds(
     lambda author, key, time, later, value: evidence_of(
-        make_record(author, key, time, value), make_record(author, key, time + later, 9), kinds=KINDS
+        make_record(author, key, time, value), make_record(author, key, time + later, 9)
     ),
     authors,
     st.sampled_from(MOMENTS),

@@ -133,7 +133,7 @@ def test_a_record_that_finds_no_slot_still_convicts() -> None:
     state, backdated = joined(standing), make_record("A", laws.MOMENTS[1], T0, 2)
     assert state.merge(backdated, T0).verdict is Merged.QUOTA
     ((evidence, _),) = state.convict(T0)
-    assert evidence == evidence_of(standing[1], backdated, kinds=KINDS)
+    assert evidence == evidence_of(standing[1], backdated)
     assert state.convict(T0) == []
 
 

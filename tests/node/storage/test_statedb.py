@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from swarmnode.node.storage.statedb import StateDatabase
 RUN = "ab" * 32
 NOW = 1_800_000_000_000  # ms
 FEW = {
-    **KINDS,
     "note": dataclasses.replace(KINDS["note"], slots=2),
     "score": dataclasses.replace(KINDS["score"], slots=2),
 }
@@ -26,7 +26,7 @@ KEYS = ("note/a", "note/b", "note/c", "score/00000001/0", "score/00000001/1", "s
 
 records = st.builds(
     lambda author, key, time, value: write(
-        RUN, author, key, value, hlc=stamp_at(NOW - time, 0), sign=lambda _: bytes(64), kinds=FEW
+        RUN, author, key, value, hlc=stamp_at(NOW - time, 0), sign=lambda _: bytes(64)
     ),
     st.sampled_from(("Ann", "Bea")),
     st.sampled_from(KEYS),
@@ -37,7 +37,7 @@ records = st.builds(
 
 def state(path: Path, batches: list[list[Record]]) -> tuple[list[Merged], list[tuple[str, bytes]], set[str]]:
     """Verdicts; kinds and ranks of records, as the changes and the database tell; and who is convicted of what."""
-    writer = StateDatabase(path, RUN, FEW)
+    writer = StateDatabase(path, RUN)
     verdicts: list[Merged] = []
     told: set[tuple[str, bytes]] = set()
     for batch in batches:
@@ -60,6 +60,6 @@ def state(path: Path, batches: list[list[Record]]) -> tuple[list[Merged], list[t
 @settings(deadline=None, max_examples=60)
 @given(st.lists(records, max_size=24), st.integers(0, 24))
 def test_a_batch_is_judged_as_its_elements_one_by_one(found: list[Record], cut: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(KINDS, FEW):
         first = state(Path(folder) / "one.db", [[one] for one in found])
         assert state(Path(folder) / "all.db", [found[:cut], found[cut:]]) == first
