@@ -30,6 +30,21 @@ def is_ahead(stamp: int, now: int) -> bool:
     return time_of(stamp) > now + MAX_AHEAD
 
 
+def expiry_of(hlc: int, ttl: int) -> bytes:
+    """When something stamped `hlc` that lives `ttl` ms expires: a stamp as u64 big-endian, which sorts as it does."""
+    return min(hlc + (ttl << COUNTER_BITS), MAX_STAMP).to_bytes(8, "big")
+
+
+def hlc_of(expiry: bytes, ttl: int) -> int:
+    """The stamp of what expires at `expiry`, of which the first 8 bytes count, having lived `ttl` ms."""
+    return int.from_bytes(expiry[:8], "big") - (ttl << COUNTER_BITS)
+
+
+def expiring_after(cutoff: int) -> bytes:
+    """The bound at and above which expiries after `cutoff` ms sort, and below which all others do."""
+    return stamp_at(min(max(0, cutoff + 1), MAX_TIME)).to_bytes(8, "big")
+
+
 class HybridClock:
     """The clock of one author. `last` is the greatest stamp made or seen: store it, and start from it again.
 

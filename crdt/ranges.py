@@ -31,7 +31,7 @@ from operator import attrgetter
 import numpy as np
 
 from swarmnode.crdt import lthash
-from swarmnode.crdt.hlc import COUNTER_BITS, MAX_TIME
+from swarmnode.crdt.hlc import expiring_after
 from swarmnode.crdt.lthash import Sum
 
 RANK = 40  # bytes
@@ -43,22 +43,20 @@ _FILL = 0.75  # of a leaf, when one is divided or two are joined: room for inser
 
 
 class _Leaf:
-    __slots__ = ("low", "ranks", "sum")
+    __slots__ = ("count", "low", "ranks", "sum")
 
     def __init__(self, ranks: bytes, total: Sum) -> None:
         self.ranks = ranks  # packed, ascending
+        self.count = len(ranks) // RANK
         self.low = ranks[:RANK]
         self.sum = total
 
-    def __len__(self) -> int:
-        return len(self.ranks) // RANK
-
     def find(self, bound: bytes) -> int:
         """How many ranks lie below `bound`."""
-        low, high = 0, len(self)
+        ranks, low, high = self.ranks, 0, self.count
         while low < high:
             middle = (low + high) // 2
-            if self.ranks[middle * RANK : middle * RANK + RANK] < bound:
+            if ranks[middle * RANK : middle * RANK + RANK] < bound:
                 low = middle + 1
             else:
                 high = middle
@@ -70,10 +68,10 @@ class _Leaf:
 
     def add_sum(self, first: int, behind: int, total: Sum) -> None:
         """Add to `total` the sum of the ranks from one place to before another."""
-        if behind - first > len(self) // 2:  # less to hash outside than inside
+        if behind - first > self.count // 2:  # less to hash outside than inside
             total += self.sum
-            if behind - first < len(self):
-                total -= lthash.sum_of(self.part(0, first) + self.part(behind, len(self)))
+            if behind - first < self.count:
+                total -= lthash.sum_of(self.part(0, first) + self.part(behind, self.count))
         elif behind > first:
             total += lthash.sum_of(self.part(first, behind))
 
@@ -108,7 +106,7 @@ class _Leaf:
 
     def _appended(self, ranks: list[bytes]) -> list[_Leaf]:
         """Ranks mostly arrive in order: leaves are filled, as little will come in between."""
-        room = MAX_LEAF - len(self)
+        room = MAX_LEAF - self.count
         first, *rest = _cut(b"".join(ranks), range(room, len(ranks), MAX_LEAF))
         total = self.sum + _sum(ranks[:room]) if room else self.sum
         return [_Leaf(self.ranks + first, total), *map(_leaf, rest)]
@@ -154,11 +152,8 @@ class RankSet:
             total -= old.sum
             for leaf in made:
                 total += leaf.sum
-            for left in (at + len(made) - 1, at - 1):  # leaves that fit into one, with room to spare
-                if 0 <= left < len(leaves) - 1:
-                    one, other = leaves[left : left + 2]
-                    if len(one) + len(other) <= MAX_LEAF * _FILL:
-                        leaves[left : left + 2] = [_Leaf(one.ranks + other.ranks, one.sum + other.sum)]
+            for left in (at + len(made) - 1, at - 1):
+                _join(leaves, left)
             behind = first
         return RankSet._of(leaves, total)
 
@@ -176,7 +171,7 @@ class RankSet:
     @cached_property
     def _counts(self) -> list[int]:
         """How many ranks lie below each leaf, and in all."""
-        return list(accumulate(map(len, self._leaves), initial=0))
+        return list(accumulate([leaf.count for leaf in self._leaves], initial=0))
 
     def _find(self, bound: bytes) -> tuple[int, int]:
         """The leaf where a range begins or ends at `bound`, and how many of its ranks lie below."""
@@ -225,7 +220,7 @@ class RankSet:
             return self._total, len(self)
         total, count = lthash.zero(), 0
         for leaf, first, behind in self._parts(lo, hi):
-            if behind - first == len(leaf):
+            if behind - first == leaf.count:
                 np.add(total, leaf.sum, out=total)
             else:
                 leaf.add_sum(first, behind, total)
@@ -238,7 +233,7 @@ class RankSet:
             return
         (at, first), (last, behind) = self._find(lo), self._find(hi)
         for leaf in self._leaves[at:last]:
-            yield leaf, first, len(leaf)
+            yield leaf, first, leaf.count
             first = 0
         yield self._leaves[last], first, behind
 
@@ -256,13 +251,6 @@ class RankSet:
         return [separator(self.at(cut - 1), self.at(cut)) for cut in cuts]
 
 
-def expiring_after(cutoff: int) -> bytes:
-    """The bound at and above which are the ranks of what expires after `cutoff` ms."""
-    if cutoff < 0:
-        return START
-    return (cutoff + 1 << COUNTER_BITS).to_bytes(8, "big") if cutoff < MAX_TIME else END
-
-
 def separator(below: bytes, above: bytes) -> bytes:
     """The shortest prefix of `above` that is greater than `below`; `below` < `above`."""
     length = 0
@@ -277,6 +265,13 @@ def _sum(ranks: Sequence[bytes]) -> Sum:
 
 def _leaf(packed: bytes) -> _Leaf:
     return _Leaf(packed, lthash.sum_of([packed[at : at + RANK] for at in range(0, len(packed), RANK)]))
+
+
+def _join(leaves: list[_Leaf], left: int) -> None:
+    """Make one of two neighbours that fit into one with room to spare: the next change need not part them again."""
+    if 0 <= left < len(leaves) - 1 and leaves[left].count + leaves[left + 1].count <= MAX_LEAF * _FILL:
+        one, other = leaves[left : left + 2]
+        leaves[left : left + 2] = [_Leaf(one.ranks + other.ranks, one.sum + other.sum)]
 
 
 def _even(count: int) -> list[int]:

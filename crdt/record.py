@@ -38,7 +38,7 @@ from typing import TypeAlias
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
-from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, time_of
+from swarmnode.crdt.hlc import MAX_STAMP, expiry_of, time_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
 VERSION = 1
@@ -96,7 +96,7 @@ class Record:
     @cached_property
     def rank(self) -> bytes:
         """Of two records under one key, the one of greater rank replaces the other."""
-        return _rank(self.hlc, self.ttl, self.id)
+        return expiry_of(self.hlc, self.ttl) + self.id
 
     @property
     def sealed(self) -> bytes:
@@ -137,10 +137,6 @@ def parse_record(payload: bytes, signature: bytes) -> Record:
     record.__dict__.update(payload=payload, id=hashlib.sha256(payload).digest())
     _check_form(record)
     return record
-
-
-def _rank(hlc: int, ttl: int, id: bytes) -> bytes:
-    return min(hlc + (ttl << COUNTER_BITS), MAX_STAMP).to_bytes(8, "big") + id
 
 
 @lru_cache(maxsize=64)
@@ -242,7 +238,7 @@ class Evidence:
 
     @cached_property
     def rank(self) -> bytes:
-        return _rank(self.hlc, EVIDENCE.ttl, self.id)
+        return expiry_of(self.hlc, EVIDENCE.ttl) + self.id
 
     @property
     def sealed(self) -> bytes:

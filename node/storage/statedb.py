@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from swarmnode.crdt import law
-from swarmnode.crdt.hlc import COUNTER_BITS
-from swarmnode.crdt.kinds import EVIDENCE, KINDS, ElementKind
+from swarmnode.crdt.hlc import expiring_after, hlc_of
+from swarmnode.crdt.kinds import EVIDENCE, KINDS
 from swarmnode.crdt.law import Judgement, Merged, Order
-from swarmnode.crdt.ranges import START, RankSet, expiring_after
+from swarmnode.crdt.ranges import START, RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed, parse
 from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE, ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, explain
@@ -242,7 +242,7 @@ class StateDatabase:
         slot = evidence.author, evidence.kind
         if slot not in standing:
             standing[slot] = self._all_of(*slot)
-        before = [_hlc_of(one.rank, EVIDENCE) for one in standing[slot] if one.key == evidence.key]
+        before = [hlc_of(one.rank, EVIDENCE.ttl) for one in standing[slot] if one.key == evidence.key]
         if needed(max(before, default=None), evidence):
             self._merge(evidence, standing, applied)
 
@@ -286,7 +286,7 @@ class StateDatabase:
                 "SELECT kind, max(rank) FROM author JOIN element ON author = number WHERE name = ? GROUP BY kind",
                 (author,),
             ).fetchall()
-        return max([_hlc_of(rank, KINDS[kind]) for kind, rank in rows if kind != EVIDENCE.name], default=0)
+        return max([hlc_of(rank, KINDS[kind].ttl) for kind, rank in rows if kind != EVIDENCE.name], default=0)
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
@@ -347,10 +347,6 @@ class StateDatabase:
                     self._connection.execute("ROLLBACK")
                 self._recall()
                 raise
-
-
-def _hlc_of(rank: Rank, kind: ElementKind) -> int:
-    return int.from_bytes(rank[:8], "big") - (kind.ttl << COUNTER_BITS)
 
 
 def _explained(error: sqlite3.Error, path: Path) -> StateError:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.crdt import lthash, ranges
-from swarmnode.crdt.hlc import MAX_TIME, stamp_at, time_of
-from swarmnode.crdt.ranges import END, RANK, START, RankSet, expiring_after, separator
+from swarmnode.crdt.hlc import MAX_TIME, expiring_after, stamp_at, time_of
+from swarmnode.crdt.ranges import END, RANK, START, RankSet, separator
 
 SALT = bytes(range(32))
 
@@ -175,7 +175,7 @@ def test_ranks_in_order_fill_their_leaves(at_once: int) -> None:
     found = RankSet()
     for first in range(0, 120, at_once):
         found = found.changed(rank_at(number) for number in range(first, first + at_once))
-    assert [len(leaf) for leaf in found._leaves] == [ranges.MAX_LEAF] * 30
+    assert [leaf.count for leaf in found._leaves] == [ranges.MAX_LEAF] * 30
 
 
 @pytest.mark.parametrize("wrong", [[rank_at(2), rank_at(1)], [rank_at(1), rank_at(1)], [b"short"]])
