@@ -194,7 +194,7 @@ class Daemon:
             trainer = node.make_trainer()
             await stack.enter_async_context(_running(trainer.run))
             if node.data is not None:
-                await stack.enter_async_context(_running(partial(node.data.pass_on, trainer.feed)))
+                await stack.enter_async_context(_running(partial(node.data.pass_on, trainer)))
             await stack.enter_async_context(_running(node.membership.run))
             await stack.enter_async_context(_running(node.successors.run))
             reputation = await node.trust.join(node.folder, state=state, sync=node.sync, membership=node.membership)

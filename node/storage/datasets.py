@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import trio
 
@@ -42,7 +42,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     NoRoom,
     ShardError,
     ShardNotHeld,
-    Unavailable,
 )
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.corpus import MIN_CHUNKS, Chunk, CorpusError, corpus_for_run, divide, read_chunks
@@ -80,6 +79,13 @@ class DataUnavailable(ExpectedError):
     """The run's data cannot be had: nobody who can be reached has them, or they are not what the run says."""
 
     exit_code = RUN_UNAVAILABLE
+
+
+class TextReader(Protocol):
+    """Who trains on the text."""
+
+    async def feed(self, texts: Sequence[str]) -> None:
+        """Take further files to train on."""
 
 
 class DataSet(Texts):
@@ -163,9 +169,9 @@ class DataSet(Texts):
         """Bytes `start` to `stop` of a shard, from here or in verified chunks from `holder`. Raises Unavailable."""
         if self._store.holding(shard).complete:
             return (await self._shards.content(shard))[start:stop]
-        chunks = [await self._shards.read(holder, shard, at) for at in range(start // CHUNK, (stop - 1) // CHUNK + 1)]
-        first = start // CHUNK * CHUNK
-        return b"".join(chunks)[start - first : stop - first]
+        first, last = start // CHUNK, (stop - 1) // CHUNK
+        chunks = await self._shards.read(holder, shard, first, last - first + 1)
+        return chunks[start - first * CHUNK : stop - first * CHUNK]
 
     def status(self) -> dict[str, Any]:
         """For `swarmnode status` and the event `data`."""
@@ -200,17 +206,14 @@ class DataSet(Texts):
             await self._complete(task_status)
 
     async def pass_on(
-        self,
-        feed: Callable[[Sequence[str]], Awaitable[None]],
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        self, trainer: TextReader, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Give to the trainer what arrives, until cancelled."""
         task_status.started()
         while True:
             self._arrived = trio.Event()
             if texts := self.take():
-                await feed(texts)
+                await trainer.feed(texts)
             else:
                 await self._arrived.wait()
 
@@ -227,7 +230,7 @@ class DataSet(Texts):
         """Have the index and the held-out part."""
         if not await self._runner(self._index_here):
             logger.info("fetching the index of the run's data")
-            await self._need("index", self._index_id, lambda size: size <= MAX_INDEX)
+            await self._need("index", self._index_id, range(MAX_INDEX + 1))
         try:
             index = await self._runner(lambda: read_index(self._index_id, self._store))
         except BadIndex as error:
@@ -239,7 +242,7 @@ class DataSet(Texts):
             raise DataUnavailable("the run's data are not of the kind that it says. Ask whoever made the run.")
         if not await self._runner(lambda: self._found_here((heldout,), index)):
             logger.info("fetching the held-out text of the run")
-            await self._need("held-out text", heldout.shard, lambda size: size == heldout.size)
+            await self._need("held-out text", heldout.shard, range(heldout.size, heldout.size + 1))
         await self._runner(lambda: pin_all((self._index_id, heldout.shard), self._store))
         self._index = index
         return index
@@ -263,9 +266,9 @@ class DataSet(Texts):
             self._chunks = own_chunks(self._corpus)
         return self._chunks
 
-    async def _need(self, what: str, shard: ShardId, fits: Callable[[int], bool]) -> None:
+    async def _need(self, what: str, shard: ShardId, sizes: range) -> None:
         try:
-            await self._fetch(shard, fits, await self._announcers())
+            await self._shards.fetch(shard, providers=await self._announcers(), sizes=sizes)
         except NoRoom as error:
             raise _no_space(error) from error
         except ShardError as error:
@@ -312,7 +315,7 @@ class DataSet(Texts):
 
     async def _get(self, entry: DataEntry, peers: Sequence[PeerId]) -> bool:
         try:
-            await self._fetch(entry.shard, lambda size: size == entry.size, peers)
+            await self._shards.fetch(entry.shard, providers=peers, sizes=range(entry.size, entry.size + 1))
             await self._runner(lambda: self._store.pin(entry.shard))
         except NoRoom as error:
             self.warnings["room"] = str(_no_space(error))
@@ -326,18 +329,6 @@ class DataSet(Texts):
         self._arrive(entry)
         self._tell()
         return True
-
-    async def _fetch(self, shard: ShardId, fits: Callable[[int], bool], peers: Sequence[PeerId]) -> None:
-        """Have a shard whose size is as it should be. Raises Unavailable or NoRoom."""
-
-        def check(done: int, size: int) -> None:
-            if not fits(size):
-                scope.cancel()
-
-        with trio.CancelScope() as scope:
-            await self._shards.fetch(shard, providers=peers, progress=check)
-        if scope.cancelled_caught or not fits(self._store.holding(shard).size):
-            raise Unavailable(f"shard {shard.hex()} has another size than the run's data say")
 
     async def _who_has(self, entries: Sequence[DataEntry]) -> dict[DataEntry, list[PeerId]]:
         """Peers that say they have a shard, or a part of it, for those that are not here, in their order."""

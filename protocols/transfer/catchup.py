@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
@@ -36,11 +36,12 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.methods.context import NOBODY, Observer
 from swarmnode.protocols.methods.known.messages import MAX_ROUND
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_tree import HASH, MAX_SIZE, ShardId, ShardManifest
+from swarmnode.protocols.transfer.shard_tree import HASH, MAX_SIZE, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -165,11 +166,11 @@ class CatchUp:
         peers: Iterable[PeerId],
         *,
         state_hash: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        observer: Observer = NOBODY,
     ) -> tuple[int, str, OuterState]:
         """Fetch a state from `peers`: the one with this hash, or the one that most of them stand on.
 
-        `progress(done, size)` in bytes. Returns (rounds, state hash, state). Raises CatchUpFailed.
+        `observer` is told of the progress. Returns (rounds, state hash, state). Raises CatchUpFailed.
         """
         manifests = await self._ask_manifests(list(peers), state_hash)
         usable = {p: m for p, m in manifests.items() if self._fits(m)}
@@ -180,13 +181,13 @@ class CatchUp:
         for chosen in sorted(votes, key=lambda m: (votes[m], m.round, m.state_hash), reverse=True):
             try:
                 async with self._fetching:
-                    return await self._fetch_by(chosen, [p for p, m in usable.items() if m == chosen], progress)
+                    return await self._fetch_by(chosen, [p for p, m in usable.items() if m == chosen], observer)
             except CatchUpFailed as error:  # a manifest that lies must not stand in the way of one that does not
                 failures.append(str(error))
         raise CatchUpFailed("; ".join(failures))
 
     async def _fetch_by(
-        self, manifest: StateManifest, members: list[PeerId], progress: Callable[[int, int], None] | None
+        self, manifest: StateManifest, members: list[PeerId], observer: Observer
     ) -> tuple[int, str, OuterState]:
         attempt = self._take_up(manifest)
         vector = attempt.vector
@@ -195,20 +196,27 @@ class CatchUp:
         done = 0  # bytes of the parts before the one that is fetched
 
         def tell(here: int, _size: int) -> None:
-            if progress is not None:
-                progress(done + here, vector.nbytes)
+            observer.progress(done + here, vector.nbytes)
 
+        failure: ShardError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_gone, members, nursery.cancel_scope)
+            try:
+                for shard, part in zip(manifest.shards, attempt.parts, strict=True):
+                    await self._shards.fetch(shard, providers=members, progress=tell)
+                    content = self._shards.memory.content(shard)
+                    if content is not part:  # another part, or a state that is served here, has the same bytes
+                        part[:] = content
+                    done += len(part)
+                    tell(0, 0)
+            except ShardError as error:  # as it is, in no group
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None or done < vector.nbytes:
+            why = failure or "no member answers any more; what came is kept"
+            raise CatchUpFailed(f"the state could not be fetched: {why}") from failure
         try:
-            for shard, part in zip(manifest.shards, attempt.parts, strict=True):
-                await self._fetch_shard(shard, members, tell)
-                content = self._shards.memory.content(shard)
-                if content is not part:  # another part, or a state that is served here, has the same bytes
-                    part[:] = content
-                done += len(part)
-                tell(0, 0)
             state = await self._runner(lambda: self._restore(manifest, vector))
-        except ShardError as error:
-            raise CatchUpFailed(f"the state could not be fetched: {error}") from error
         except CatchUpFailed:
             self._give_up()
             raise
@@ -216,21 +224,6 @@ class CatchUp:
             self._keep(manifest.state_hash, _Served(manifest.round, state, manifest))
         self._unfinished = None
         return manifest.round, manifest.state_hash, state
-
-    async def _fetch_shard(self, shard: ShardId, members: list[PeerId], progress: Callable[[int, int], None]) -> None:
-        """Have a shard in memory. Raises ShardError, also when no member answers any more."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._until_gone, members, nursery.cancel_scope)
-            failure: ShardError | None = None
-            try:
-                await self._shards.fetch(shard, providers=members, progress=progress)
-            except ShardError as error:  # as it is, in no group
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        if not self._shards.memory.holding(shard).complete:
-            raise ShardError("no member answers any more; what came is kept")
 
     async def _until_gone(self, members: list[PeerId], scope: trio.CancelScope) -> None:
         """Cancel `scope` when the last of `members` is silent."""

@@ -175,6 +175,7 @@ class ShardFetch:
         self.shard = shard
         self.store = store
         self.brief = brief
+        self.sizes: range | None = None  # that it may have, for the first caller
         self.hints: dict[PeerId, None] = {}  # named by the callers
         self.listeners: list[Callable[[int, int], None]] = []
         self.callers = 0
@@ -350,6 +351,7 @@ class ShardFetch:
             if self._begun.is_set() or self.error is not None:
                 return
             try:
+                check_size(self.shard, manifest.size, self.sizes)
                 with trio.CancelScope(shield=True):  # else the store might have begun, and nobody would suspend it
                     here = await self._context.runner(lambda: self.store.begin(manifest))
                     self._begun.set()
@@ -486,6 +488,12 @@ class ShardFetch:
     def _look_whether_done(self) -> None:
         if self._plan is not None and self._plan.complete and not self._unwritten:
             self._done.set()
+
+
+def check_size(shard: ShardId, size: int, sizes: range | None) -> None:
+    """Raises Unavailable for a shard of another size than a caller wants."""
+    if sizes is not None and size not in sizes:
+        raise Unavailable(f"shard {shard.hex()} has {size} bytes, which is none of the sizes that it should have")
 
 
 @contextmanager

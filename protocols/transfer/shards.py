@@ -47,7 +47,7 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
-from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch
+from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
 from swarmnode.protocols.transfer.shard_plan import Run
 from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
@@ -328,11 +328,13 @@ class Shards:
         shard: ShardId,
         *,
         providers: Iterable[PeerId] = (),
+        sizes: range | None = None,
         progress: Callable[[int, int], None] | None = None,
         announce: bool = True,
     ) -> None:
         """Have `shard` in the store, complete and verified; several callers share one fetch.
 
+        Where it has none of these `sizes`, in bytes, it is unavailable, and no room is made for it.
         `providers` are asked beside those who are connected or found; `progress(bytes in hand, size)` is told of each
         chunk. When the last caller is cancelled, what has arrived is kept for the next fetch. What `memory` expects
         goes there, and is not announced. Raises NoRoom or Unavailable.
@@ -340,6 +342,7 @@ class Shards:
         store, brief = self._stores.of(shard), shard in self.memory
         if store.holding(shard).complete:
             await trio.lowlevel.checkpoint()
+            check_size(shard, store.holding(shard).size, sizes)
             return
         fetch = self._fetches.get(shard)
         if fetch is None:
@@ -348,6 +351,7 @@ class Shards:
             if brief or not announce:
                 self._quiet.add(shard)
             fetch = ShardFetch(shard, store, self._context, brief=brief, seed=self._random.getrandbits(32))
+            fetch.sizes = sizes
             self._fetches[shard] = fetch
             self._nursery.start_soon(self._carry_out, fetch)
         fetch.hints.update(dict.fromkeys(providers))
@@ -366,6 +370,7 @@ class Shards:
                     del self._fetches[shard]  # whoever comes now begins anew
         if fetch.error is not None:
             raise fetch.error
+        check_size(shard, store.holding(shard).size, sizes)
 
     async def put(self, source: Path, *, announce: bool = True) -> ShardId:
         """Take a file into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read.

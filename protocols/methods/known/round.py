@@ -120,9 +120,7 @@ class DilocoRounds:
         held = self._state or OuterState.start(self._trainer.parameters())
         if await self._runner(lambda: state_hash(head.round, layout, held)) == head.state_hash:
             return held
-        round, _, state = await self._catch_up.fetch(
-            sources, state_hash=head.state_hash, progress=self._parts.observer.progress
-        )
+        round, _, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, observer=self._parts.observer)
         if round != head.round:
             raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
         return state

@@ -325,7 +325,7 @@ class Joining:
                 return held
         peers = [found.peer, *(peer for peer in self._parts.membership.connected() if peer != found.peer)]
         round, _, state = await self._catch_up.fetch(
-            tuple(peers[:ASK_AT_ONCE]), state_hash=wanted, progress=self._parts.observer.progress
+            tuple(peers[:ASK_AT_ONCE]), state_hash=wanted, observer=self._parts.observer
         )
         if round != base.round:
             raise CatchUpFailed(f"members have a state of round {round}, and {base.round} was announced")

@@ -258,14 +258,15 @@ def test_training_begins_before_all_is_here_and_the_trainer_is_fed_the_rest(swar
         await member.network.connect(creator.network.me)
         fed: list[bytes] = []
 
-        async def feed(names: Sequence[str]) -> None:
-            fed.extend(map(content, names))
+        class Trainer:
+            async def feed(self, texts: Sequence[str]) -> None:
+                fed.extend(map(content, texts))
 
         data = member.data(spec)
         async with running(data), trio.open_nursery() as nursery:
             first = texts(data)
             assert WANTED / 8 <= len(first) < WANTED / 2
-            await nursery.start(data.pass_on, feed)
+            await nursery.start(data.pass_on, Trainer())
             await trio.sleep(60)
             assert sorted(first + fed) == sorted(quarter_of(spec, member, swarm.text))
             nursery.cancel_scope.cancel()

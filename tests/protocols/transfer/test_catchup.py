@@ -10,6 +10,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.limits import BREATH
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.catchup import STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
@@ -27,6 +28,16 @@ LAYOUT = Layout.of([("weights", (CHUNK // 4 * 9 + 1000,))])  # each half of a st
 def a_state(seed: int) -> OuterState:
     vectors = np.random.default_rng(seed).normal(size=(2, LAYOUT.parameters)).astype("f4")
     return OuterState(vectors[0], vectors[1])
+
+
+class Seen(Observer):
+    """Bytes that had arrived, each time that it was told."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+
+    def progress(self, done: int, size: int) -> None:
+        self.bytes.append(done)
 
 
 class Node:
@@ -61,14 +72,12 @@ def test_a_state_arrives_whole_from_several_members(simulated: Simulated) -> Non
         late, *members = await nodes(world, nursery, 4)
         state = a_state(1)
         wanted = {serve(m, 7, state) for m in members}.pop()
-        seen: list[int] = []
-        round, hash, got = await late.catch_up.fetch(
-            [m.me for m in members], state_hash=wanted, progress=lambda done, size: seen.append(done)
-        )
+        seen = Seen()
+        round, hash, got = await late.catch_up.fetch([m.me for m in members], state_hash=wanted, observer=seen)
         assert (round, hash) == (7, wanted)
         assert got.parameters.tobytes() == state.parameters.tobytes()
         assert got.momentum.tobytes() == state.momentum.tobytes()
-        assert seen[-1] == 8 * LAYOUT.parameters
+        assert seen.bytes[-1] == 8 * LAYOUT.parameters
 
     simulated(main)
 
@@ -98,23 +107,20 @@ def test_attempt_that_ended_early_is_taken_up_again_for_the_same_state_only(simu
         late, first, second = await nodes(world, nursery, 3)
         wanted = serve(first, 7, a_state(1))
         asked = serve(second, 7, a_state(1)) if same else serve(second, 8, a_state(2))
-        progress: list[int] = []
+        before, after = Seen(), Seen()
 
         async def kill() -> None:
-            while not any(progress):  # noqa: ASYNC110 (the first chunk has no event)
+            while not any(before.bytes):  # noqa: ASYNC110 (the first chunk has no event)
                 await trio.sleep(0.01)
             world.kill(first.me)
 
         world.link(late.me, first.me, bandwidth=1e6)
         nursery.start_soon(kill)
         with pytest.raises(CatchUpFailed):
-            await late.catch_up.fetch([first.me], state_hash=wanted, progress=lambda done, _: progress.append(done))
-        before, progress[:] = progress[-1], []
-        _, hash, got = await late.catch_up.fetch(
-            [second.me], state_hash=asked, progress=lambda done, _: progress.append(done)
-        )
+            await late.catch_up.fetch([first.me], state_hash=wanted, observer=before)
+        _, hash, got = await late.catch_up.fetch([second.me], state_hash=asked, observer=after)
         assert hash == asked and got.parameters.tobytes() == a_state(1 if same else 2).parameters.tobytes()
-        assert (progress[0] >= before) == same
+        assert (after.bytes[0] >= before.bytes[-1]) == same
 
     simulated(main)
 
