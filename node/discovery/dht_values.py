@@ -34,7 +34,7 @@ from swarmnode.protocols.dht.records import (
     unseal,
 )
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ class Stored:
 class DhtRecords:
     """Use while the network runs; `run()` keeps records alive."""
 
-    def __init__(self, network: Network, kademlia: Kademlia) -> None:
-        self._network = network
+    def __init__(self, kademlia: Kademlia) -> None:
         self._kademlia = kademlia
-        self.store = RecordStore(network, kademlia)
+        self._network = kademlia.network
+        self.store = RecordStore(kademlia)
         kademlia.serve_values(self.store, NAMESPACE)
         self._own: dict[str, tuple[bytes, float]] = {}  # name -> value, lifetime in seconds
         self._best: OrderedDict[bytes, DhtRecord] = OrderedDict()  # newest seen of each key, last used last
@@ -145,8 +145,7 @@ class DhtRecords:
 
     async def _look_up(self, key: bytes) -> list[PeerId]:
         """Look `key` up and remember the best record; returns the peers that answered, closest first."""
-        question = Message(type=Message.MessageType.GET_VALUE, key=key)
-        walk = Walk(self._kademlia, self._network, question)
+        walk = Walk(self._kademlia, Message(type=Message.MessageType.GET_VALUE, key=key))
         answered = await self._kademlia.walk(walk)
         for peer, raw in walk.values:
             self._learn(key, raw, peer)
@@ -188,9 +187,8 @@ def blame(kademlia: Kademlia, peer: PeerId | None, error: BadRecord) -> None:
 class RecordStore(CheckedStore):
     """Records kept for others. A store that is full refuses; it never gives up a live record for a new one."""
 
-    def __init__(self, network: Network, kademlia: Kademlia) -> None:
+    def __init__(self, kademlia: Kademlia) -> None:
         super().__init__(host=kademlia.host, local_peer_id=kademlia.host.get_id())
-        self._network = network
         self._kademlia = kademlia
         self._limits = kademlia.limits
         self._records: dict[bytes, tuple[DhtRecord, bytes]] = {}  # with the bytes that hold them
@@ -204,7 +202,7 @@ class RecordStore(CheckedStore):
         if self._last is not None and self._last[:2] == (key, raw) and self._last[2].expires > wall_clock() * 1000:
             return self._last[2]
         try:
-            record = unseal(key, raw, verify=self._network.verify, now=wall_clock())
+            record = unseal(key, raw, verify=self._kademlia.network.verify, now=wall_clock())
         except BadRecord as error:
             self.refusals[error.why] += 1
             blame(self._kademlia, ASKING.get(), error)

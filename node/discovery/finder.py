@@ -20,7 +20,7 @@ import json
 import logging
 import random
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -61,17 +61,6 @@ class _Candidate:
     dialling: bool = False
 
 
-@dataclass
-class _Changes:
-    """Wakes the loops that wait for something to do."""
-
-    event: trio.Event = field(default_factory=trio.Event)
-
-    def notify(self) -> None:
-        self.event.set()
-        self.event = trio.Event()
-
-
 class Discovery:
     """`run()` looks for peers until cancelled; it never raises for what peers do."""
 
@@ -92,7 +81,7 @@ class Discovery:
         self._candidates: dict[PeerId | Address, _Candidate] = {}  # by target
         self._came_at: dict[PeerId, float] = {}  # connected peers; trio.current_time()
         self._failures: dict[Address, str] = {}
-        self._changes = _Changes()
+        self._changed = trio.Event()  # there may be something to do: set once, and then another takes its place
         for address in join:
             self._add_join(address)
         for peer, addresses in book.entries():
@@ -102,7 +91,7 @@ class Discovery:
     def set_rendezvous(self, key: bytes | None) -> None:
         """Meet others under `key` (32 bytes, the run id) from now on."""
         self._rendezvous = key
-        self._changes.notify()
+        self._notify()
 
     def join_failures(self) -> dict[Address, str]:
         """Why join addresses could not be reached, for those that are not connected now."""
@@ -137,10 +126,14 @@ class Discovery:
             self._network.learn(peer, (address,))
         self._candidates[peer or address] = _Candidate(peer or address, peer, join=address)
 
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
     def _add(self, peer: PeerId) -> None:
         if peer != self._network.me and peer not in self._candidates and len(self._candidates) < CANDIDATES:
             self._candidates[peer] = _Candidate(peer, peer)
-            self._changes.notify()
+            self._notify()
 
     async def _follow(self, events: trio.MemoryReceiveChannel[PeerEvent]) -> None:
         async for event in events:
@@ -150,7 +143,7 @@ class Discovery:
                 self._came(event.peer)
             else:
                 self._went(event.peer)
-            self._changes.notify()
+            self._notify()
 
     def _came(self, peer: PeerId) -> None:
         self._came_at[peer] = trio.current_time()
@@ -200,7 +193,7 @@ class Discovery:
 
     async def _dial_when_due(self, nursery: trio.Nursery) -> None:
         while True:
-            changed = self._changes.event
+            changed = self._changed
             connected = {view.peer for view in self._network.peers()}
             wanted = sorted(
                 (c for c in self._candidates.values() if self._wanted(c, connected)), key=lambda c: (c.due, c.target)
@@ -232,7 +225,7 @@ class Discovery:
             candidate.due = trio.current_time() + self._pause(candidate)
         finally:
             candidate.dialling = False
-            self._changes.notify()
+            self._notify()
 
     def _answered(self, candidate: _Candidate, peer: PeerId) -> None:
         if candidate.join is not None:
@@ -262,7 +255,7 @@ class Discovery:
         provided: bytes | None = None
         pause = 1.0
         while True:
-            changed = self._changes.event
+            changed = self._changed
             key = self._rendezvous
             peers = len(self._network.peers())
             if key is not None and peers:
@@ -286,7 +279,7 @@ class Discovery:
         """Write the address book a little after it changed, and at the end."""
         try:
             while True:
-                await self._changes.event.wait()
+                await self._changed.wait()
                 await trio.sleep(SAVE)
                 for view in self._network.peers():  # identify may have told more addresses since
                     self._note(view.peer)
@@ -305,31 +298,29 @@ class AddressBook:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._peers: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()  # newest last
-        self._groups: dict[PeerId, Group] = {}  # of those above
+        self._peers: OrderedDict[PeerId, tuple[tuple[Address, ...], Group]] = OrderedDict()  # newest last
         self._saved = self.entries()
         if path is not None and path.exists():
             self._read(path)
             self._saved = self.entries()
 
     def entries(self) -> tuple[tuple[PeerId, tuple[Address, ...]], ...]:
-        return tuple((peer, addresses) for peer, addresses in reversed(self._peers.items()))
+        return tuple((peer, addresses) for peer, (addresses, _) in reversed(self._peers.items()))
 
     def answered(self, peer: PeerId, addresses: tuple[Address, ...], group: Group = None) -> None:
         """`peer` was connected just now, from `group`, and may be dialled at `addresses`."""
-        known = self._peers.pop(peer, ())
+        known, _ = self._peers.pop(peer, ((), None))
         addresses = tuple(dict.fromkeys(addresses + known))[:MAX_ADDRESSES]
         if addresses:
-            self._peers[peer] = addresses
-            self._groups[peer] = group or group_of_addresses(addresses)
+            self._peers[peer] = (addresses, group or group_of_addresses(addresses))
             while len(self._peers) > MAX_PEERS:
                 self._forget_one()
 
     def _forget_one(self) -> None:
         """The one that answered longest ago; of the group that crowds the others, where there is one."""
-        crowding = crowd(self._groups.values(), least=MAX_PEERS // CROWD)
-        oldest = next(peer for peer in self._peers if crowding is None or self._groups[peer] == crowding)
-        del self._peers[oldest], self._groups[oldest]
+        groups = {peer: group for peer, (_, group) in self._peers.items()}
+        crowding = crowd(groups.values(), least=MAX_PEERS // CROWD)
+        del self._peers[next(peer for peer, group in groups.items() if crowding is None or group == crowding)]
 
     def save(self) -> None:
         """Write the file if anything changed, atomically."""

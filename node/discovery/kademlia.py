@@ -89,7 +89,7 @@ class Kademlia(KadDHT):
         self.violations = Violations(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
         self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
-        self._network = network
+        self.network = network
         validator = NamespacedValidator({}, strict_validation=True)  # no values, until `serve_values`
         super().__init__(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
         self.provider_store: BoundedProviderStore = BoundedProviderStore(host, limits)
@@ -144,7 +144,7 @@ class Kademlia(KadDHT):
 
     def _group_of(self, peer: PeerId) -> Group:
         """Where a peer connects from; for one that is not connected, where it claims to be."""
-        return self._connections.group_of(peer) or group_of_addresses(self._network.known_addresses(peer))
+        return self._connections.group_of(peer) or group_of_addresses(self.network.known_addresses(peer))
 
     async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
         """Put a peer into the table, unless its bucket has as many from there as it may have.
@@ -168,14 +168,14 @@ class Kademlia(KadDHT):
     def anchors(self) -> list[PeerId]:
         """The peers connected longest: identities ground to crowd a key out of sight do not come before these."""
         speakers = set(self.speakers())
-        views = sorted(self._network.peers(), key=lambda view: view.connected_at)
+        views = sorted(self.network.peers(), key=lambda view: view.connected_at)
         oldest = spread((view for view in views if view.peer in speakers), lambda view: view.group)
         return [view.peer for view in oldest][:ANCHORS]
 
     async def walk(self, walk: Walk) -> list[PeerId]:
         """Put the question to ever closer peers, as `lookup`; returns those that answered, closest first."""
         key = walk.question.key
-        return await lookup(key, await self.first_hand(key), walk, me=self._network.me, limits=LOOKUP)
+        return await lookup(key, await self.first_hand(key), walk, me=self.network.me, limits=LOOKUP)
 
     async def tell_closest(self, answered: list[PeerId], message: Message) -> tuple[int, int]:
         """Tell the `CLOSER` closest of those that answered, the anchors among them; how many, and how many took it."""
@@ -214,7 +214,7 @@ class Kademlia(KadDHT):
         line = self._lines.setdefault(peer, trio.Semaphore(ASKS))
         async with line:
             try:
-                stream = await self._network.open_stream(peer, str(PROTOCOL_ID), timeout=ASK)
+                stream = await self.network.open_stream(peer, str(PROTOCOL_ID), timeout=ASK)
             except NetworkError:
                 self.routing_table.remove_peer(ID.from_base58(peer))
                 raise
@@ -240,14 +240,13 @@ class Walk:
     def __init__(
         self,
         kademlia: Kademlia,
-        network: Network,
         question: Message,
         providers: FoundProviders | None = None,
         wanted: int | None = None,
     ) -> None:
         """`providers`: those that are known already; with `wanted` of them the walk ends."""
         self._kademlia = kademlia
-        self._network = network
+        self._network = kademlia.network
         self.question = question
         self.providers = providers if providers is not None else {}
         self._wanted = wanted
@@ -347,10 +346,9 @@ class BoundedProviderStore(ProviderStore):
 class ContentRouting:
     """Announces and finds providers. `run()` announces again what was provided; the calls work while it runs."""
 
-    def __init__(self, host: IHost, network: Network, kademlia: Kademlia) -> None:
-        self._host = host
-        self._network = network
+    def __init__(self, kademlia: Kademlia) -> None:
         self._kademlia = kademlia
+        self._host = kademlia.host
         self._keys: dict[bytes, float] = {}  # key -> when it was last announced
         self._recent: deque[float] = deque(maxlen=PACE[0])
         self._pacing = trio.Lock()
@@ -405,10 +403,9 @@ class ContentRouting:
                 found[str(provider.peer_id)] = tuple(str(address) for address in provider.addrs[:16])
         if len(found) < limit:
             question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
-            walk = Walk(self._kademlia, self._network, question, found, limit)
-            await self._kademlia.walk(walk)
+            await self._kademlia.walk(Walk(self._kademlia, question, found, limit))
         for peer, addresses in list(found.items())[:limit]:
-            self._network.learn(peer, addresses)
+            self._kademlia.network.learn(peer, addresses)
         return tuple(found)[:limit]
 
     async def _announce(self, key: bytes) -> None:
@@ -422,7 +419,7 @@ class ContentRouting:
         here = PeerInfo(self._host.get_id(), self._host.get_addrs())
         self._kademlia.provider_store.add_provider(key, here)  # for those who ask this node
         question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
-        answered = await self._kademlia.walk(Walk(self._kademlia, self._network, question))
+        answered = await self._kademlia.walk(Walk(self._kademlia, question))
         provided = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
         provided.providerPeers.add(id=here.peer_id.to_bytes(), addrs=[place.to_bytes() for place in here.addrs])
         asked, _ = await self._kademlia.tell_closest(answered, provided)

@@ -104,8 +104,8 @@ class Libp2pNetwork:
         self._failures: dict[str, int] = {}
         self._kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
         self.scoring.watch(self._kademlia.violations)
-        self._routing = ContentRouting(self._host, self, self._kademlia)
-        self.records = DhtRecords(self, self._kademlia)
+        self._routing = ContentRouting(self._kademlia)
+        self.records = DhtRecords(self._kademlia)
         # What a part of the network does by itself.
         self.watch_peers, self.known_addresses = self.connections.watch, self._dialler.known
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
@@ -218,8 +218,8 @@ class Libp2pNetwork:
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""
         for connection in self.connections.of(peer):
-            if connection.session.rtt():
-                return connection.session.rtt()
+            if rtt := connection.session.rtt():
+                return rtt
         return None
 
     def traffic(self) -> Traffic:

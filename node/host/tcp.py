@@ -120,27 +120,26 @@ class MeteredStream(ExactReader):
             self.handshake.settle()
 
     async def write(self, data: bytes) -> None:
-        view, step = memoryview(data), self._piece(self._meter.up)
-        for start in range(0, len(view), step):
-            piece = view[start : start + step]
-            if self._allowance is not None:
-                await self._allowance.sending(len(piece))
-            await self._meter.up.take(len(piece))
-            while piece := piece[self._sent([piece]) :]:
-                await self._wait(writable=True)
-        await trio.lowlevel.checkpoint()
+        await self.write_each([data])
 
     async def write_each(self, pieces: Sequence[Piece]) -> None:
-        """All the pieces, in as few system calls as there is room for, without putting them together."""
-        if self._piece(self._meter.up) < WIDE_PIECE:
-            await self.write(b"".join(pieces))
-            return
-        if self._allowance is not None:
-            await self._allowance.sending(sum(map(len, pieces)))
-        left = list(pieces)
-        while left := _after(left, self._sent(left)):
-            await self._wait(writable=True)
+        """In as few system calls as there is room for, without putting the pieces together unless there is a cap."""
+        step = self._piece(self._meter.up)
+        if step < WIDE_PIECE:
+            whole = memoryview(b"".join(pieces))
+            for start in range(0, len(whole), step):
+                await self._write([whole[start : start + step]])
+        else:
+            await self._write(list(pieces))
         await trio.lowlevel.checkpoint()
+
+    async def _write(self, pieces: list[Piece]) -> None:
+        size = sum(map(len, pieces))
+        if self._allowance is not None:
+            await self._allowance.sending(size)
+        await self._meter.up.take(size)
+        while pieces := _after(pieces, self._sent(pieces)):
+            await self._wait(writable=True)
 
     def write_now_each(self, pieces: Sequence[Piece]) -> list[Piece]:
         """What is left of the pieces once as much has gone as goes without waiting; all where there is a cap."""

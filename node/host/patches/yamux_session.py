@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 
 import trio
@@ -111,7 +112,6 @@ class YamuxSession(IMuxedConn):
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
         self.used_at = trio.current_time()  # when a stream last ended
-        self._rtt = 0.0
         self._rtts: deque[float] = deque(maxlen=RTTS)
         self._widened = 0  # bytes of all streams' windows beyond their first
         self._closing = False
@@ -191,8 +191,8 @@ class YamuxSession(IMuxedConn):
         return stream_id % 2 == (0 if self._initiator else 1)
 
     def rtt(self) -> float:
-        """Smoothed round-trip time in seconds, 0.0 until the first ping came back."""
-        return self._rtt
+        """The median of the last round-trip times in seconds, 0.0 until the first ping came back."""
+        return median(self._rtts) if self._rtts else 0.0
 
     def shortest_rtt(self) -> float:
         """The shortest of the last round trips in seconds: what the way takes without the queues on it."""
@@ -200,7 +200,7 @@ class YamuxSession(IMuxedConn):
 
     async def abandon(self, why: str) -> None:
         """Break all streams and close the socket, without a word to the peer."""
-        if self._closing and self.event_closed.is_set():
+        if self._closing:
             return
         log.debug("connection to %s: %s", self.peer_id, why)
         self._closing = True
@@ -344,7 +344,6 @@ class YamuxSession(IMuxedConn):
         elif self._pinged_at is not None:
             sample, self._pinged_at = trio.current_time() - self._pinged_at, None
             self._rtts.append(sample)
-            self._rtt = sample if self._rtt == 0.0 else (self._rtt + sample) / 2
 
     async def _flush(self) -> None:
         self._drained = trio.Event()

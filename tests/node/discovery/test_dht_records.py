@@ -147,7 +147,7 @@ class Node:
         self.network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         # Its own: nobody renews these records by itself, and who stores bad ones is not refused.
         self.kademlia = Kademlia(self.network._host, self.network, self.network.connections)
-        self.records = DhtRecords(self.network, self.kademlia)
+        self.records = DhtRecords(self.kademlia)
         self.scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -309,7 +309,7 @@ def test_a_restarted_author_goes_on_above_its_old_record() -> None:
         async with nodes_in_a_ring(3, clock) as (author, storer, _):
             old = await author.records.put("head", b"before", lifetime=MAX_LIFETIME)
             author.records.store.remove(old.record.key)
-            reborn = DhtRecords(author.network, author.kademlia)
+            reborn = DhtRecords(author.kademlia)
             clock.time -= 100  # it is late
             new = await reborn.put("head", b"after", lifetime=60)
             assert new.nodes == 2

@@ -52,7 +52,7 @@ def test_a_bucket_takes_few_of_one_network_and_all_of_no_network() -> None:
 def test_what_a_peer_claims_counts_only_where_it_is_not_connected() -> None:
     table, _ = filled(None, count=0)
     claims = {"a": ("/ip4/8.8.8.8/tcp/1",), "b": ("/ip4/9.9.9.9/tcp/1",)}
-    table._network = cast(Any, SimpleNamespace(known_addresses=lambda peer: claims[peer]))
+    table.network = cast(Any, SimpleNamespace(known_addresses=lambda peer: claims[peer]))
     table._connections = connected_from({"a": "1.1.1.0/24", "b": None}.__getitem__)
     assert (table._group_of("a"), table._group_of("b")) == ("1.1.1.0/24", "9.9.9.0/24")
 
@@ -76,7 +76,7 @@ def test_lookups_begin_with_every_network() -> None:
     honest = [new_identity().peer_id for _ in range(5)]
     groups = dict.fromkeys(attackers, "8.8.8.0/24") | {peer: f"group {n}" for n, peer in enumerate(honest)}
     views = [SimpleNamespace(peer=peer, group=groups[peer], connected_at=n) for n, peer in enumerate(groups)]
-    table._network = cast(Any, SimpleNamespace(peers=lambda: views, known_addresses=lambda peer: ()))
+    table.network = cast(Any, SimpleNamespace(peers=lambda: views, known_addresses=lambda peer: ()))
     table._connections = connected_from(groups.get)
     table.speakers = lambda: list(groups)  # type: ignore[method-assign]
 
