@@ -1,31 +1,34 @@
-"""Puts a lie into an honest node: the exchange method is the product's own, with one of its parts replaced.
+"""Nodes that are honest but for one lie: a method of a part does something else than in an honest node.
 
 A liar does all else as honest nodes do: it trains, judges, leads and keeps the state. `methods_with` gives the builders
-of exchange methods for such a node, `trainer_with` the trainer where the lie is told there.
+of exchange methods for such a node, `settings_with` what its trainer's lie is told by.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from swarmnode.cli.local.attack import LIES, THROWAWAY
 from swarmnode.node.exitcodes import USAGE, ExpectedError
-from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
+from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.method import Build, Method
+from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.open.round import RoundContext
-from swarmnode.protocols.methods.open.store import id_of
-from swarmnode.protocols.network import PeerId
-from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen
+from swarmnode.protocols.methods.open.round import OpenRounds, RoundContext, Signer
+from swarmnode.protocols.methods.open.store import Contributions, id_of
+from swarmnode.protocols.methods.open.sync import ChainSync
+from swarmnode.protocols.methods.open.timeouts import Timeouts
+from swarmnode.protocols.methods.trainer import Trainer
+from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen, Vector, sign_flip
+from swarmnode.training.codecs.base import CodecError
 from swarmnode.training.rl.groups import RolloutGroup
 
 NOT_A_NUMBER = b"\xff\xff\xff\xff"  # as float32, and twice as float16 or bfloat16: all codecs begin with one of these
@@ -42,154 +45,186 @@ def methods_with(name: str, methods: dict[str, Build]) -> dict[str, Build]:
 
     def lying(honest: Build) -> Build:
         def build(parts: Context) -> Method:
-            run = parts.spec.run.name
+            run, method = parts.spec.run.name, parts.spec.exchange.method
             if not re.fullmatch(THROWAWAY, run):
                 raise Refused(f"the run {run!r} was not made to be attacked; adversaries take part in no other")
-            if parts.spec.exchange.method not in LIES[name].methods:
-                raise Refused(f"{name} has no meaning in a run with [exchange] method = {parts.spec.exchange.method!r}")
-            method = honest(parts)
-            if isinstance(method, Open):
-                lie_in_open(method, name, me=parts.me)
-            elif isinstance(method, Diloco) and name in OFFER_LIES:
-                lie_in_diloco(method, OFFER_LIES[name])
-            return method
+            if method not in LIES[name].methods:
+                raise Refused(f"{name} has no meaning in a run with [exchange] method = {method!r}")
+            if name in ANSWER_LIES:
+                return honest(replace(parts, trainer=cast(Trainer, LyingTrainer(parts.trainer, ANSWER_LIES[name]))))
+            if method == "open":
+                return lying_open(name)(parts)
+            if name in OFFER_LIES:
+                return lying_diloco(Btard if method == "btard" else Diloco, OFFER_LIES[name])(parts)
+            return honest(parts)
 
         return build
 
     return {method: lying(build) for method, build in methods.items()}
 
 
-def lie_in_open(method: Open, name: str, *, me: PeerId) -> None:
-    """Replace what an open round's author says, or its judge. `me` is the liar."""
-    if name in OFFER_LIES:
-        _offer_in_open(method, OFFER_LIES[name])
-    if name == "nan":
-        _offer_nan(method)
-    if name == "copy":
-        _copy(method, me)
-    if name == "withhold":
-        _withhold(method)
-    if name == "slander":
-        _slander(method)
+def settings_with(name: str) -> dict[str, str]:
+    """Settings of a node whose trainer lies of itself, by name."""
+    if name != "label-flip":
+        return {}
+    return {"task": f"{Path(__file__).with_name('mislabelled.py')}:MislabelledByteLM"}
 
 
-def _offer_in_open(method: Open, lie: Lie) -> None:
-    work, rng = method.local, np.random.default_rng()
-    feedback, elements = work.feedback, work.feedback.size
-    contribute, move = work.contribute, work.move
-    moved: list[np.ndarray] = []
+# --- in open runs -----------------------------------------------------------------------------------------------------
 
-    async def lying_contribute(parent: bytes, round: int) -> bytes | None:
-        raw = await contribute(parent, round)
+
+class LyingRounds(OpenRounds):
+    """Rounds of an author or judge who lies. This one does not."""
+
+    def __init__(
+        self, parts: Context, sync: ChainSync, local: LocalTrainer, signer: Signer, timeouts: Timeouts
+    ) -> None:
+        super().__init__(parts, sync, local, signer, timeouts)
+        self.me, self.store, self.feedback = parts.me, sync.store, local.feedback
+        self.rng = np.random.default_rng()
+
+
+class OtherWork(LyingRounds):
+    """Offers what a lie makes of its own work."""
+
+    @staticmethod
+    def lie(seen: Seen) -> Vector:
+        raise NotImplementedError
+
+    async def contribution(self, context: RoundContext) -> bytes | None:
+        raw = await super().contribution(context)
         if raw is None:
             return None
-        own = feedback.codec.decode(raw, elements)
-        told = lie(Seen(own, moved[-1] if moved else None, rng))
-        return bytes(feedback.codec.encode(np.nan_to_num(told)))
+        own = self.feedback.codec.decode(raw, self.feedback.size)
+        told = self.lie(Seen(own, self._moved(context), self.rng))
+        return bytes(self.feedback.codec.encode(np.nan_to_num(told)))
 
-    async def noting_move(state: Any) -> float:
-        if work.base is not None:
-            moved[:] = [work.base.parameters - state.parameters]
-        return await move(state)
-
-    work.contribute, work.move = lying_contribute, noting_move  # type: ignore[method-assign]
+    def _moved(self, context: RoundContext) -> Vector | None:
+        now, before = self.store.state(context.block.id), self.store.state(context.block.parent)
+        return None if now is None or before is None else before.parameters - now.parameters
 
 
-def _offer_nan(method: Open) -> None:
-    contributions, contribute = method.contributions, method.local.contribute
+class Slander(OtherWork):
+    """As a judge, praises its own work and calls that of others missing."""
 
-    async def lying_contribute(parent: bytes, round: int) -> bytes | None:
-        raw = await contribute(parent, round)
+    lie = staticmethod(sign_flip)
+
+    async def seal(self, context: RoundContext, scores: tuple[Score, ...]) -> None:
+        mine = context.own.commit.id[:PREFIX] if context.own.commit is not None else b""
+        await super().seal(
+            context,
+            tuple(
+                replace(score, gain=MAX_GAIN) if score.commit == mine else replace(score, found=MISSING, gain=0)
+                for score in scores
+            ),
+        )
+
+
+class NotNumbers(LyingRounds):
+    async def contribution(self, context: RoundContext) -> bytes | None:
+        raw = await super().contribution(context)
         return None if raw is None else NOT_A_NUMBER + raw[len(NOT_A_NUMBER) :]
 
-    async def keep(raw: bytes, round: int) -> bytes:
-        """As honest nodes keep what they made, which cannot be measured here."""
-        id = id_of(raw)
-        contributions._malformed[id] = None
-        contributions._bulk.offer(contributions._key(id), raw)
-        return id
 
-    method.local.contribute = lying_contribute  # type: ignore[method-assign]
-    contributions.keep = keep  # type: ignore[method-assign]
+class Unmeasured(Contributions):
+    """Serves what no encoder makes as well, though it cannot measure that itself."""
+
+    async def keep(self, raw: bytes, round: int) -> bytes:
+        try:
+            return await super().keep(raw, round)
+        except CodecError:
+            id = id_of(raw)
+            self.refuse(id)
+            self.offer(id, raw)
+            return id
 
 
-def _copy(method: Open, me: PeerId) -> None:
-    """Wait for what somebody reveals; commit to the same bytes then."""
-    duties, contributions, contribute = method.rounds, method.contributions, method.local.contribute
-    commit = duties.commit
-    copied: list[bytes] = []
+class Copy(LyingRounds):
+    """Waits for what somebody reveals, and commits to the same bytes then."""
 
-    async def late_commit(context: RoundContext) -> None:
-        roots = [said.what.root for said in context.log.reveals.values() if said.author != me]
-        here = [root for root in roots if root in contributions]
+    copied = b""
+
+    async def commit(self, context: RoundContext) -> None:
+        roots = [reveal.what.root for reveal in context.log.reveals.values() if reveal.author != self.me]
+        here = [root for root in roots if root in self.store.contributions]
         if here:  # until then this is asked for again whenever something is heard
-            copied[:] = [contributions[here[0]].raw]
-            await commit(context)
+            self.copied = self.store.contributions[here[0]].raw
+            await super().commit(context)
 
-    async def copying_contribute(parent: bytes, round: int) -> bytes | None:
-        return copied[0] if await contribute(parent, round) is not None else None
-
-    duties.commit = late_commit  # type: ignore[method-assign]
-    method.local.contribute = copying_contribute  # type: ignore[method-assign]
+    async def contribution(self, context: RoundContext) -> bytes | None:
+        return None if await super().contribution(context) is None else self.copied
 
 
-def _withhold(method: Open) -> None:
-    async def reveal(context: RoundContext) -> None:
+class Withhold(LyingRounds):
+    async def reveal(self, context: RoundContext) -> None:
         context.own.revealed = True
 
-    method.rounds.reveal = reveal  # type: ignore[method-assign]
+
+OPEN_LIARS: dict[str, type[OpenRounds]] = {
+    "nan": NotNumbers,
+    "copy": Copy,
+    "withhold": Withhold,
+    "slander": Slander,
+    **{name: type(name, (OtherWork,), {"lie": staticmethod(lie)}) for name, lie in OFFER_LIES.items()},
+}
 
 
-def _slander(method: Open) -> None:
-    seal = method.rounds.seal
+def lying_open(name: str) -> type[Open]:
+    """The open exchange of a node that tells this lie; of an honest one where its trainer tells it."""
 
-    async def lying_seal(context: RoundContext, scores: tuple[Score, ...]) -> None:
-        mine = context.own.commit.id[:PREFIX] if context.own.commit is not None else b""
-        await seal(context, tuple(_told(score, mine) for score in scores))
+    class LyingOpen(Open):
+        rounds_class = OPEN_LIARS.get(name, OpenRounds)
+        contributions_class = Unmeasured if name == "nan" else Contributions
 
-    method.rounds.seal = lying_seal  # type: ignore[method-assign]
-
-
-def _told(score: Score, mine: bytes) -> Score:
-    return replace(score, gain=MAX_GAIN) if score.commit == mine else replace(score, found=MISSING, gain=0)
+    return LyingOpen
 
 
-def lie_in_diloco(method: Diloco, lie: Lie) -> None:
-    """Give the all-reduce something else than what was trained."""
-    allreduce, rounds, rng = method.allreduce, method.rounds, np.random.default_rng()
-    reduce = allreduce.reduce
-    stood: list[np.ndarray] = []  # the parameters of the rounds' starts, the last two
-
-    async def lying_reduce(roster: Any, values: Any, **how: Any) -> Any:
-        now = rounds.state.parameters
-        if not stood or stood[-1] is not now:
-            stood[:] = [*stood[-1:], now]
-        moved = stood[0] - stood[1] if len(stood) == 2 else None
-        return await reduce(roster, np.nan_to_num(lie(Seen(values, moved, rng))), **how)
-
-    allreduce.reduce = lying_reduce  # type: ignore[method-assign]
+# --- among known peers, and in answers --------------------------------------------------------------------------------
 
 
-def trainer_with(name: str, make: Callable[..., TrainerProcess]) -> Callable[..., TrainerProcess]:
-    """`assembly.make_trainer`, for a liar whose lie is told by its trainer."""
+class Disguised:
+    """An honest part of a node, but for what a subclass does otherwise."""
 
-    def make_lying(chosen: Any, config: Any, **more: Any) -> TrainerProcess:
-        if name == "label-flip":
-            path = Path(__file__).with_name("mislabelled.py")
-            return make(chosen, replace(config, task=f"{path}:MislabelledByteLM"), **more)
-        trainer = make(chosen, config, **more)
-        if name in ANSWER_LIES:
-            _lie_in_answers(trainer, ANSWER_LIES[name])
-        return trainer
+    def __init__(self, honest: Any) -> None:
+        self.honest = honest
+        self.rng = np.random.default_rng()
 
-    return make_lying
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.honest, name)
 
 
-def _lie_in_answers(trainer: TrainerProcess, lie: AnswerLie) -> None:
-    answer, rng = trainer.rollouts, np.random.default_rng()
+class LyingReducer(Disguised):
+    """Gives the all-reduce something else than what was trained."""
 
-    async def lying_rollouts(**asked: Any) -> tuple[list[RolloutGroup], float]:
-        groups, seconds = await answer(**asked)
-        return [lie(group, rng) for group in groups], seconds
+    def __init__(self, honest: Any, lie: Lie) -> None:
+        super().__init__(honest)
+        self.lie = lie
+        self.moved: Vector | None = None  # by the last round
 
-    trainer.rollouts = lying_rollouts  # type: ignore[method-assign]
+    async def reduce(self, roster: Any, values: Vector, **how: Any) -> Vector:
+        told = self.lie(Seen(values, self.moved, self.rng))
+        mean: Vector = await self.honest.reduce(roster, np.nan_to_num(told), **how)
+        self.moved = mean.copy()
+        return mean
+
+
+def lying_diloco(honest: type[Diloco], lie: Lie) -> type[Diloco]:
+    """A method that reduces, of a node that tells this lie."""
+
+    class LyingDiloco(honest):  # type: ignore[valid-type, misc]
+        def make_reducer(self) -> Any:
+            return LyingReducer(super().make_reducer(), lie)
+
+    return LyingDiloco
+
+
+class LyingTrainer(Disguised):
+    """Shares other answers than it wrote."""
+
+    def __init__(self, honest: Trainer, lie: AnswerLie) -> None:
+        super().__init__(honest)
+        self.lie = lie
+
+    async def rollouts(self, **asked: Any) -> tuple[list[RolloutGroup], float]:
+        groups, seconds = await self.honest.rollouts(**asked)
+        return [self.lie(group, self.rng) for group in groups], seconds

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from openswarm import Scene, with_swarm
 
 from swarmnode.cli.local.attack import LIES
-from swarmnode.testing.adversary.disguise import lie_in_open
-from swarmnode.testing.simnet import run_simulation
+from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.testing.adversary.disguise import lying_open
+from swarmnode.testing.simnet import SimWorld, run_simulation
 
 pytestmark = pytest.mark.slow
 
@@ -15,29 +18,42 @@ LIAR, ROUNDS = "e", 4
 REFUSED = ("nan", "copy", "withhold", "slander")  # a slanderer offers a flipped sign
 
 
-def told(lie: str) -> tuple[list[str], list[int], list[str]]:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[list[str], list[int], list[str]]]:
     """What rosters said of the liar, rounds of which honest nodes have different states, and of an honest node."""
 
-    async def body(scene: Scene) -> tuple[list[str], list[int], list[str]]:
-        scene.bad.add(LIAR)
-        first = scene.round + 2  # in the round under way it may have committed honestly
-        lie_in_open(scene.method(LIAR), lie, me=scene.peer(LIAR))
-        await scene.done(ROUNDS)
-        return scene.verdicts(LIAR, first), scene.split(), scene.verdicts("b", first)
+    def run(lie: str) -> tuple[list[str], list[int], list[str]]:
+        honest, liar = METHODS["open"], lying_open(lie)
+        monkeypatch.setitem(
+            METHODS, "open", lambda parts: (liar if parts.me == SimWorld().node(LIAR).me else honest)(parts)
+        )
 
-    found: tuple[list[str], list[int], list[str]] = run_simulation(lambda: with_swarm(body))
-    return found
+        async def body(scene: Scene) -> tuple[list[str], list[int], list[str]]:
+            assert isinstance(scene.method(LIAR), liar)
+            scene.bad.add(LIAR)
+            first = scene.round
+            await scene.done(ROUNDS)
+            return scene.verdicts(LIAR, first), scene.split(), scene.verdicts("b", first)
+
+        found: tuple[list[str], list[int], list[str]] = run_simulation(lambda: with_swarm(body))
+        return found
+
+    return run
 
 
 @pytest.mark.parametrize("lie", REFUSED)
-def test_no_lie_of_one_in_five_counts_and_honest_work_goes_on(lie: str) -> None:
+def test_no_lie_of_one_in_five_counts_and_honest_work_goes_on(
+    lie: str, told: Callable[[str], tuple[list[str], list[int], list[str]]]
+) -> None:
     liar, split, honest = told(lie)
     assert liar and "accepted" not in liar, liar
     assert not split
     assert honest.count("accepted") >= len(honest) - 1, honest
 
 
-def test_an_honest_node_in_the_place_of_the_liar_is_accepted() -> None:
+def test_an_honest_node_in_the_place_of_the_liar_is_accepted(
+    told: Callable[[str], tuple[list[str], list[int], list[str]]],
+) -> None:
     """What the test above refuses is the lie, not the place."""
     liar, _, _ = told("label-flip")  # told by the trainer, so that nothing is replaced here
     assert liar.count("accepted") >= len(liar) - 1, liar

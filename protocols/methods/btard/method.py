@@ -476,7 +476,7 @@ class Btard(Diloco):
         super().__init__(replace(parts, admits=lambda peer: parts.admits(peer) and peer not in self.bans))
         parts.rpc.serve("btard.proof", Proof, self._take_proof)
 
-    def _reducer(self) -> BtardReduce:
+    def make_reducer(self) -> BtardReduce:
         self.reduction = BtardReduce(self._parts, self.bans)
         return self.reduction
 

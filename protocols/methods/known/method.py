@@ -69,13 +69,13 @@ class Diloco(Method):
     def __init__(self, parts: Context) -> None:
         self._parts = parts
         self.agreement = Agreement(parts)
-        self.allreduce = self._reducer()
+        self.allreduce = self.make_reducer()
         self.rounds = DilocoRounds(parts, self.agreement, self.allreduce)
         self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
 
-    def _reducer(self) -> Reducer:
+    def make_reducer(self) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
         return AllReduce(self._parts)
 

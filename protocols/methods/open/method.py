@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
 
 import trio
 
@@ -65,9 +66,14 @@ def build(parts: Context) -> Open:
 
 
 class Open(Method):
-    """Its parts are public, for tests that look at what it alone promises."""
+    """Its parts are public, for tests that look at what it alone promises.
+
+    `rounds_class` and `contributions_class` say what two of them are made of: liars have others (testing/adversary).
+    """
 
     name = "open"
+    rounds_class: ClassVar[type[OpenRounds]] = OpenRounds
+    contributions_class: ClassVar[type[Contributions]] = Contributions
 
     def __init__(self, parts: Context) -> None:
         """Raises ValueError where there is no replicated state: what is said in rounds travels in it."""
@@ -83,7 +89,7 @@ class Open(Method):
             runner=parts.runner,
             layout=layout,
         )
-        self.contributions = Contributions(
+        self.contributions = self.contributions_class(
             run_id=run_id,
             bulk=parts.bulk,
             runner=parts.runner,
@@ -100,7 +106,7 @@ class Open(Method):
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
         self._checks: list[WorkCheck] = [check for check in (self.audits, self.unique) if check is not None]
         self.signer = Signer(parts.sync, self.sync, _secret(parts))
-        self.rounds = OpenRounds(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
+        self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
         self.splits = Splits(parts, self.sync)
         self.places = Joining(parts, self.sync, self.local, self.catch_up, self.splits)
         self._paused = False

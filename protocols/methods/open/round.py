@@ -253,7 +253,7 @@ class OpenRounds:
         """Encode what was trained, and say that this node is bound to that."""
         context.ready = False
         chain, local = context.chain, self._local
-        encoded = await local.contribute(chain.tip, chain.round)
+        encoded = await self.contribution(context)
         if encoded is None:
             return
         root = await self._store.contributions.keep(encoded, chain.round)
@@ -264,6 +264,10 @@ class OpenRounds:
             await local.settle(accepted=False)
         else:
             context.own.commit = said
+
+    async def contribution(self, context: RoundContext) -> bytes | None:
+        """What this node offers, encoded; None where it trained nothing."""
+        return await self._local.contribute(context.chain.tip, context.chain.round)
 
     async def reveal(self, context: RoundContext) -> None:
         """Open the commit and serve the contribution, where this life still has it."""

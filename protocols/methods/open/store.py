@@ -131,7 +131,17 @@ class Contributions:
     def serve(self, id: bytes) -> None:
         """Let peers fetch it."""
         if id in self._held:
-            self._bulk.offer(self._key(id), self._held[id].raw)
+            self.offer(id, self._held[id].raw)
+
+    def offer(self, id: bytes, raw: bytes) -> None:
+        """Let peers fetch these bytes under this id."""
+        self._bulk.offer(self._key(id), raw)
+
+    def refuse(self, id: bytes) -> None:
+        """Remember that bytes with this id are malformed."""
+        self._malformed[id] = None
+        if len(self._malformed) > MALFORMED_REMEMBERED:
+            self._malformed.popitem(last=False)
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
         """Have it here, or know it as malformed. Raises MissingContribution.
@@ -177,9 +187,7 @@ class Contributions:
         try:
             norm = await self._runner(lambda: exact_norm(raw, self._elements, codec_name=self._codec_name))
         except CodecError:
-            self._malformed[id] = None
-            if len(self._malformed) > MALFORMED_REMEMBERED:
-                self._malformed.popitem(last=False)
+            self.refuse(id)
             return
         self.fetched += 1
         self._held[id] = Contribution(raw, norm, round)

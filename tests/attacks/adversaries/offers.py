@@ -74,10 +74,10 @@ class Malformed(OfferAdversary):
 
         async def keep(raw: bytes, round: int) -> bytes:
             if self.hides:
-                contributions._malformed[id_of(raw)] = None
+                contributions.refuse(id_of(raw))
             else:
                 contributions._held[id_of(raw)] = Contribution(raw, 1.0, round)
-            contributions._bulk.offer(contributions._key(id_of(raw)), raw)
+            contributions.offer(id_of(raw), raw)
             return id_of(raw)
 
         method.local.contribute = contribute  # type: ignore[method-assign]
