@@ -138,7 +138,6 @@ class Node:
         if chosen.spec.needs_data and not config.task:  # a task of the owner's reads its own
             self.data = DataSet(
                 chosen.spec,
-                rpc=self.rpc,
                 shards=self.shards,
                 store=self.shard_store,
                 runner=in_thread,

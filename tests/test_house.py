@@ -157,6 +157,7 @@ SEAMS = (
     ("protocols/calls/rpc.py", "Rpc"),
     ("protocols/transfer/bulk.py", "Bulk"),
     ("protocols/transfer/shards.py", "Shards"),
+    ("protocols/transfer/shard_wire.py", "Store"),
 )
 
 

@@ -20,7 +20,7 @@ from swarmnode.node.assembly import Node, now_ms
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import ERROR, USAGE
 from swarmnode.node.storage.datadir import DataDirError
-from swarmnode.node.storage.shardstore import Kept
+from swarmnode.node.storage.shardstore import ShardEntry
 from swarmnode.node.storage.stateexport import NotAnExport, export, import_, stored
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend, StateError
@@ -232,7 +232,7 @@ class StoresApi:
         return self._node.network.me if author == "me" else None if not author else str(author)
 
 
-def _as_json(kept: Kept) -> dict[str, Any]:
+def _as_json(kept: ShardEntry) -> dict[str, Any]:
     return {
         "id": kept.shard.hex(),
         "size": kept.size,
@@ -240,7 +240,7 @@ def _as_json(kept: Kept) -> dict[str, Any]:
         "chunks_in_all": chunk_count(kept.size),
         "complete": kept.complete,
         "pinned": kept.pinned,
-        "fetching": kept.fetching,
+        "fetching": kept.fetches > 0,
         "used": round(kept.used, 3),
     }
 

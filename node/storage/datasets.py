@@ -29,16 +29,12 @@ from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, chunk_count, parse_id
 from swarmnode.protocols.transfer.shard_wire import (
-    HAVE,
     LIMITS,
-    Have,
-    Holdings,
     NoRoom,
     ShardError,
     ShardNotHeld,
@@ -95,7 +91,6 @@ class DataSet(Texts):
         self,
         spec: RunSpec,
         *,
-        rpc: Rpc,
         shards: Shards,
         store: ShardStore,
         runner: Runner,
@@ -104,7 +99,6 @@ class DataSet(Texts):
         emit: Emit,
     ) -> None:
         self._spec = spec
-        self._rpc = rpc
         self._shards = shards
         self._store = store
         self._runner = runner
@@ -335,24 +329,16 @@ class DataSet(Texts):
         lacking = [entry for entry in entries if entry.shard not in self._here]
         first = self._looked * ASKED % max(1, len(lacking))  # each time others, where they are many
         lacking, self._looked = (lacking[first:] + lacking[:first])[:ASKED], self._looked + (len(lacking) > ASKED)
-        said: defaultdict[DataEntry, list[PeerId]] = defaultdict(list)
+        holders: defaultdict[DataEntry, list[PeerId]] = defaultdict(list)
         asked: set[PeerId] = set()
 
         async def ask(peer: PeerId) -> None:
             for at in range(0, len(lacking), LIMITS.asked):
                 batch = lacking[at : at + LIMITS.asked]
-                question = Have(tuple(entry.shard for entry in batch))
-                try:
-                    answer = await self._rpc.call(peer, HAVE, question, Holdings, timeout=LIMITS.call)
-                    if len(answer.shards) != len(batch):
-                        raise ValueError(f"{len(answer.shards)} holdings for {len(batch)} shards")
-                    bits = [holding.bits() for holding in answer.shards]
-                except (CallError, ValueError) as error:
-                    logger.debug("%s does not say which shards it has: %s", peer, error)
-                    return
-                for entry, holding, some in zip(batch, answer.shards, bits, strict=True):
-                    if some and holding.size == entry.size:
-                        said[entry].append(peer)
+                holdings = await self._shards.ask_holdings(peer, *(entry.shard for entry in batch))
+                for entry, holding in zip(batch, holdings, strict=True):
+                    if holding.bits() and holding.size == entry.size:
+                        holders[entry].append(peer)
 
         async def ask_all(peers: Sequence[PeerId]) -> None:
             async with trio.open_nursery() as nursery:
@@ -362,9 +348,9 @@ class DataSet(Texts):
                         nursery.start_soon(ask, peer)
 
         await ask_all([view.peer for view in self._shards.network.peers()])
-        if len(said) < len(lacking):
+        if len(holders) < len(lacking):
             await ask_all(await self._announcers())
-        return {entry: said[entry] for entry in lacking if entry in said}
+        return {entry: holders[entry] for entry in lacking if entry in holders}
 
     async def _announcers(self) -> tuple[PeerId, ...]:
         """Peers that announced the index, and so hold some of the data."""

@@ -61,19 +61,6 @@ _NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One shard in the store, as a person sees it."""
-
-    shard: ShardId
-    size: int  # bytes
-    chunks: int
-    complete: bool
-    pinned: bool
-    used: float  # seconds since the epoch
-    fetching: bool
-
-
-@dataclass(frozen=True)
 class Collected:
     """What a collection freed."""
 
@@ -83,16 +70,22 @@ class Collected:
 
 @dataclass
 class ShardEntry:
-    """One shard in the index."""
+    """One shard in the store."""
 
-    size: int
+    shard: ShardId
+    size: int  # bytes
     complete: bool
-    used: float
+    used: float  # seconds since the epoch
     pinned: bool = False
     fetches: int = 0  # in progress; more than none keeps it from being evicted
     have: int = 0  # bit set of verified chunks, where it is not complete
     stamped: float = 0.0  # when its use was last noted on disk
     checked: int = 0  # bit set of chunks whose bytes on disk were verified since then
+
+    @property
+    def chunks(self) -> int:
+        """How many of them are here."""
+        return chunk_count(self.size) if self.complete else self.have.bit_count()
 
 
 class ShardStore:
@@ -128,8 +121,9 @@ class ShardStore:
             whole = files_of.get("shard")
             content = whole or (files_of.get("part") if "tree" in files_of else None)
             if content is not None:
-                entry = ShardEntry(content.st_size, whole is not None, content.st_mtime, pinned="pin" in files_of)
-                self._entries[bytes.fromhex(name)] = entry
+                shard, pinned = bytes.fromhex(name), "pin" in files_of
+                entry = ShardEntry(shard, content.st_size, whole is not None, content.st_mtime, pinned)
+                self._entries[shard] = entry
             for suffix in files_of:
                 if content is None or (suffix == "part" and whole is not None):
                     (self.folder / f"{name}.{suffix}").unlink()
@@ -151,22 +145,10 @@ class ShardStore:
             whole = [(not entry.pinned, -entry.used, shard) for shard, entry in self._entries.items() if entry.complete]
         return tuple(shard for _, _, shard in sorted(whole)[:limit])
 
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[ShardEntry, ...]:
         """All that is here, the one used last first. Does not block."""
         with self._lock:
-            listed = [
-                Kept(
-                    shard,
-                    entry.size,
-                    chunk_count(entry.size) if entry.complete else entry.have.bit_count(),
-                    entry.complete,
-                    entry.pinned,
-                    entry.used,
-                    entry.fetches > 0,
-                )
-                for shard, entry in self._entries.items()
-            ]
-        return tuple(sorted(listed, key=lambda kept: (-kept.used, kept.shard)))
+            return tuple(sorted(self._entries.values(), key=lambda entry: (-entry.used, entry.shard)))
 
     @property
     def used(self) -> int:
@@ -391,7 +373,7 @@ class ShardStore:
             entry = self._entries.get(shard)
             if entry is None:
                 self._make_room(manifest.size)
-                entry = self._entries[shard] = ShardEntry(manifest.size, False, time.time())
+                entry = self._entries[shard] = ShardEntry(shard, manifest.size, False, time.time())
                 fresh = True
             else:
                 fresh = False
@@ -502,7 +484,7 @@ class ShardStore:
             os.replace(copy, self._file(shard, "shard"))
             self._taking_in.pop(copy, None)
             if entry is None:
-                entry = self._entries[shard] = ShardEntry(manifest.size, True, time.time())
+                entry = self._entries[shard] = ShardEntry(shard, manifest.size, True, time.time())
             elif not entry.complete and not entry.fetches:
                 self._file(shard, "part").unlink(missing_ok=True)
             entry.complete, entry.used = True, time.time()

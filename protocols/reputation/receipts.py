@@ -118,8 +118,8 @@ class PromiseChecks:
                 if not last:
                     await trio.sleep(AGAIN)
                     continue
-                holding = await self._shards.ask_holding(chosen.peer, shard)
-                if holding is not None and holding.complete:
+                (holding,) = await self._shards.ask_holdings(chosen.peer, shard)
+                if holding.complete:
                     self._receipts.promised(chosen.peer, shard, kept=False)
             else:
                 self._receipts.promised(chosen.peer, shard, kept=True)

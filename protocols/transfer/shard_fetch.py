@@ -50,7 +50,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     Have,
     Holding,
     Holdings,
-    Leaves,
     Piece,
     ShardError,
     ShardLimits,
@@ -114,28 +113,26 @@ class FetchContext:
     deliveries: DeliveryLog | None
     askers: Askers
 
-    async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
-        """What `peer` says it has of `shard`; None where it does not answer or makes no sense."""
+    async def ask_holdings(self, peer: PeerId, *shards: ShardId) -> tuple[Holding, ...]:
+        """What `peer` says it has of each, `limits.asked` at most; nothing where it is silent or makes no sense."""
+        nothing = (Holding(),) * len(shards)
         try:
-            answer = await self.rpc.call(peer, HAVE, Have((shard,)), Holdings, timeout=self.limits.call)
-            if len(answer.shards) != 1:
-                raise ValueError(f"{len(answer.shards)} holdings for one shard")
-            answer.shards[0].bits()
+            answer = await self.rpc.call(peer, HAVE, Have(shards), Holdings, timeout=self.limits.call)
+            if len(answer.shards) != len(shards):
+                raise ValueError(f"{len(answer.shards)} holdings for {len(shards)} shards")
+            for holding in answer.shards:
+                holding.bits()
         except CallError as error:
-            log.debug("asking %s for a shard failed: %s", peer, error)
-            return None
+            log.debug("asking %s for shards failed: %s", peer, error)
+            return nothing
         except ValueError as error:
             self.violations.note(peer, str(error))
-            return None
-        return answer.shards[0]
+            return nothing
+        return answer.shards
 
     async def ask_manifest(self, peer: PeerId, shard: ShardId) -> ShardManifest:
         """The manifest of `shard`, from `peer`. Raises CallError, or WireError for a false one."""
-        answer = await self.rpc.call(peer, MANIFEST, WantManifest(shard), Leaves, timeout=self.limits.call)
-        try:
-            manifest = ShardManifest(answer.size, answer.leaves)
-        except ValueError as error:
-            raise WireError(str(error)) from None
+        manifest = await self.rpc.call(peer, MANIFEST, WantManifest(shard), ShardManifest, timeout=self.limits.call)
         if await self.runner(lambda: manifest.id) != shard:
             raise WireError("sent a manifest of another shard")
         return manifest
@@ -289,7 +286,7 @@ class ShardFetch:
         try:
             async with self._asking:
                 holding = await self._ask(peer)
-                if holding is None or not (holding.complete or holding.bits()):
+                if not (holding.complete or holding.bits()):
                     return
                 await self._learn_manifest(peer)
             if self._plan is None:
@@ -312,10 +309,10 @@ class ShardFetch:
         finally:
             self._tried.discard(peer)
 
-    async def _ask(self, peer: PeerId) -> Holding | None:
+    async def _ask(self, peer: PeerId) -> Holding:
         """What `peer` says it has, and whom it names as fetching the same."""
-        holding = await self._context.ask_holding(peer, self.shard)
-        for asker in holding.askers if holding is not None else ():
+        (holding,) = await self._context.ask_holdings(peer, self.shard)
+        for asker in holding.askers:
             if asker != self._context.network.me:
                 self._companions[asker] = None
         while len(self._companions) > COMPANIONS:
@@ -324,14 +321,13 @@ class ShardFetch:
 
     async def _still_promises(self, peer: PeerId) -> bool:
         """Whether a provider that sends nothing says even now that it has the whole shard: it may have dropped it."""
-        holding = await self._ask(peer)
-        return holding is not None and holding.complete
+        return (await self._ask(peer)).complete
 
     async def _refresh(self, source: Source) -> None:
         """Learn which chunks a half-complete provider has by now."""
         holding = await self._ask(source.peer)
         plan = self._plan
-        if plan is None or holding is None or plan.sources.get(source.peer) is not source:
+        if plan is None or plan.sources.get(source.peer) is not source:
             return
         if holding.size == plan.manifest.size:
             plan.refresh(source, holding)

@@ -102,17 +102,9 @@ class Holdings:
 
 @dataclass(frozen=True)
 class WantManifest:
-    """`shards.manifest`: asks for size and leaves of a shard."""
+    """`shards.manifest`: asks for the `ShardManifest` of a shard."""
 
     shard: bytes
-
-
-@dataclass(frozen=True)
-class Leaves:
-    """The answer to WantManifest."""
-
-    size: int
-    leaves: bytes
 
 
 @dataclass(frozen=True)

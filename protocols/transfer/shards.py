@@ -50,7 +50,7 @@ from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
 from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
 from swarmnode.protocols.transfer.shard_plan import Run
-from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, chunk_count
+from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 from swarmnode.protocols.transfer.shard_wire import (
     ASKERS_TOLD,
     HAVE,
@@ -62,7 +62,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     Have,
     Holding,
     Holdings,
-    Leaves,
     Piece,
     ShardError,
     ShardLimits,
@@ -151,11 +150,10 @@ class ShardServer:
                 found[0] = replace(found[0], askers=tuple(self._random.sample(others, min(ASKERS_TOLD, len(others)))))
         return Holdings(tuple(found))
 
-    async def _on_manifest(self, peer: PeerId, request: WantManifest) -> Leaves:
+    async def _on_manifest(self, peer: PeerId, request: WantManifest) -> ShardManifest:
         if len(request.shard) == HASH:
             try:
-                manifest = await self._runner(lambda: self._stores.of(request.shard).manifest(request.shard))
-                return Leaves(manifest.size, manifest.leaves)
+                return await self._runner(lambda: self._stores.of(request.shard).manifest(request.shard))
             except ShardNotHeld:
                 pass
         if not self._may_miss(peer, 1):
@@ -412,8 +410,8 @@ class Shards:
         asked: set[PeerId] = set()
 
         async def ask(peer: PeerId) -> None:
-            holding = await self._context.ask_holding(peer, shard)
-            if holding is not None and (bits := holding.bits()):
+            (holding,) = await self._context.ask_holdings(peer, shard)
+            if bits := holding.bits():
                 found[peer] = Provider(peer, bits.bit_count(), holding.complete)
 
         async def look_up(nursery: trio.Nursery) -> None:
@@ -448,9 +446,9 @@ class Shards:
         except (NetworkError, CallError) as error:
             raise Unavailable(f"{peer} does not send the chunk: {error}") from error
 
-    async def ask_holding(self, peer: PeerId, shard: ShardId) -> Holding | None:
-        """What `peer` says it has of `shard`; None where it does not answer or makes no sense."""
-        return await self._context.ask_holding(peer, shard)
+    async def ask_holdings(self, peer: PeerId, *shards: ShardId) -> tuple[Holding, ...]:
+        """What `peer` says it has of each, `limits.asked` at most; nothing where it is silent or makes no sense."""
+        return await self._context.ask_holdings(peer, *shards)
 
     async def _carry_out(self, fetch: ShardFetch) -> None:
         try:

@@ -28,7 +28,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     Have,
     Holding,
     Holdings,
-    Leaves,
     Piece,
     ShardLimits,
     ShardWant,
@@ -117,8 +116,8 @@ class Nodes:
         async def have(_peer: PeerId, request: Have) -> Holdings:
             return Holdings((holding or Holding(len(CONTENT), True),) * len(request.shards))
 
-        async def manifest(_peer: PeerId, _request: WantManifest) -> Leaves:
-            return Leaves(len(CONTENT), MANIFEST_OF_CONTENT.leaves)
+        async def manifest(_peer: PeerId, _request: WantManifest) -> ShardManifest:
+            return MANIFEST_OF_CONTENT
 
         async def serve(stream: Stream) -> None:
             reader = FrameReader(stream, limit=MAX_MESSAGE)

@@ -49,7 +49,6 @@ class Member:
     def data(self, spec: RunSpec, *, own_text: bool = False) -> DataSet:
         return DataSet(
             spec,
-            rpc=self.rpc,
             shards=self.shards,
             store=self.store,
             runner=inline,
