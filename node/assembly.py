@@ -27,8 +27,8 @@ from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity
 from swarmnode.node.logs import Line, Ring
-from swarmnode.node.metrics import metrics_of
 from swarmnode.node.nat.traversal import NatTraversal
+from swarmnode.node.process import metrics_of
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import RunSession

@@ -17,7 +17,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from swarmnode.node.exitcodes import CONFIG
 from swarmnode.node.host.addresses import parse
 from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml
 
@@ -29,8 +28,6 @@ GIGABYTE = 1e9  # bytes
 MEGABIT = 1e6 / 8  # bytes
 SANDBOX = ("auto", "require", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-
-__all__ = ["CONFIG", "Loaded", "NodeConfig", "SettingError", "default_data_dir", "load_config", "parse_node_table"]
 
 
 @dataclass(frozen=True)
@@ -235,16 +232,8 @@ def _from_text(key: str, text: str) -> Any:
     """A variable's text as the type of its setting; what does not fit stays text, for `coerce` to refuse."""
     wanted = get_type_hints(NodeConfig)[key]
     if wanted is bool:
-        return {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }.get(text.lower(), text)
+        words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+        return words.get(text.lower(), text)
     if wanted in (int, float):
         try:
             return float(text) if wanted is float or not text.lstrip("+-").isdigit() else int(text)

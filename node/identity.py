@@ -134,7 +134,9 @@ def load_or_create(path: Path, passphrase: bytes | None) -> Identity:
     """The identity kept at `path`, made and saved there on first use. Raises IdentityError or DataDirError."""
     try:
         if not path.exists():
-            _create(path, passphrase)
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+            _save(path, passphrase, Ed25519PrivateKey.generate())  # unless another program was faster: its key stays
         return load(path, passphrase)
     except OSError as error:
         raise explain(error, path) from error
@@ -193,13 +195,6 @@ def load(path: Path, passphrase: bytes | None) -> Identity:
             "Move the file away to start with a new key."
         )
     return Identity(private_key, peer_id_of(private_key.public_key().public_bytes_raw()))
-
-
-def _create(path: Path, passphrase: bytes | None) -> None:
-    """Make a key at `path`, unless another program was faster; that one's key then stays."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    _save(path, passphrase, Ed25519PrivateKey.generate())
 
 
 def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> None:

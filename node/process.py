@@ -1,4 +1,4 @@
-"""The daemon as a process among others: its garbage collector, what it tells systemd, and why it ended.
+"""The daemon as a process among others: its garbage collector, its metrics, what it tells systemd, why it ended.
 
 `rest_what_stays`: a node's modules make some 100 000 objects. A full collection visits them all, 30 ms during which
 nothing else goes on, and comes whenever many small objects were made, for instance by connections that come and go. So
@@ -10,26 +10,43 @@ not set and nothing happens.
 `harden`: what the daemon gives up as it starts: rights, core dumps, files that others can read. It needs no rights of
 root.
 
+`metrics_of`: what the process and its parts count. `docs/generate.py` writes their page.
+
 `reason_of`: one error with its exit code for a person, out of nested nurseries' groups.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
 import resource
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
+import trio
+
+from swarmnode import __version__
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
+from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import PortTaken
 from swarmnode.node.trainer.child import TrainerFailed
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.golden import GoldenMismatch
 from swarmnode.training.sandbox import system
+
+VERSION = Metric("swarmnode_info", GAUGE, "always 1; the version of the node", "version")
+UPTIME = Metric("swarmnode_uptime_seconds", GAUGE, "seconds since the node started")
+RESIDENT = Metric("swarmnode_resident_bytes", GAUGE, "bytes of memory that the daemon holds; its trainer not included")
+TASKS = Metric("swarmnode_tasks", GAUGE, "tasks that the daemon runs at the same time")
+LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/host/limits.py names", "limit")
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -77,6 +94,46 @@ def harden() -> None:
 
 def runs_as_root() -> bool:
     return os.geteuid() == 0
+
+
+class Measured(Protocol):
+    """A part that has numbers to show."""
+
+    def measure(self, metrics: Metrics) -> None: ...
+
+
+def metrics_of(limits: Limits, *parts: Measured) -> Metrics:
+    """The metrics of a node that starts now and consists of `parts`."""
+    metrics = Metrics()
+    started = time.monotonic()
+    metrics.show(VERSION, lambda: {__version__: 1})
+    metrics.show(UPTIME, lambda: time.monotonic() - started)
+    metrics.show(RESIDENT, resident_bytes)
+    metrics.show(TASKS, lambda: float(trio.lowlevel.current_statistics().tasks_living))
+    flat = dict(_numbers(limits, ""))
+    metrics.show(LIMIT, lambda: flat)
+    for part in parts:
+        part.measure(metrics)
+    return metrics
+
+
+def _numbers(limits: Any, prefix: str) -> Iterator[tuple[str, float]]:
+    """All limits that are numbers, as `part.name`, or `part.part.name` where a part has parts."""
+    for field in dataclasses.fields(limits):
+        value = getattr(limits, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _numbers(value, f"{prefix}{field.name}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{field.name}", float(value)
+
+
+def resident_bytes() -> float:
+    """Of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 class DaemonError(ExpectedError):

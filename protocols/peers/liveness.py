@@ -174,12 +174,11 @@ class Liveness:
         watched = self._watched.get(peer)
         return watched is not None and watched.suspected.is_set()
 
-    def said_goodbye(self, peer: PeerId) -> None:
-        """The peer itself says that it leaves: suspect it at once."""
-        self.suspect(peer)
-
     def suspect(self, peer: PeerId) -> None:
-        """Suspect a watched peer at once: whoever waits for it saw a reason. Its next answer ends it, as always."""
+        """Suspect a watched peer at once: it said that it leaves, or whoever waits for it saw a reason.
+
+        Its next answer ends it, as always.
+        """
         if peer in self._watched:
             self._suspect(peer, self._watched[peer])
 

@@ -199,9 +199,14 @@ def check(attested: Attested, finding: Finding, works: Mapping[bytes, RoundWork]
     return Checked.CONFIRMED if any(agrees) else Checked.CONTRADICTED
 
 
-def contradicted(attested: Attested, works: Mapping[bytes, RoundWork]) -> bool:
-    """Whether something that it says is disproved."""
-    return any(check(attested, finding, works) is Checked.CONTRADICTED for finding in attested.what.found)
+def disproved(attested: Iterable[Attested], works: Iterable[RoundWork]) -> frozenset[str]:
+    """Whose attestations these rounds contradict."""
+    rounds = named(works)
+    return frozenset(
+        one.attester
+        for one in attested
+        if any(check(one, finding, rounds) is Checked.CONTRADICTED for finding in one.what.found)
+    )
 
 
 def _agrees(one: Judged, attested: Attested, finding: Finding) -> bool | None:

@@ -51,8 +51,9 @@ from swarmnode.protocols.reputation.attestation import (
     Attested,
     Finding,
     Saw,
+    disproved,
 )
-from swarmnode.protocols.reputation.view import LATELY, PeerScore, disproved, of_own_data, standings
+from swarmnode.protocols.reputation.view import LATELY, PeerScore, of_own_data, standings
 from swarmnode.training.verify.replay import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more

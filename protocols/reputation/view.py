@@ -34,7 +34,6 @@ from swarmnode.protocols.reputation.account import (
     HARM_FROM,
     NEWCOMER,
     Account,
-    RoundWork,
     behaviour,
     contained,
     score,
@@ -42,7 +41,7 @@ from swarmnode.protocols.reputation.account import (
     weighted_median,
     work,
 )
-from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested, contradicted, latest, named
+from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested, latest
 
 FEW = 4.0  # rounds of own observation that weigh as much as all others' words together
 DOUBT = 0.5  # weight of having seen nothing, in full voices: one weak voice convinces nobody
@@ -171,12 +170,6 @@ def standings(
         [peer for peer, one in found.items() if one.probation and not one.contained and peer != me],
     )
     return {peer: replace(one, share=held.get(peer, 0.0)) for peer, one in found.items()}
-
-
-def disproved(attested: Iterable[Attested], works: Iterable[RoundWork]) -> frozenset[str]:
-    """Whose attestations these rounds contradict."""
-    rounds = named(works)
-    return frozenset(one.attester for one in attested if contradicted(one, rounds))
 
 
 def reasons(standing: PeerScore, *, unique: float = 1.0) -> tuple[str, ...]:

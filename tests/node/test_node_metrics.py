@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.metrics import metrics_of
+from swarmnode.node.process import metrics_of
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits

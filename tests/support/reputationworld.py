@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from swarmnode.protocols.chain.statements import ACCEPTED, REFUSED_NO_GAIN
 from swarmnode.protocols.reputation.account import DECAY, Account, Judged, RoundWork, after_roster
-from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested
-from swarmnode.protocols.reputation.view import PeerScore, disproved, standings
+from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested, disproved
+from swarmnode.protocols.reputation.view import PeerScore, standings
 
 NOISE = 0.3  # of one judge's measurement, relative to an honest contribution's gain
 UNIT = 1000  # micro-bits per byte that an honest contribution gains

@@ -302,7 +302,7 @@ class Acceptor:
         known = peer in self.candidates()
         if known and goodbye.round in (self.position.round, self.position.round + 1):
             self._excused[peer] = goodbye.round
-            self._parts.liveness.said_goodbye(peer)
+            self._parts.liveness.suspect(peer)
             self.notify()
         return Noted()
 

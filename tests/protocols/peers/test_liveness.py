@@ -176,7 +176,7 @@ def test_a_suspicion_is_remembered_for_a_while_and_ends_with_any_answer(simulate
 def test_a_goodbye_is_as_good_as_silence(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         liveness, peer = await pair(world, nursery)
-        nursery.start_soon(_later, 0.1, lambda: liveness.said_goodbye(peer))
+        nursery.start_soon(_later, 0.1, lambda: liveness.suspect(peer))
         with trio.fail_after(0.2), pytest.raises(PeerGoneSilent):
             await liveness.unless_gone(peer, trio.sleep_forever)
 
@@ -258,7 +258,7 @@ def test_what_is_remembered_of_peers_is_bounded(simulated: Simulated) -> None:
         liveness, _ = await pair(world, nursery)
         for i in range(3 * PEERS_REMEMBERED):
             with liveness.watching([f"peer{i}"]):
-                liveness.said_goodbye(f"peer{i}")
+                liveness.suspect(f"peer{i}")
         assert len(liveness._suspected_at) == PEERS_REMEMBERED and not liveness._watched
 
     simulated(main)
