@@ -208,7 +208,7 @@ class RankSet:
     def keys(self, lo: bytes = START, hi: bytes = END, limit: int | None = None) -> list[bytes]:
         """The ranks of a range, ascending; with `limit`, only so many of the lowest."""
         found: list[bytes] = []
-        for leaf, first, behind in self._parts(lo, hi):
+        for leaf, first, behind in self._inside(lo, hi):
             found += leaf.part(first, behind)
             if limit is not None and len(found) >= limit:
                 return found[:limit]
@@ -219,7 +219,7 @@ class RankSet:
         if lo == START and hi == END:
             return self._total, len(self)
         total, count = lthash.zero(), 0
-        for leaf, first, behind in self._parts(lo, hi):
+        for leaf, first, behind in self._inside(lo, hi):
             if behind - first == leaf.count:
                 np.add(total, leaf.sum, out=total)
             else:
@@ -227,7 +227,7 @@ class RankSet:
             count += behind - first
         return total, count
 
-    def _parts(self, lo: bytes, hi: bytes) -> Iterator[tuple[_Leaf, int, int]]:
+    def _inside(self, lo: bytes, hi: bytes) -> Iterator[tuple[_Leaf, int, int]]:
         """The leaves in which a range lies, and from which place to before which other."""
         if not self._leaves or lo >= hi:
             return

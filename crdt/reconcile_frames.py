@@ -35,7 +35,7 @@ SHORT_SIZE = 6  # bytes
 MAX_LISTING = 256  # short ids
 
 HELLO, EQUAL, DIFFER, ASKS, ANSWERS = range(1, 6)
-_LIST, _PARTS, _WHOLE, _TOLD, _TOLD_BELOW = range(5)
+_LIST, _PARTS, _WHOLE, _DIFFERENCE, _DIFFERENCE_BELOW = range(5)
 _HLC = 8  # bytes
 
 
@@ -187,7 +187,7 @@ class RangeWriter:
             self.number(_WHOLE)
             self.ranks(answer.ranks)
         elif isinstance(answer, Difference):
-            self.number(_TOLD if answer.below is None else _TOLD_BELOW)
+            self.number(_DIFFERENCE if answer.below is None else _DIFFERENCE_BELOW)
             self.ranks(answer.ranks)
             self.number(len(answer.positions))
             last = 0
@@ -301,8 +301,8 @@ class RangeReader:
 
     def answer(self, ask: Ask) -> Answer:
         """The answer to an ask that is not settled."""
-        kind = self.number(_TOLD_BELOW)
-        if kind >= _TOLD and isinstance(ask, Listing):
+        kind = self.number(_DIFFERENCE_BELOW)
+        if kind >= _DIFFERENCE and isinstance(ask, Listing):
             ranks = self.ranks(ask.lo, ask.hi)
             positions: list[int] = []
             for _ in range(self.number(len(ask.shorts))):
@@ -312,7 +312,7 @@ class RangeReader:
                 positions.append((positions[-1] if positions else 0) + step)
             if positions and positions[-1] >= len(ask.shorts):
                 raise Malformed("a position behind the end of the listing")
-            below = self.bound_in(ask.lo, ask.hi) if kind == _TOLD_BELOW else None
+            below = self.bound_in(ask.lo, ask.hi) if kind == _DIFFERENCE_BELOW else None
             if below is not None and (below == ask.hi or (ranks and ranks[-1] >= below)):
                 raise Malformed("an answer as far as a bound that does not fit it")
             return Difference(ranks, tuple(positions), below)

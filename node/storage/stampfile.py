@@ -69,7 +69,7 @@ class StampFile:
         """As `HybridClock.observe`."""
         self._clock.observe(stamp, now)
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """At an orderly end: leave the last stamp as the ceiling, so that the next start is not ahead. Blocks."""
         if self._ceiling > self._clock.last:
             self._write(self._clock.last)

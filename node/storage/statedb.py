@@ -17,7 +17,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -115,11 +115,14 @@ class StateDatabase:
         self._authors: dict[str, int] = {}  # numbers in the database by name
         self._counts: Counter[Slot] = Counter()  # elements
         self.closed = False
+        _make_file(path)
         with ExitStack() as files:
-            self._connection = _open_writer(path, run_id)
-            files.callback(self._connection.close)
-            self._reader = _open_reader(path)
-            files.callback(self._reader.close)
+            with self._explaining():
+                self._connection = files.enter_context(closing(_connect(path)))
+                _prepare(self._connection, path, run_id)
+                self._reader = files.enter_context(closing(_connect(path)))  # beside the writer
+                self._reader.execute(f"PRAGMA cache_size = -{CACHE}")
+                self._reader.execute("PRAGMA query_only = 1")
             self._recall()
             self.ranks = self._load()  # of all elements: what is committed, and at no moment more
             self._files = files.pop_all()
@@ -373,39 +376,13 @@ def _explained(error: sqlite3.Error, path: Path) -> StateError:
     raise error
 
 
-def _open_writer(path: Path, run_id: str) -> sqlite3.Connection:
-    """The writer's connection, with the present schema.
-
-    Raises Damaged, StateVersion, Unwritable, or DataDirError where the directory cannot be used.
-    """
+def _make_file(path: Path) -> None:
+    """Raises DataDirError where the directory cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would leave it open to others
     except OSError as error:
         raise explain(error, path) from error
-    connection = _connect(path)
-    try:
-        _prepare(connection, path, run_id)
-    except sqlite3.Error as error:
-        connection.close()
-        raise _explained(error, path) from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _open_reader(path: Path) -> sqlite3.Connection:
-    """A second connection, for reading beside the writer. Raises Damaged or Unwritable."""
-    connection = _connect(path)
-    try:
-        connection.execute(f"PRAGMA cache_size = -{CACHE}")
-        connection.execute("PRAGMA query_only = 1")
-        connection.execute("SELECT count(*) FROM about").fetchone()
-    except sqlite3.Error as error:
-        connection.close()
-        raise _explained(error, path) from error
-    return connection
 
 
 def set_aside(path: Path) -> Path:
@@ -431,13 +408,11 @@ def size_on_disk(path: Path) -> int:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    try:
-        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-    except sqlite3.Error as error:
-        raise _explained(error, path) from error
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
+    """Give the writer's connection its settings and the present schema. Raises Damaged, StateVersion, DataDirError."""
     connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE}")
     connection.execute("PRAGMA cache_spill = 0")  # a page that a transaction changes often is logged once
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has its effect before the first table is made

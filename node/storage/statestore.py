@@ -127,7 +127,7 @@ class StateStore(StateBackend):
                 async with self._writing, self._reading:
                     database, self._opened = self._opened, None
                     await self._runner(database.close)
-                    await self._runner(self._settle)
+                    await self._runner(self._release)
 
     def _start(self) -> StateDatabase:
         """Blocks."""
@@ -150,9 +150,9 @@ class StateStore(StateBackend):
         self._warnings["damage"] = f"{error}; it is now {aside.name}, and the state is fetched again from peers"
         logger.error("%s", self._warnings["damage"])
 
-    def _settle(self) -> None:
+    def _release(self) -> None:
         try:
-            self._clock.settle()
+            self._clock.release()
         except Unwritable as error:
             logger.warning("after the next start records are dated up to a second ahead: %s", error)
 

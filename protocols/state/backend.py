@@ -37,7 +37,7 @@ from swarmnode.protocols.network import PeerId
 WAITING = 256  # changes kept for one reader; some 200 kB of notes
 MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
 ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
-HEARD = 32  # peers whose clocks are remembered, the last heard ones
+CLOCKS = 32  # peers whose clocks are remembered, those whose time came last
 Rank = bytes
 
 
@@ -93,11 +93,11 @@ class PeerClocks:
     def __init__(self) -> None:
         self._ahead: OrderedDict[PeerId, int] = OrderedDict()  # ms that a peer's clock is ahead of this node's
 
-    def heard(self, peer: PeerId, ahead: int) -> None:
+    def record(self, peer: PeerId, ahead: int) -> None:
         """`peer`'s clock is so many ms ahead of this node's."""
         self._ahead[peer] = ahead
         self._ahead.move_to_end(peer)
-        if len(self._ahead) > HEARD:
+        if len(self._ahead) > CLOCKS:
             self._ahead.popitem(last=False)
 
     def forget(self, peer: PeerId) -> None:

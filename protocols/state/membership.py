@@ -167,7 +167,7 @@ class Membership:
         self._leases: dict[PeerId, Record] = {}
         self._gone: dict[PeerId, float] = {}  # whose leases ran out, in that order, and when, trio time
         self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
-        self._told: tuple[Address, ...] = ()  # addresses in it
+        self._published: tuple[Address, ...] = ()  # addresses in it
         self._displaced: KeyInUse | None = None
         self._seen_duplicate = trio.Event()  # another life of this node signed a lease
         self.complaint = ""  # why this node has no lease now, for its owner
@@ -220,8 +220,8 @@ class Membership:
 
     async def _renew(self) -> None:
         self._lasts, self._renewed = lease_of(len(self.members()) + 1), trio.current_time()
-        self._told = self._addresses()
-        await self._write({"addresses": self._told, "lasts": self._lasts, **self._duplicates.mark})
+        self._published = self._addresses()
+        await self._write({"addresses": self._published, "lasts": self._lasts, **self._duplicates.mark})
 
     def _addresses(self) -> tuple[Address, ...]:
         addresses: list[Address] = []
@@ -243,7 +243,7 @@ class Membership:
         while True:
             await trio.sleep(RENEW_EVERY)
             due = trio.current_time() - self._renewed >= self._lasts / RENEWALS - RENEW_EVERY / 2
-            if due or self.complaint or self._addresses() != self._told:
+            if due or self.complaint or self._addresses() != self._published:
                 await self._renew()
             self._let_go()
 

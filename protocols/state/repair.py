@@ -128,7 +128,7 @@ class Repair:
             step = RepairStep(self._backend.run_id, session, frame, self._backend.now())
             answer = await self._rpc.call(peer, "state.repair", step, RepairAnswer, timeout=STEP_TIMEOUT)
             if first:
-                self.heard_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
+                self.record_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
                 first = False
             try:
                 frame = await self._runner(partial(initiator.receive, answer.frame))
@@ -175,10 +175,10 @@ class Repair:
             self._neighbours.holds(peer, some)
         return gave
 
-    def heard_time(self, peer: PeerId, time: int) -> None:
+    def record_time(self, peer: PeerId, time: int) -> None:
         """`peer`'s clock shows `time` ms; that counts for as long as it is connected."""
         if self._neighbours.connected(peer):
-            self._backend.clocks.heard(peer, time - self._backend.now())
+            self._backend.clocks.record(peer, time - self._backend.now())
 
     # --- the responder ----------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Repair:
             responder = Responder(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
             session = _Session(step.session, responder, now)
             if step.time:
-                self.heard_time(peer, step.time)
+                self.record_time(peer, step.time)
         try:
             frame = await self._runner(lambda: session.responder.receive(step.frame))
         except CutoffRefused as error:

@@ -272,7 +272,7 @@ class StateSync:
             asked = trio.current_time()
             query = OwnQuery(self._backend.run_id)
             own = await self._rpc.call(peer, "state.own", query, OwnElements, timeout=OWN_TIMEOUT)
-            self._repair.heard_time(peer, own.time + int(500 * (trio.current_time() - asked)))
+            self._repair.record_time(peer, own.time + int(500 * (trio.current_time() - asked)))
             await self.intake.insert(peer, own.sealed)
             self._remembered.add(peer)
             if len(self._remembered) >= ENOUGH:

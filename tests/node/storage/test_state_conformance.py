@@ -313,11 +313,11 @@ async def test_a_node_says_one_thing_under_a_write_once_key(make: Make) -> None:
 async def test_a_node_whose_clock_peers_do_not_confirm_signs_nothing(make: Make) -> None:
     async with make() as backend:
         for number in range(ENOUGH):
-            backend.clocks.heard(f"peer {number}", 2 * MAX_OFF)
+            backend.clocks.record(f"peer {number}", 2 * MAX_OFF)
         with pytest.raises(WrongClock, match="60 s behind"):
             await backend.write("note/a", 1)
         for number in range(ENOUGH):
-            backend.clocks.heard(f"peer {number}", 0)
+            backend.clocks.record(f"peer {number}", 0)
         await backend.write("note/a", 1)
 
 

@@ -108,7 +108,7 @@ def test_all_is_there_after_a_restart(lab: Lab) -> None:
 def test_stamps_grow_over_restarts_and_crashes_whatever_the_real_clock_does(lab: Lab) -> None:
     def crash(store: StateStore) -> None:
         """The clock's file is as a SIGKILL leaves it."""
-        store._clock.settle = lambda: None  # type: ignore[method-assign]
+        store._clock.release = lambda: None  # type: ignore[method-assign]
 
     async def main() -> None:
         last = 0
@@ -306,7 +306,7 @@ def test_a_damaged_database_is_moved_aside_and_begun_anew(lab: Lab, where: str) 
             heard = notes(2000)
             await store.merge(heard)
             last = (await store.write("note/mine", 1)).hlc
-            store._clock.settle = lambda: None  # type: ignore[method-assign]
+            store._clock.release = lambda: None  # type: ignore[method-assign]
         size = lab.path.stat().st_size
         offsets = {"header": [0], "first table": [4096], "everywhere": range(4096, size - 4096, 4096)}[where]
         for offset in offsets:

@@ -120,7 +120,7 @@ def test_a_disk_that_cannot_be_read_ends_nothing(simulated: Simulated) -> None:
 def test_the_clocks_of_peers_that_left_do_not_count() -> None:
     clock = PeerClocks()
     for number in range(ENOUGH):
-        clock.heard(f"gone {number}", 2 * MAX_OFF)
+        clock.record(f"gone {number}", 2 * MAX_OFF)
     assert clock.complaint
     for number in range(ENOUGH):
         clock.forget(f"gone {number}")
