@@ -73,7 +73,7 @@ class Neighbours:
     def __init__(self, network: Network, violations: Violations) -> None:
         self._network = network
         self.violations = violations
-        self.equivocators: set[str] = set()
+        self.equivocators: set[str] = set()  # evidence stands against them, or stood since this node started
         self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._distrusted: dict[PeerId, float] = {}  # the same, for what it said
         self._holders: OrderedDict[Rank, set[PeerId]] = OrderedDict()

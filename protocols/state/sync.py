@@ -96,9 +96,9 @@ class StateSync:
         self._rng = rng or random.Random()
         self.violations = Violations(PROTOCOL)
         self.intake = StateIntake(backend, verify=network.verify, runner=runner, violations=self.violations)
-        self._neighbours = Neighbours(network, self.violations)
-        self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self._neighbours, rng=self._rng)
-        self._repair = Repair(backend, rpc, self.intake, self._neighbours, runner=runner, rng=self._rng)
+        self.neighbours = Neighbours(network, self.violations)
+        self.pusher = Pusher(backend, rpc, me=network.me, neighbours=self.neighbours, rng=self._rng)
+        self._repair = Repair(backend, rpc, self.intake, self.neighbours, runner=runner, rng=self._rng)
         self._own_queries = Budget[PeerId](OWN_QUERIES)
         self._repairing: dict[PeerId, trio.Event] = {}
         self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
@@ -115,23 +115,14 @@ class StateSync:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})
-        metrics.show(EQUIVOCATORS, lambda: len(self._neighbours.equivocators))
+        metrics.show(EQUIVOCATORS, lambda: len(self.neighbours.equivocators))
         for part in (self.pusher, self.intake, self.violations):
             part.measure(metrics)
-
-    @property
-    def equivocators(self) -> frozenset[str]:
-        """Authors against whom evidence stands, or stood since this node started."""
-        return frozenset(self._neighbours.equivocators)
 
     @property
     def remembered(self) -> bool:
         """Whether somebody told this node what it signed before: a restored backup knows it from nobody else."""
         return bool(self._remembered)
-
-    def trusts(self, peer: PeerId) -> bool:
-        """Whether the peer is told news and asked to repair when it is connected."""
-        return self._neighbours.trusts(peer)
 
     @property
     def complaints(self) -> tuple[str, ...]:
@@ -180,7 +171,7 @@ class StateSync:
     async def repair_with_all(self) -> None:
         """One repair with every neighbour, now."""
         async with trio.open_nursery() as nursery:
-            for peer in self._neighbours.here():
+            for peer in self.neighbours.here():
                 nursery.start_soon(self._repair_in_turn, peer)
 
     async def _repair_in_turn(self, peer: PeerId) -> None:
@@ -196,18 +187,18 @@ class StateSync:
         self.begun += 1
         ended = False
         try:
-            with self._neighbours.talking_to(peer), trio.fail_after(REPAIR_WITHIN):
+            with self.neighbours.talking_to(peer), trio.fail_after(REPAIR_WITHIN):
                 await self._repair.repair(peer)
                 ended = True
         except trio.TooSlowError:
             self.violations.note(peer, f"a repair takes longer than {REPAIR_WITHIN:.0f} s", Kind.LOAD)
-            self._neighbours.leave_alone(peer)
+            self.neighbours.leave_alone(peer)
         finally:
             del self._repairing[peer]
             done.set()
         if ended:
             self.repairs += 1
-            if self._neighbours.connected(peer):
+            if self.neighbours.connected(peer):
                 self._repaired_at[peer] = trio.current_time()
         return ended
 
@@ -219,7 +210,7 @@ class StateSync:
                 nursery.start_soon(self._fetch, peer, ranks)
 
     async def _fetch(self, peer: PeerId, ranks: list[Rank]) -> None:
-        with self._neighbours.talking_to(peer):
+        with self.neighbours.talking_to(peer):
             await self._repair.fetch(peer, ranks)
 
     # --- occasions --------------------------------------------------------------------------------------------------
@@ -227,19 +218,19 @@ class StateSync:
     async def _repair_now_and_then(self) -> None:
         while True:
             await trio.sleep(REPAIR_EVERY * self._rng.uniform(0.8, 1.2))
-            for peer in self._neighbours.some(self._rng, TRIES, but=self._repairing):
+            for peer in self.neighbours.some(self._rng, TRIES, but=self._repairing):
                 if await self.repair_with(peer):
                     break
 
     async def _greet(self, peer: PeerId) -> None:
         """A connection came up: who dialled repairs at once, the other where it did not."""
-        self._neighbours.welcome(peer)
+        self.neighbours.welcome(peer)
         since = trio.current_time()
         if any(view.peer == peer and view.inbound for view in self._network.peers()):
             await trio.sleep(GREETED_AFTER)
             if self._repaired_at.get(peer, -1.0) >= since and self._recovered.is_set():
                 return
-        if peer in self._neighbours.here():
+        if peer in self.neighbours.here():
             await self._meet(peer)
 
     async def _meet(self, peer: PeerId) -> None:
@@ -250,16 +241,16 @@ class StateSync:
     async def _look_at_evidence(self) -> None:
         try:
             for element in await self._backend.select(EVIDENCE.name, limit=EVIDENCE_LOOKED_AT):
-                self._neighbours.equivocators.add(element.author)
+                self.neighbours.equivocators.add(element.author)
         except StateError as error:
             logger.warning("evidence against authors could not be read: %s", error)
 
     async def _convict(self, evidence: trio.MemoryReceiveChannel[Change]) -> None:
         async for change in evidence:
             offender = change.element.author
-            if offender not in self._neighbours.equivocators:
+            if offender not in self.neighbours.equivocators:
                 logger.warning("%s said two things under one key; its calls are refused from now on", offender)
-                self._neighbours.equivocators.add(offender)
+                self.neighbours.equivocators.add(offender)
                 self.violations.note(offender, "signed two records under one write-once key", Kind.LIE)
             if change.lost:
                 await self._look_at_evidence()
@@ -268,7 +259,7 @@ class StateSync:
 
     async def _remember(self, peer: PeerId) -> None:
         """Ask `peer` what this node signed before, and advance past it."""
-        with self._neighbours.talking_to(peer):
+        with self.neighbours.talking_to(peer):
             asked = trio.current_time()
             query = OwnQuery(self._backend.run_id)
             own = await self._rpc.call(peer, "state.own", query, OwnElements, timeout=OWN_TIMEOUT)
@@ -292,17 +283,17 @@ class StateSync:
             raise Refuse("unknown-run", "this node does not take part in that run")
         if (why := self.violations.refuses(peer)) is not None:
             raise Refuse("refused", why)
-        if peer in self._neighbours.equivocators:
+        if peer in self.neighbours.equivocators:
             raise Refuse("refused", "the peer signed two records under one write-once key")
-        self._neighbours.welcome(peer)
+        self.neighbours.welcome(peer)
 
     async def _on_push(self, peer: PeerId, push: Push) -> Pushed:
         self._admit(peer, push.run_id)
         ranks = split(push.ranks)
-        self._neighbours.holds(peer, ranks)
+        self.neighbours.holds(peer, ranks)
         with _refusing():
             inserted = await self.intake.insert_pushed(peer, push.sealed)
-        self._neighbours.holds(peer, (element.rank for element in inserted.new))
+        self.neighbours.holds(peer, (element.rank for element in inserted.new))
         return Pushed(joined(rank for rank in ranks if self.intake.asks(peer, rank)))
 
     async def _on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:

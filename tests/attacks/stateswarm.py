@@ -103,7 +103,9 @@ class StateSwarm:
         """Note who tells an attacker nothing, at any time: a refused one is let back when it has been quiet."""
         while True:
             for node in self.honest:
-                self.shunned |= {(node.me, each.me) for each in self.attackers if not node.sync.trusts(each.me)}
+                self.shunned |= {
+                    (node.me, each.me) for each in self.attackers if not node.sync.neighbours.trusts(each.me)
+                }
             await trio.sleep(0.5)
 
     def shunning(self) -> set[str]:

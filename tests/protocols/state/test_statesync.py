@@ -299,7 +299,7 @@ def test_two_records_under_a_write_once_key_convict_their_author_everywhere(simu
         await push(liar, honest[3], liar.signs("commit/00000001/0", 2).sealed)
         await trio.sleep(5)
         assert len({node.hash() for node in honest}) == 1
-        assert all(node.sync.equivocators == {liar.me} for node in honest)
+        assert all(node.sync.neighbours.equivocators == {liar.me} for node in honest)
         with pytest.raises(Refused):
             await push(liar, honest[0])
 
@@ -368,7 +368,7 @@ def test_a_restored_node_signs_nothing_twice(simulated: Simulated) -> None:
             await connect((restored, peer) for peer in peers)
         assert restored.state.has(rank(said))
         assert (await restored.sync.write("note/a", 2)).hlc > note.hlc
-        assert not any(peer.sync.equivocators for peer in peers)
+        assert not any(peer.sync.neighbours.equivocators for peer in peers)
 
     simulated(main)
 

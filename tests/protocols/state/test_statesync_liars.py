@@ -118,13 +118,13 @@ def test_a_lying_responder_ends_is_shunned_and_keeps_nobody_from_the_truth(simul
         await trio.sleep(60)
         steps = liar.steps
         assert 1 <= steps <= 64
-        assert not node.sync.trusts(liar.me)
+        assert not node.sync.neighbours.trusts(liar.me)
         await trio.sleep(5 * REPAIR_EVERY)
         assert liar.steps == steps
         record = await honest.sync.write("note/a", 1)
         await trio.sleep(2)
         assert node.state.has(record.rank)
-        assert node.sync.trusts(honest.me)
+        assert node.sync.neighbours.trusts(honest.me)
 
     simulated(main)
 
