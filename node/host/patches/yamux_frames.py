@@ -41,7 +41,7 @@ class FrameQueue:
         self._answers: deque[bytes] = deque()
         self._small: deque[bytes] = deque()
         self._small_size = 0
-        self._bulk: deque[tuple[Sender | None, bytes, Piece]] = deque()
+        self._bulk: deque[tuple[Sender, bytes, Piece]] = deque()
         self._bulk_size = 0
 
     def __bool__(self) -> bool:
@@ -75,11 +75,6 @@ class FrameQueue:
             self._bulk.append((stream, frame, body))
             self._bulk_size += size
 
-    def put_last(self, frame: bytes) -> None:
-        """A frame that goes after all that wait now."""
-        self._bulk.append((None, frame, b""))
-        self._bulk_size += len(frame)
-
     def batch(self) -> list[Piece]:
         """The next frames to write, at least one where there is any; each in one piece, or in two."""
         taken: list[Piece] = []
@@ -96,8 +91,7 @@ class FrameQueue:
             if taken and size + whole > BATCH:
                 break
             self._bulk.popleft()
-            if stream is not None:
-                stream.in_bulk -= 1
+            stream.in_bulk -= 1
             taken.append(frame)
             if body:
                 taken.append(body)

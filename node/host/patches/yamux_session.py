@@ -25,6 +25,7 @@ No longer needed when the `test_stock_yamux_still_…` tests in tests/node/host/
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from statistics import median
@@ -99,8 +100,7 @@ class YamuxSession(IMuxedConn):
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_id = 1 if self._initiator else 2
         self._streams: dict[int, YamuxStream] = {}
-        self._arrived: deque[YamuxStream] = deque()
-        self._arrival = trio.lowlevel.ParkingLot()
+        self._opened, self._to_accept = trio.open_memory_channel[YamuxStream](math.inf)  # by the peer
         self._work = trio.Event()
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
@@ -140,11 +140,6 @@ class YamuxSession(IMuxedConn):
         if not self._closing:
             self.outbox.answer(frame)
             self._write_now()
-
-    def send_last(self, frame: bytes) -> None:
-        """A frame that goes after all that wait now."""
-        self.outbox.put_last(frame)
-        self._wake()
 
     def _write_now(self) -> None:
         """Write what waits without waking the writer, where nobody writes; while frames are taken, answers gather."""
@@ -206,7 +201,7 @@ class YamuxSession(IMuxedConn):
         self._closing = True
         for stream in tuple(self._streams.values()):
             stream.break_off()
-        self._arrival.unpark_all()
+        self._opened.close()
         self.outbox.room.unpark_all()
         self._drained.set()
         self._wake()
@@ -334,8 +329,7 @@ class YamuxSession(IMuxedConn):
             return None
         stream = self._streams[stream_id] = YamuxStream(self, stream_id)
         self.answer(HEADER.pack(0, WINDOW_UPDATE, ACK, stream_id, 0))
-        self._arrived.append(stream)
-        self._arrival.unpark(count=1)
+        self._opened.send_nowait(stream)
         return stream
 
     def _on_ping(self, flags: int, nonce: int) -> None:
@@ -381,17 +375,18 @@ class YamuxSession(IMuxedConn):
         return stream
 
     async def accept_stream(self) -> YamuxStream:
-        while not self._arrived:
-            if self._closing:
-                raise MuxedConnUnavailable("the connection ended")
-            await self._arrival.park()
-        return self._arrived.popleft()
+        try:
+            return await self._to_accept.receive()
+        except trio.EndOfChannel:
+            raise MuxedConnUnavailable("the connection ended") from None
 
     async def close(self) -> None:
-        """Say goodbye, wait up to FLUSH seconds until what was queued is sent, and close."""
+        """Wait up to FLUSH seconds until what was queued is sent, say goodbye after it, and close."""
         if not self._closing and self.event_started.is_set():
-            self.send_last(HEADER.pack(0, GO_AWAY, 0, 0, 0))
             await self._flush()
+            if self._idle:  # it went
+                self.answer(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+                await self._flush()
         with trio.CancelScope(shield=True):
             await self.abandon("closed here")
 

@@ -179,7 +179,7 @@ def test_broken_frames_of_a_peer_that_shook_hands_leave_nothing_behind() -> None
                 await stranger.connect(node.addresses[0])
                 connection = stranger.connections.best(node.me)
                 assert connection is not None
-                connection.session.send_last(broken_frames(dice))
+                connection.session.answer(broken_frames(dice))
                 with trio.move_on_after(0.02):
                     await connection.session.event_closed.wait()
 

@@ -461,6 +461,23 @@ def test_socket_that_takes_nothing_ends_the_connection_and_cancelling_a_sender_d
     run(main)
 
 
+def test_a_polite_close_says_goodbye_after_all_that_waited() -> None:
+    async def main() -> None:
+        async with pair(YamuxSession) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(bytes(200_000))
+            await left.close()
+            await trio.sleep(1)
+            assert right.is_closed
+            received = 0
+            while received < 200_000:
+                received += len(await back.receive_some(1 << 20))
+            with pytest.raises(MuxedStreamReset):
+                await back.receive_some(1)
+
+    run(main)
+
+
 def test_finished_stream_is_read_to_its_end_though_the_sender_dropped_it() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _):

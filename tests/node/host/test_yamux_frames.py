@@ -49,13 +49,6 @@ def test_frames_of_one_stream_keep_their_order_whatever_their_size() -> None:
     assert mixed.in_bulk == 0
 
 
-def test_the_last_frame_goes_after_all_that_wait() -> None:
-    outbox, calls = FrameQueue(), stream()
-    outbox.put_last(b"goodbye")
-    outbox.put(calls, b"call")
-    assert outbox.batch() == [b"call", b"goodbye"]
-
-
 def test_bulk_goes_on_under_a_flood_of_small_frames() -> None:
     outbox, bulk, calls = FrameQueue(), stream(), stream()
     for _ in range(MAX_BULK // MAX_FRAME):
