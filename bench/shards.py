@@ -42,7 +42,7 @@ from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.transfer.shard_tree import ShardId
+from swarmnode.protocols.transfer.shard_manifest import ShardId
 from swarmnode.protocols.transfer.shards import Shards
 
 PLAIN = "/bench/plain/1"  # 8 bytes, big-endian, ask for so many bytes

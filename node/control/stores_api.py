@@ -24,7 +24,7 @@ from swarmnode.node.storage.shardstore import ShardEntry
 from swarmnode.node.storage.stateexport import NotAnExport, export, import_, stored
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend, StateError
-from swarmnode.protocols.transfer.shard_tree import HASH, ShardId, chunk_count, parse_id
+from swarmnode.protocols.transfer.shard_manifest import HASH, ShardId, chunk_count, parse_id
 from swarmnode.protocols.transfer.shard_wire import ShardError
 
 LONGEST_GET = 24 * 3600.0  # seconds; a fetch that takes longer is asked for again and goes on

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -32,12 +32,13 @@ from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, chunk_count, parse_id
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import (
     LIMITS,
     NoRoom,
     ShardError,
     ShardNotHeld,
+    parts_of,
 )
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.corpus import MIN_CHUNKS, Chunk, CorpusError, corpus_for_run, divide, read_chunks
@@ -68,7 +69,6 @@ TELL_EVERY = 1.0  # seconds between two events
 Emit = Callable[[dict[str, Any]], None]
 
 MB = 1_000_000
-READ = 4 * CHUNK  # bytes read and hashed at once
 
 
 class DataUnavailable(ExpectedError):
@@ -413,7 +413,7 @@ def publish(spec: RunSpec, corpus: str, store: ShardStore) -> RunSpec:
 def keep(texts: Sequence[bytes], store: ShardStore) -> None:
     """Make each text a pinned shard. Raises NoSpace, with nothing pinned, where they do not fit; or ShardError."""
     manifests = [ShardManifest.of(text) for text in texts]
-    pinned = _pinned(store)
+    pinned = {kept.shard: kept.size for kept in store.kept() if kept.pinned}
     size = sum(manifest.size for manifest in manifests if manifest.id not in pinned)
     if size + sum(pinned.values()) > store.cap:
         raise NoSpace(
@@ -431,11 +431,9 @@ def keep(texts: Sequence[bytes], store: ShardStore) -> None:
 
 
 def pin_all(shards: Iterable[ShardId], store: ShardStore) -> None:
-    """Pin those that are not pinned yet. Raises ShardNotHeld, NoRoom or ShardError."""
-    pinned = _pinned(store)
+    """Raises ShardNotHeld, NoRoom or ShardError."""
     for shard in shards:
-        if shard not in pinned:
-            store.pin(shard)
+        store.pin(shard)
 
 
 def intact(shard: ShardId, store: ShardStore) -> bool:
@@ -443,7 +441,7 @@ def intact(shard: ShardId, store: ShardStore) -> bool:
     if not store.holding(shard).complete:
         return False
     try:
-        for _ in _verified(shard, store):
+        for _ in parts_of(store, shard):
             pass
     except ShardNotHeld as error:
         logger.warning("%s", error)
@@ -456,7 +454,7 @@ def read_index(shard: ShardId, store: ShardStore) -> Index:
     manifest = store.manifest(shard)
     if manifest.size > MAX_INDEX:
         raise BadIndex(f"{manifest.size} bytes; at most {MAX_INDEX} are allowed")
-    return decode(b"".join(bytes(part) for part in _verified(shard, store)))
+    return decode(b"".join(map(bytes, parts_of(store, shard))))
 
 
 def own_chunks(corpus: str) -> list[Chunk]:
@@ -508,20 +506,6 @@ def _index_of(parts: CutCorpus, shares_text: bool) -> Index:
         return DataEntry(ShardManifest.of(text).id, len(text), upto)
 
     return Index(entry(*parts.heldout), tuple(entry(*part) for part in parts.shards) if shares_text else ())
-
-
-def _verified(shard: ShardId, store: ShardStore) -> Iterator[memoryview]:
-    """A complete shard, part by part in the same memory, each checked against its hash. Raises ShardNotHeld."""
-    room, index = memoryview(bytearray(READ)), 0
-    while index < store.manifest(shard).chunks:
-        size = store.read(shard, index, room)
-        yield room[:size]
-        index += chunk_count(size)
-
-
-def _pinned(store: ShardStore) -> dict[ShardId, int]:
-    """Size by shard."""
-    return {kept.shard: kept.size for kept in store.kept() if kept.pinned}
 
 
 def _write(text: bytes, manifest: ShardManifest, store: ShardStore) -> None:

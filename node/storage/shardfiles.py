@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarmnode.node.storage.datadir import DataDirError, NoSpace, explain
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError
 
 BLOCK = 4096  # bytes: what is written past the cache has a multiple of it

@@ -40,7 +40,7 @@ from swarmnode.node.storage.shardfiles import (
     write_all,
     write_tree,
 )
-from swarmnode.protocols.transfer.shard_tree import (
+from swarmnode.protocols.transfer.shard_manifest import (
     CHUNK,
     MAX_SIZE,
     ShardId,
@@ -50,7 +50,7 @@ from swarmnode.protocols.transfer.shard_tree import (
     leaf,
     run_length,
 )
-from swarmnode.protocols.transfer.shard_wire import Holding, ShardNotHeld
+from swarmnode.protocols.transfer.shard_wire import Holding, ShardNotHeld, parts_of
 
 MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
 STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
@@ -172,6 +172,8 @@ class ShardStore:
             entry = self._entries.get(shard)
             if entry is None:
                 raise ShardNotHeld(f"shard {shard.hex()} is not here; get it first")
+            if entry.pinned == pinned:
+                return
             try:
                 if pinned:
                     path.touch(mode=0o600)
@@ -344,14 +346,12 @@ class ShardStore:
     def export(self, shard: ShardId, target: Path) -> None:
         """Copy a complete shard to a file, which appears whole. Raises ShardNotHeld, NoRoom or Unreadable."""
         self.path(shard)
-        manifest = self.manifest(shard)
         try:
             descriptor, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
             try:
-                room = memoryview(bytearray(BATCH * CHUNK))
                 with os.fdopen(descriptor, "wb") as file:
-                    for index in range(0, manifest.chunks, BATCH):
-                        file.write(room[: self.read(shard, index, room)])
+                    for part in parts_of(self, shard):
+                        file.write(part)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(beside, target)

@@ -40,7 +40,7 @@ from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.transfer.shard_tree import ShardId
+from swarmnode.protocols.transfer.shard_manifest import ShardId
 from swarmnode.protocols.transfer.shard_wire import Store, Unavailable
 from swarmnode.protocols.transfer.shards import Shards
 

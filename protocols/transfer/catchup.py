@@ -3,8 +3,8 @@
 A node offers the states of its last rounds. Whoever needs one asks members for a manifest (round, state hash, shards),
 takes the state that is asked for, or the one that most of them stand on, and fetches its shards into memory
 (`shard_fetch`) from all members who gave the same manifest. Parameters and momentum are shards of their own, of at most
-`shard_tree.MAX_SIZE` each; a momentum of zeros need not travel. At the end the state hash is recomputed: no head count
-replaces it.
+`shard_manifest.MAX_SIZE` each; a momentum of zeros need not travel. At the end the state hash is recomputed: no head
+count replaces it.
 
 Many may join at once and not choke the members: every source names others who asked for the shard of late, each joiner
 serves what it has verified, and takes from members first what no other joiner has. And whoever serves states serves a
@@ -41,7 +41,7 @@ from swarmnode.protocols.methods.known.messages import MAX_ROUND
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_tree import HASH, MAX_SIZE, ShardManifest
+from swarmnode.protocols.transfer.shard_manifest import HASH, MAX_SIZE, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.outer import Layout, OuterState, state_hash

@@ -42,8 +42,8 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBro
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import Channel, Channels
+from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
-from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,

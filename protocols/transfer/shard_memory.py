@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.protocols.transfer.shard_tree import (
+from swarmnode.protocols.transfer.shard_manifest import (
     CHUNK,
     ShardId,
     ShardManifest,

@@ -15,7 +15,7 @@ import trio
 
 from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.transfer.shard_tree import ShardManifest, chunk_length
+from swarmnode.protocols.transfer.shard_manifest import ShardManifest, chunk_length
 from swarmnode.protocols.transfer.shard_wire import RUN, Holding, ShardLimits
 from swarmnode.protocols.wire import WireError
 

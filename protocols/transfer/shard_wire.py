@@ -6,12 +6,12 @@ The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; ShardWant a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 
 PROTOCOL = "/swarmnode/shards/1"
 HAVE = "shards.have"
@@ -170,3 +170,13 @@ class Store(Protocol):
 
         Raises NoRoom, or ShardError where it cannot be read. Closed before the last step, it forgets the file.
         """
+
+
+def parts_of(store: Store, shard: ShardId) -> Iterator[memoryview]:
+    """A complete shard part by part, verified, one after the other in the same memory. Raises ShardNotHeld."""
+    chunks, first = store.manifest(shard).chunks, 0
+    room = memoryview(bytearray(RUN_BYTES))
+    while first < chunks:
+        size = store.read(shard, first, room)
+        yield room[:size]
+        first += chunk_count(size)

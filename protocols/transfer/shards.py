@@ -2,7 +2,7 @@
 
 Calls (`calls.rpc`):
 - `shards.have`: which of these shards, and which of their chunks as a bitmap, do you have?
-- `shards.manifest`: size and leaf hashes of one shard (see `shard_tree`).
+- `shards.manifest`: size and leaf hashes of one shard (see `shard_manifest`).
 
 Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `ShardWant(shard,
 index)` for one chunk or up to RUN in a row, as many as it likes to have under way, and the server answers each in turn
@@ -48,9 +48,9 @@ from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
 from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch, check_size
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
 from swarmnode.protocols.transfer.shard_plan import Run
-from swarmnode.protocols.transfer.shard_tree import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 from swarmnode.protocols.transfer.shard_wire import (
     ASKERS_TOLD,
     HAVE,
@@ -70,6 +70,7 @@ from swarmnode.protocols.transfer.shard_wire import (
     Store,
     Unavailable,
     WantManifest,
+    parts_of,
 )
 from swarmnode.protocols.wire import WireError, decode, encode
 
@@ -389,15 +390,7 @@ class Shards:
 
     async def content(self, shard: ShardId) -> bytes:
         """All bytes of a complete shard that is here. Raises ShardNotHeld."""
-
-        def read() -> bytes:
-            size = self._store.manifest(shard).size
-            room, content = memoryview(bytearray(RUN_BYTES)), bytearray()
-            while len(content) < size:
-                content += room[: self._store.read(shard, len(content) // CHUNK, room)]
-            return bytes(content)
-
-        return await self._runner(read)
+        return await self._runner(lambda: b"".join(map(bytes, parts_of(self._store, shard))))
 
     async def drop(self, shard: ShardId) -> None:
         """Have a shard no more that nobody needs, unless it is pinned or being fetched."""

@@ -23,7 +23,7 @@ from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.transfer.shard_tree import CHUNK
+from swarmnode.protocols.transfer.shard_manifest import CHUNK
 from swarmnode.protocols.transfer.shard_wire import ShardLimits
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimWorld

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from pathlib import Path
 
+from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
-from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import ShardError
 
 

@@ -20,7 +20,7 @@ from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.runner import Runner, inline
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE
 from swarmnode.protocols.transfer.shard_fetch import DeliveryLog
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,

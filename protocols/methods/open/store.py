@@ -33,7 +33,7 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
-from swarmnode.protocols.transfer.shard_tree import ShardManifest
+from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
 from swarmnode.training.outer import OuterState, state_hash

@@ -13,7 +13,7 @@ from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId
 from swarmnode.protocols.transfer.shards import Shards
 
 Scope = trio.CancelScope

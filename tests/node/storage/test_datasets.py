@@ -20,7 +20,7 @@ from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.transfer.shard_tree import ShardId, ShardManifest
+from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.corpus import CHUNK, CorpusError, read_corpus

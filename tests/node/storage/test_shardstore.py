@@ -21,7 +21,7 @@ from swarmnode.node.exitcodes import NO_SPACE
 from swarmnode.node.storage import shardstore
 from swarmnode.node.storage.shardfiles import StoreFull, Unreadable
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardId, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, leaf
 from swarmnode.protocols.transfer.shard_wire import Holding, ShardError, ShardNotHeld
 
 

@@ -14,7 +14,7 @@ from swarmnode.protocols.reputation import receipts as receipts_module
 from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import PromiseChecks, Receipts
-from swarmnode.protocols.transfer.shard_tree import CHUNK
+from swarmnode.protocols.transfer.shard_manifest import CHUNK
 from swarmnode.protocols.transfer.shard_wire import Holding, Piece, ShardNotHeld, ShardWant
 from swarmnode.protocols.wire import encode
 

@@ -14,8 +14,8 @@ from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.catchup import STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
-from swarmnode.protocols.transfer.shard_tree import CHUNK, ShardManifest
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.outer import Layout, OuterState, state_hash

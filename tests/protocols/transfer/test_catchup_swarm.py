@@ -12,8 +12,8 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.transfer.shard_manifest import CHUNK
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
-from swarmnode.protocols.transfer.shard_tree import CHUNK
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.outer import Layout, OuterState, state_hash

@@ -29,8 +29,8 @@ from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken
 from swarmnode.protocols.runner import T, inline
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, MAX_SIZE, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
-from swarmnode.protocols.transfer.shard_tree import CHUNK, MAX_SIZE, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     PROTOCOL,
@@ -48,7 +48,7 @@ from swarmnode.protocols.transfer.shard_wire import (
 from swarmnode.protocols.wire import decode, encode
 from swarmnode.testing.simnet import SimNetwork
 
-# -- the tree
+# -- manifests
 
 
 def test_a_chunk_fits_at_its_place_in_its_shard_and_nowhere_else() -> None:

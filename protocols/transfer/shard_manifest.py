@@ -35,7 +35,7 @@ _ID = "swarmnode shard 1 id"
 
 
 def leaf(chunk: bytes | bytearray | memoryview) -> bytes:
-    """The hash that a chunk has in the tree."""
+    """The hash of a chunk, as it stands in the manifest."""
     return blake3(chunk, derive_key_context=_LEAF).digest()
 
 
