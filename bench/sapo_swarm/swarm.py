@@ -18,7 +18,7 @@ import torch
 
 from sapo_swarm.attackers import ATTACKS, poisoned_groups, summed
 from swarmnode.training.rl.defence import TokenGate
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
@@ -95,7 +95,7 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
     refused: Counter[str] = Counter()
     evil = {learner.author for learner in learners[: arm.malicious]}
     for round in range(arm.rounds):
-        own = [learner.sample() for learner in honest]
+        own = [sampled(learner, arm.oversample) for learner in honest]
         published = [
             (node.author, group) for node, groups in zip(honest, own, strict=True) for group in node.shareable(groups)
         ]
@@ -146,6 +146,16 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
     )
 
 
+def sampled(learner: Learner, oversample: int) -> list[Scored]:
+    """What a node asks itself in a round; with `oversample`, until so many groups are informative."""
+    if not oversample:
+        return learner.sample()
+    asked: list[Scored] = []
+    while sum(scored.informative for scored in asked) < oversample and len(asked) < 32 * oversample:
+        asked += learner.sample(oversample)
+    return asked
+
+
 def settings_of(arm: Arm) -> Settings:
     """How the nodes of an arm learn."""
     return Settings(
@@ -155,7 +165,6 @@ def settings_of(arm: Arm) -> Settings:
         limits=BatchLimits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
         sampling=Sampling(max_tokens=arm.max_tokens),
         learning_rate=arm.learning_rate,
-        oversample=arm.oversample,
         tapered=arm.correction == "tapered",
         gate=TokenGate() if arm.defended else None,
         judged=arm.defended and arm.worked,

@@ -59,7 +59,6 @@ class Settings:
     learning_rate: float = 1e-3  # Adam's
     clip_norm: float = 1.0  # of the gradient
     tapered: bool = False  # others' wrong answers weigh as much as they are likely here (TOPR); else as own (SAPO)
-    oversample: int = 0  # ask on until so many own groups are informative: a control, not SAPO
     gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
     trial_questions: int = 128  # held-out questions of a trial of `AdaptiveSplit`
@@ -121,17 +120,8 @@ class Learner:
             self._generator.manual_seed(int(self._rng.integers(1 << 62)))
 
     def sample(self, count: int | None = None) -> list[Scored]:
-        """Answer fresh questions: I of them, as the split says, or with `oversample` until enough are informative.
-
-        `count`: so many instead.
-        """
-        wanted = self.settings.oversample
-        if not wanted or count is not None:
-            return self._ask(self.split.own if count is None else count)
-        asked: list[Scored] = []
-        while sum(scored.informative for scored in asked) < wanted and len(asked) < 32 * wanted:
-            asked += self._ask(wanted)
-        return asked
+        """Answer `count` fresh questions; None: I of them, as the split says."""
+        return self._ask(self.split.own if count is None else count)
 
     def answer(self, tasks: Sequence[TaskRef], *, policy: str) -> list[RolloutGroup]:
         """Answers to these questions for whoever trains this policy, called `policy`, with proofs of its weights."""

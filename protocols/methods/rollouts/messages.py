@@ -8,12 +8,7 @@ A group is small fields about it and its content, signed together:
 
     id        = sha-256 of a domain tag, the run id and the bytes that are signed
     signature = Ed25519 by the author over the same; beside it, so that signing again makes no new id
-    content   = token ids, little-endian, 1 to 3 bytes each; then log-probabilities, 2 bytes each, and the proof of who
-                samples for another, where given
-
-Log-probabilities are quantised: q = round(65535·sqrt(−logp / 64)), so that the error grows with the square root: 6e-5
-nats on average for a token of probability 1/e. float16 would be off by 1.2e-4 there and by 5e-4 at e^-3, and the check
-of equal models (`training/rl/proofs.py`) is to tell 1e-4 from 3e-2.
+    content   = token ids, log-probabilities and proof, packed by `RolloutGroup.to_map`
 
 Nothing here is believed: `open_group` raises InvalidGroup for what is malformed or not signed by its author.
 """
@@ -23,17 +18,12 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import WireError, decode, plain
-from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
-from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.rl.groups import LOGPROB, MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
 
 OFFER, GIVE, RECENT = "rollouts.offer", "rollouts.give", "rollouts.recent"
 MAX_OFFERED = 64  # groups in one offer
@@ -51,11 +41,6 @@ GROUPS = Domain("rollout", 3, MAX_FIELDS + MAX_CONTENT)  # what authors sign
 LARGEST = GROUPS.max_size + SIGNATURE_SIZE  # bytes of a group
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 MAX_COUNTER = (1 << 53) - 1
-LOGPROB = 2  # bytes of a log-probability
-LOWEST = 64.0  # nats: no token is that unlikely and sampled; what is lower travels as −64
-_STEPS = 65535
-
-V = TypeVar("V")
 
 
 class InvalidGroup(InvalidEnvelope):
@@ -64,21 +49,20 @@ class InvalidGroup(InvalidEnvelope):
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """What the author signs. `lengths` are in tokens; with what follows they fix the size of the content."""
+    """What the author signs. `lengths` are in tokens; what the content has beyond them is the proof."""
 
     author: str
     counter: int  # grows with each group of the author: where samplers draw their work from, prompts follow from it
     made_at: int  # ms since the epoch by the author's clock
-    task: tuple[str, int, int]  # name, difficulty, seed
+    task: tuple[str, int, int]  # name, difficulty, seed; this and what follows is as `RolloutGroup.to_map` has it
     version: int
     policy: str
     vocabulary: str
     lengths: tuple[int, ...]
     width: int  # bytes of a token id
+    logprobs: bool
     content: bytes = field(repr=False)
-    logprobs: bool = False
     trainer: str = ""  # whose policy wrote it, where that is not the author's own: see `samplers`
-    proof: int = 0  # bytes of the proof
 
     def __post_init__(self) -> None:
         _require(0 < len(self.author) <= MAX_AUTHOR, "author")
@@ -88,9 +72,8 @@ class PackedGroup:
         _require(all(1 <= length <= MAX_TOKENS for length in self.lengths), "lengths")
         _require(1 <= self.width <= 3, "width")
         _require(len(self.trainer) <= MAX_AUTHOR, "trainer")
-        _require(0 <= self.proof <= MAX_PROOF, "proof")
-        size = sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0)) + self.proof
-        _require(len(self.content) == size <= MAX_CONTENT, "content")
+        proof = len(self.content) - sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0))
+        _require(0 <= proof <= MAX_PROOF and len(self.content) <= MAX_CONTENT, "content")
 
 
 @dataclass(frozen=True)
@@ -118,7 +101,7 @@ class SignedGroup:
     @property
     def group(self) -> RolloutGroup:
         """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
-        return _unpack(self.packed)
+        return RolloutGroup.from_map(vars(self.packed))
 
     @property
     def sealed(self) -> Sealed:
@@ -142,28 +125,11 @@ def seal(
 
     The group in the result has log-probabilities as others will read them.
     """
-    greatest = max(map(max, group.answers))
-    width = 1 if greatest < 1 << 8 else 2 if greatest < 1 << 16 else 3
-    content = _pack(group, width)
-    task = group.task
+    fields = RolloutGroup.to_map(group)
     try:
-        packed = PackedGroup(
-            author=author,
-            counter=counter,
-            made_at=made_at,
-            task=(task.name, task.difficulty, task.seed),
-            version=group.version,
-            policy=group.policy,
-            vocabulary=group.vocabulary,
-            lengths=tuple(map(len, group.answers)),
-            width=width,
-            content=content,
-            logprobs=group.logprobs is not None,
-            trainer=trainer,
-            proof=len(group.proof),
-        )
+        packed = PackedGroup(author=author, counter=counter, made_at=made_at, trainer=trainer, **fields)
     except WireError as error:
-        raise InvalidGroup(f"a group of {len(content)} bytes cannot be shared: {error}") from error
+        raise InvalidGroup(f"a group of {len(fields['content'])} bytes cannot be shared: {error}") from error
     return _signed_group(packed, GROUPS.seal(plain(packed), sign, run_id), run_id)
 
 
@@ -177,7 +143,10 @@ def open_group(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedGrou
         GROUPS.open(envelope, packed.author, verify, run_id)
     except InvalidEnvelope as error:
         raise InvalidGroup(f"a rollout group is refused: {error}", forged=error.forged) from error
-    _unpack(packed)
+    try:
+        RolloutGroup.from_map(vars(packed))
+    except GroupError as error:
+        raise InvalidGroup(str(error)) from error
     return _signed_group(packed, envelope, run_id)
 
 
@@ -186,65 +155,9 @@ def _signed_group(packed: PackedGroup, envelope: Envelope, run_id: str) -> Signe
     return SignedGroup(id, packed, envelope.signature, sum(map(len, envelope)))
 
 
-def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:
-    """Log-probabilities in nats as the 16 bits that travel, uint16; `dequantised` goes back."""
-    depth: NDArray[np.float64] = np.clip(-logprobs, 0.0, LOWEST)
-    steps: NDArray[np.uint16] = np.rint(_STEPS * np.sqrt(depth / LOWEST)).astype("<u2")
-    return steps
-
-
-def dequantised(steps: NDArray[np.uint16]) -> NDArray[np.float64]:
-    """What `quantised` made, in nats, float64."""
-    roots: NDArray[np.float64] = np.asarray(steps, np.float64) / _STEPS
-    return np.negative(LOWEST * np.square(roots))
-
-
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise WireError(f"PackedGroup.{what}: out of range")
-
-
-def _pack(group: RolloutGroup, width: int) -> bytes:
-    tokens = np.array([token for answer in group.answers for token in answer], "<u4")
-    packed = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
-    if group.logprobs is None:
-        return packed + group.proof
-    values = np.array([value for each in group.logprobs for value in each], np.float64)
-    return packed + quantised(values).tobytes() + group.proof
-
-
-def _unpack(packed: PackedGroup) -> RolloutGroup:
-    content, lengths, width = packed.content, packed.lengths, packed.width
-    total = sum(lengths)
-    wide = np.zeros((total, 4), np.uint8)
-    wide[:, :width] = np.frombuffer(content, np.uint8, total * width).reshape(total, width)
-    tokens = wide.reshape(-1).view("<u4").tolist()
-    logprobs = None
-    if packed.logprobs:
-        values = dequantised(np.frombuffer(content, "<u2", total, total * width)).tolist()
-        logprobs = tuple(_cut(values, lengths))
-    name, difficulty, seed = packed.task
-    try:
-        return RolloutGroup(
-            TaskRef(name, difficulty, seed),
-            tuple(_cut(tokens, lengths)),
-            packed.version,
-            packed.policy,
-            packed.vocabulary,
-            logprobs,
-            content[len(content) - packed.proof :],
-        )
-    except GroupError as error:
-        raise InvalidGroup(f"no rollout group: {error}") from error
-
-
-def _cut(values: list[V], lengths: tuple[int, ...]) -> list[tuple[V, ...]]:
-    cut: list[tuple[V, ...]] = []
-    at = 0
-    for length in lengths:
-        cut.append(tuple(values[at : at + length]))
-        at += length
-    return cut
 
 
 # -- what nodes say about groups

@@ -24,7 +24,7 @@ def a_group(*answers: list[int], **changed: Any) -> RolloutGroup:
 
 
 def test_a_group_comes_out_of_msgpack_as_it_went_in() -> None:
-    for group in (a_group(), a_group(logprobs=((-0.5,) * 3,) * 4)):
+    for group in (a_group(), a_group(proof=b"proof"), a_group([70_000], [3, 300])):
         assert RolloutGroup.from_map(msgpack.unpackb(msgpack.packb(group.to_map()))) == group
 
 
@@ -36,28 +36,54 @@ def test_a_group_comes_out_of_msgpack_as_it_went_in() -> None:
         ("task", ["digits/swap", 5.0, 1]),
         ("task", ["", 5, 1]),
         ("task", 7),
-        ("answers", []),
-        ("answers", [[]]),
-        ("answers", [[1, "2"]]),
-        ("answers", [[True, 2]]),
-        ("answers", [[-1]]),
-        ("answers", [[1]] * 65),
-        ("answers", [[1] * 4097]),
-        ("answers", None),
+        ("lengths", []),
+        ("lengths", [0, 12]),
+        ("lengths", [-3, 3, 3, 3]),
+        ("lengths", [3, "3"]),
+        ("lengths", [13]),
+        ("lengths", [1 << 60]),
+        ("lengths", None),
+        ("width", 0),
+        ("width", 4),
+        ("width", "1"),
+        ("logprobs", True),
+        ("content", b""),
+        ("content", "tokens"),
+        ("content", None),
         ("version", -1),
         ("policy", "x" * 129),
         ("policy", 7),
         ("vocabulary", None),
-        ("logprobs", [[-1.0]]),
-        ("logprobs", [[0.5] * 3] * 4),
-        ("logprobs", [[float("nan")] * 3] * 4),
-        ("logprobs", [[float("-inf")] * 3] * 4),
-        ("logprobs", [["a"] * 3] * 4),
     ],
 )
 def test_what_is_no_group_is_refused_with_one_kind_of_error(key: str, value: object) -> None:
     with pytest.raises(GroupError):
         RolloutGroup.from_map({**a_group().to_map(), key: value})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"answers": ()},
+        {"answers": ((),)},
+        {"answers": ((1, "2"),)},
+        {"answers": ((True, 2),)},
+        {"answers": ((-1,),)},
+        {"answers": ((1 << 24,),)},
+        {"answers": ((1,),) * 65},
+        {"answers": ((1,) * 4097,)},
+        {"logprobs": ((-1.0,),)},
+        {"logprobs": ((0.5,) * 3,) * 4},
+        {"logprobs": ((float("nan"),) * 3,) * 4},
+        {"logprobs": ((float("-inf"),) * 3,) * 4},
+        {"logprobs": (("a",) * 3,) * 4},
+        {"proof": "text"},
+    ],
+    ids=str,
+)
+def test_a_group_beyond_its_limits_is_not_made(changed: dict[str, Any]) -> None:
+    with pytest.raises(GroupError):
+        a_group(**changed)
 
 
 def test_a_missing_field_is_a_group_error() -> None:

@@ -183,13 +183,6 @@ def test_judged_rewards_count_what_stands_before_the_answer() -> None:
     assert score("a", group, judged=True).rewards.tolist() == [1, 0]
 
 
-def test_oversampling_asks_on_until_enough_groups_are_informative(warm: Callable[..., Learner]) -> None:
-    learner = warm(replace(SETTINGS, oversample=4, tasks=(("digits/swap", 4),)))
-    own = learner.sample()
-    assert sum(scored.informative for scored in own) >= 4
-    assert len(own) > 4
-
-
 def test_trials_of_adaptive_j_leave_the_learner_as_it_was(warm: Callable[..., Learner]) -> None:
     adaptive = AdaptiveSplit(total=4, candidates=(0, 2), external=2, every=1)
     learner = warm(replace(SETTINGS, split=adaptive, trial_questions=64))

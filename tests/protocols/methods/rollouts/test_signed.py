@@ -20,14 +20,12 @@ from swarmnode.protocols.methods.rollouts.messages import (
     MAX_CONTENT,
     InvalidGroup,
     SignedGroup,
-    dequantised,
     open_group,
-    quantised,
     seal,
 )
 from swarmnode.protocols.wire import WireError, encode, plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import RolloutGroup, dequantised, quantised
 from swarmnode.training.rl.tasks import TaskRef
 
 WORLD = SimWorld()
@@ -150,13 +148,13 @@ PACKED = sealed(group(1)).packed
         {"lengths": (0, 48)},
         {"lengths": (4097,)},
         {"lengths": (1,) * 65},
-        {"lengths": (5,) * 8},
+        {"lengths": (7,) * 8},
         {"width": 0},
         {"width": 4},
         {"logprobs": True},
         {"content": b""},
         {"content": bytes(47)},
-        {"content": bytes(49)},
+        {"content": bytes(48 + (1 << 19) + 1)},  # with a proof that is too long
         {"content": bytes(4096 * 64 * 5), "lengths": (4096,) * 64, "width": 3, "logprobs": True},  # too large
     ],
 )
