@@ -57,7 +57,7 @@ class RunsApi:
         """The groups that are here, own ones and others', the newest first."""
         rollouts, limit = self._rollouts(), max(1, min(int(params.get("limit", 20)), LISTED))
         author = params.get("author")
-        wanted = rollouts.me if author == "me" else author
+        wanted = rollouts.pool.me if author == "me" else author
         held = [(group, None) for group in rollouts.pool.own()]
         held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
         chosen = [(group, used) for group, used in held if wanted in (None, group.author)]

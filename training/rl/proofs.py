@@ -1,7 +1,7 @@
 """Whether groups that others wrote for this node's policy were drawn from its weights: proofs and spot checks. Torch.
 
     proofs = commit([activations])                        # of each group, (N, C) of all its answers' tokens in a row
-    distance = distances(proofs, [recomputed])[0]         # None where the proof is empty or malformed
+    distance = distance_of(proofs[0], recomputed)         # None where the proof is empty or malformed
     distance.fits(Tolerance())                            # HALF for models of 16 bits
 
     audit = RolloutAudit(policy, share=0.25, seed=1)
@@ -104,21 +104,17 @@ def commit(groups: Sequence[Floats]) -> list[bytes]:
     return [b"".join(next(parts) for _ in _rows(len(group))) for group in groups]
 
 
-def distances(proofs: Sequence[bytes], groups: Sequence[Floats]) -> list[ActivationDistance | None]:
-    """How far each proof is from recomputed activations (N, C); None where it is not of the size that it must have."""
-    found: list[ActivationDistance | None] = []
-    for proof, group in zip(proofs, groups, strict=True):
-        if not len(group) or len(proof) != proof_size(*group.shape):
-            found.append(None)
-            continue
-        at, worst = 0, ActivationDistance(0.0, 0.0, 0.0)
-        for chunk in _chunks(group):
-            size = 2 + 2 * min(TOP, len(chunk))
-            one = _distance(np.frombuffer(proof, "<u2", size // 2, at), chunk)
-            at += size
-            worst = ActivationDistance(*map(max, zip(astuple(worst), astuple(one), strict=True)))
-        found.append(worst)
-    return found
+def distance_of(proof: bytes, activations: Floats) -> ActivationDistance | None:
+    """How far a proof is from recomputed activations (N, C); None where it is not of the size that it must have."""
+    if not len(activations) or len(proof) != proof_size(*activations.shape):
+        return None
+    at, worst = 0, ActivationDistance(0.0, 0.0, 0.0)
+    for chunk in _chunks(activations):
+        size = 2 + 2 * min(TOP, len(chunk))
+        one = _distance(np.frombuffer(proof, "<u2", size // 2, at), chunk)
+        at += size
+        worst = ActivationDistance(*map(max, zip(astuple(worst), astuple(one), strict=True)))
+    return worst
 
 
 def _distance(sealed: NDArray[np.uint16], chunk: Floats) -> ActivationDistance:
@@ -305,7 +301,7 @@ class RolloutAudit:
             return reason
         tokens = [answer for answer in reading if answer is not None]
         activations = np.concatenate([answer.activations for answer in tokens if answer.activations is not None])
-        (distance,) = distances([scored.group.proof], [activations])
+        distance = distance_of(scored.group.proof, activations)
         if distance is None:
             return "no-proof"
         if not distance.fits(self._tolerance):

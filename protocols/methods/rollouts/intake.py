@@ -59,8 +59,8 @@ def informative(signed: SignedGroup, *, judged: bool = False) -> str:
         return refused.reason
 
 
-class _Purses:
-    """Groups and bytes of each holder."""
+class _RateBudget:
+    """What each holder has left of so many groups and bytes a second."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
@@ -100,8 +100,8 @@ class IntakeLimiter:
             Allowance(PROBATION * groups.rate, max(1.0, PROBATION * groups.burst)),
             Allowance(PROBATION * size.rate, max(limits.author.bytes.burst, PROBATION * size.burst)),
         )
-        self._author, self._sender = _Purses(limits.author), _Purses(limits.sender)
-        self._total, self._probation = _Purses(limits.total), _Purses(probation)
+        self._author, self._sender = _RateBudget(limits.author), _RateBudget(limits.sender)
+        self._total, self._probation = _RateBudget(limits.total), _RateBudget(probation)
         self._window = -1
         self._asked_before: frozenset[PeerId] = frozenset()  # peers that asked for room in the last window
         self._taken: dict[PeerId, float] = {}  # by peer in this window, in seconds of what refills

@@ -46,6 +46,7 @@ from swarmnode.protocols.methods.rollouts.samplers import (
     Newest,
     NoWeights,
     Samplers,
+    SamplerTally,
     Weights,
     WeightsBroadcast,
     WeightsQuery,
@@ -297,10 +298,10 @@ class SapoSampler(_ByRollouts):
         self._push = self._settings.weights == "push"
         self._tasks = tasks_of_run(self._settings.difficulty)
         self.weights: Weights | None = None  # that the policy has now
-        self.told: Newest | None = None  # by the trainer, last
+        self.answer: Newest | None = None  # the trainer's last
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
-        self._heard = -PATIENCE  # trio time
+        self._answered_at = -PATIENCE  # trio time
         self._look_at = 0.0  # trio time from which on another trainer may need this node more
         self._given = 0
         self._counter = 0
@@ -342,7 +343,7 @@ class SapoSampler(_ByRollouts):
             worked=TrainStats(1, len(answered.groups), tokens, float("nan"), answered.seconds),
             seconds=self._began - began,
             members=2,
-            sampled=self._told_of(weights, answered),
+            sampled=self._sampled(weights, answered),
         )
 
     async def watch(self) -> None:
@@ -386,54 +387,54 @@ class SapoSampler(_ByRollouts):
         found: dict[PeerId, Newest] = {}
 
         async def look(peer: PeerId) -> None:
-            told = await self._told_by(peer, samples=peer == self.trainer)
-            if told is not None:
-                found[peer] = told
+            newest = await self._query(peer, samples=peer == self.trainer)
+            if newest is not None:
+                found[peer] = newest
 
         async with trio.open_nursery() as nursery:
             for peer in self._parts.membership.connected():
                 nursery.start_soon(look, peer)
-        alike = [peer for peer, told in found.items() if told.shape == self._shape and not told.tally.caught]
+        alike = [peer for peer, newest in found.items() if newest.shape == self._shape and not newest.tally.caught]
         self._warn_of(found, alike)
         if self.trainer in found or (self.trainer is None and alike):
             before, needs = self.trainer, min(alike, key=lambda peer: self._others(peer, found[peer]), default=None)
             self._go_to(needs)
             if before not in (None, needs):
-                await self._told_by(before, samples=False)  # so that it counts this node no more
+                await self._query(before, samples=False)  # so that it counts this node no more
 
-    def _others(self, peer: PeerId, told: Newest) -> tuple[int, bool, bytes]:
+    def _others(self, peer: PeerId, newest: Newest) -> tuple[int, bool, bytes]:
         """What decides between trainers: how many others sample for it, and then by lot."""
         moves = self.trainer not in (None, peer)
-        return told.samplers, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
+        return newest.samplers, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
 
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:
-            self.trainer, self._heard, self._expected = trainer, trio.current_time(), -1
-            self._newest = self.weights = self._next = self.told = None
+            self.trainer, self._answered_at, self._expected = trainer, trio.current_time(), -1
+            self._newest = self.weights = self._next = self.answer = None
             self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
 
     async def _ask(self, *, after: int = -1) -> None:
         """Have the trainer say what is newest, and what became of this node's groups; `after`: as in WeightsQuery."""
         asked = self.trainer
         assert asked is not None
-        told = await self._told_by(asked, samples=True, after=after)
+        answer = await self._query(asked, samples=True, after=after)
         if self.trainer != asked:  # meanwhile this node went to another
             return
-        if told is not None:
-            self._heard, self.told, self._expected = trio.current_time(), told, told.tally.expected
-            self._name(self._opened(asked, Envelope(told.payload, told.signature)))
-        if told is not None and told.tally.caught:
+        if answer is not None:
+            self._answered_at, self.answer, self._expected = trio.current_time(), answer, answer.tally.expected
+            self._name(self._opened(asked, Envelope(answer.payload, answer.signature)))
+        if answer is not None and answer.tally.caught:
             self._parts.observer.warn(
                 "caught",
-                f"what this node samples is refused ({told.tally.caught}): have a look at its memory and disk; the "
+                f"what this node samples is refused ({answer.tally.caught}): have a look at its memory and disk; the "
                 f"trainer {asked} found groups that were not written with the weights that they name",
             )
             self._go_to(None)
-        elif trio.current_time() - self._heard > PATIENCE:
+        elif trio.current_time() - self._answered_at > PATIENCE:
             log.warning("%s does not answer any more; looking for another trainer", asked)
             self._go_to(None)
 
-    async def _told_by(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
+    async def _query(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
         return await ask(self._parts.rpc, peer, WeightsQuery(self._parts.run_id, samples, after))
 
     def _name(self, weights: Weights | None) -> None:
@@ -443,7 +444,7 @@ class SapoSampler(_ByRollouts):
             self.rollouts.forget_before(weights.version - self._settings.staleness)
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
-        shapes = sorted({told.shape for told in found.values()})
+        shapes = sorted({newest.shape for newest in found.values()})
         text = None
         if not found:
             text = "no connected member trains a policy: this node waits for one to sample for"
@@ -512,14 +513,14 @@ class SapoSampler(_ByRollouts):
         ]
         return await self._trainer.answer(tasks, version=weights.version, policy=weights.policy)
 
-    def _told_of(self, weights: Weights, answered: Answered) -> Sampled:
-        told = self.told or Newest()
+    def _sampled(self, weights: Weights, answered: Answered) -> Sampled:
+        tally = self.answer.tally if self.answer is not None else SamplerTally()
         return Sampled(
             trainer=weights.trainer,
             version=weights.version,
             groups=len(answered.groups),
             reward=answered.reward,
             given=self._given,
-            accepted=told.tally.accepted,
-            refused=dict(told.tally.refused),
+            accepted=tally.accepted,
+            refused=dict(tally.refused),
         )

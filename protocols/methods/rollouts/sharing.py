@@ -56,7 +56,7 @@ RECENT_GROUPS = MAX_OFFERED  # asked for by who was alone
 ASK_EVERY = 10.0  # seconds between two questions for what is recent, while too little comes by itself
 ENTRIES = Allowance(rate=64, burst=512)  # groups that one peer may offer here
 RECENT_QUERIES = Allowance(rate=0.2, burst=6)  # of one peer: one in ASK_EVERY, and some
-FAN = 2  # peers told in one turn
+FAN = 2  # peers that are offered groups in one turn
 TRIES = 8  # offers of one copy that may be declined
 WAITING = 1024  # groups to hand on; the oldest are let go
 LATER = 5.0  # seconds that a peer which did not answer is left alone
@@ -173,10 +173,6 @@ class Rollouts:
             self._was_alone = True
 
     @property
-    def me(self) -> PeerId:
-        return self._parts.me
-
-    @property
     def alone(self) -> bool:
         """Whether no other member is connected now."""
         return not self._rules.peers()
@@ -209,7 +205,7 @@ class Rollouts:
         if wanted and self._takes and trio.current_time() >= self._ask_at:
             self._ask_at = trio.current_time() + ASK_EVERY
             nursery.start_soon(self._ask_recent, self._parts.rng.choice(here), wanted)
-        self._tell_some(set(here), nursery)
+        self._offer_some(set(here), nursery)
 
     def _let_go(self) -> None:
         """Hand on no more what the pool has no more."""
@@ -229,8 +225,8 @@ class Rollouts:
                 self._loads.popitem(last=False)
                 self.counts["not_handed_on"] += 1
 
-    def _tell_some(self, here: set[PeerId], nursery: trio.Nursery) -> None:
-        """Start to tell some of the peers that are here."""
+    def _offer_some(self, here: set[PeerId], nursery: trio.Nursery) -> None:
+        """Begin to offer groups to some of the peers that are here."""
         now = trio.current_time()
         self._left_until = {peer: until for peer, until in self._left_until.items() if until > now}
         for id in [id for id, load in self._loads.items() if here <= load.known]:
@@ -247,7 +243,7 @@ class Rollouts:
                 self._busy.add(peer)
                 for load in batch:
                     load.offered = True
-                nursery.start_soon(self._tell, peer, batch)
+                nursery.start_soon(self._offer, peer, batch)
 
     def _next(self, here: set[PeerId]) -> list[PeerId]:
         """The next peers in turn, at most FAN: everybody once, in an order drawn anew each time."""
@@ -257,15 +253,15 @@ class Rollouts:
             if fresh and len(chosen) < FAN:
                 self._deck = sorted(here.difference(chosen))
                 self._parts.rng.shuffle(self._deck)
-            for peer in [peer for peer in self._deck if self._may_be_told(peer)][: FAN - len(chosen)]:
+            for peer in [peer for peer in self._deck if self._may_be_offered(peer)][: FAN - len(chosen)]:
                 self._deck.remove(peer)
                 chosen.append(peer)
         return chosen
 
-    def _may_be_told(self, peer: PeerId) -> bool:
+    def _may_be_offered(self, peer: PeerId) -> bool:
         return peer not in self._busy and peer not in self._left_until and self.violations.refuses(peer) is None
 
-    async def _tell(self, peer: PeerId, batch: list[_Load]) -> None:
+    async def _offer(self, peer: PeerId, batch: list[_Load]) -> None:
         if not batch:
             return
         try:
@@ -356,7 +352,7 @@ class Rollouts:
         if self._takes and self._nursery is not None:
             recent = [*self.pool.own()[-max(1, query.count // 8) :], *self.pool.drawn(query.count, self._parts.rng)]
             loads = [_Load(group, 2, {group.author}) for group in recent if group.author != peer]
-            self._nursery.start_soon(self._tell, peer, loads[: query.count])
+            self._nursery.start_soon(self._offer, peer, loads[: query.count])
         return Thanks()
 
 

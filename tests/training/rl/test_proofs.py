@@ -14,7 +14,7 @@ from swarmnode.training.rl.proofs import (
     P,
     Tolerance,
     commit,
-    distances,
+    distance_of,
     proof_size,
 )
 
@@ -25,13 +25,8 @@ def activations(seed: int, tokens: int = 40, channels: int = 48) -> NDArray[np.f
     return np.random.default_rng(seed).standard_normal((tokens, channels)).astype(np.float32)
 
 
-def found(proof: bytes, of: NDArray[np.float32]) -> ActivationDistance | None:
-    (distance,) = distances([proof], [of])
-    return distance
-
-
 def fits(proof: bytes, of: NDArray[np.float32]) -> bool:
-    distance = found(proof, of)
+    distance = distance_of(proof, of)
     return distance is not None and distance.fits(SAME)
 
 
@@ -40,9 +35,9 @@ def test_the_same_activations_are_at_no_distance(tokens: int, channels: int) -> 
     given = activations(1, tokens, channels)
     (proof,) = commit([given])
     assert len(proof) == proof_size(tokens, channels)
-    assert found(proof, given) == ActivationDistance(0.0, 0.0, 0.0)
+    assert distance_of(proof, given) == ActivationDistance(0.0, 0.0, 0.0)
     assert fits(proof, given * np.float32(1 + 1e-4)), "rounding of other hardware passes"
-    rounded = found(proof, given * np.float32(1.01))
+    rounded = distance_of(proof, given * np.float32(1.01))
     assert rounded is not None and rounded.fits(HALF) and not rounded.fits(SAME)
 
 
@@ -54,7 +49,7 @@ def test_thirty_two_tokens_take_258_bytes() -> None:
 def test_groups_of_unequal_length_are_committed_to_apart() -> None:
     groups = [activations(n, tokens) for n, tokens in enumerate((24, 24, 31, 70))]
     proofs = commit(groups)
-    assert [each is not None and each.fits(SAME) for each in distances(proofs, groups)] == [True] * 4
+    assert all(fits(proof, group) for proof, group in zip(proofs, groups, strict=True))
     assert commit(groups[2:]) == proofs[2:], "who stands beside does not matter"
 
 
@@ -64,7 +59,7 @@ def test_others_activations_copies_and_nothing_at_all_never_pass() -> None:
     assert not fits(copied, given)
     assert not fits(proof, given + np.float32(0.02) * other), "a little noise is other weights"
     for malformed in (b"", proof[:-2], proof + b"\0\0", proof[: len(proof) // 2]):
-        assert found(malformed, given) is None
+        assert distance_of(malformed, given) is None
     for forged in (bytes(len(proof)), b"\xff" * len(proof), proof[:2] + bytes(len(proof) - 2)):
         assert not fits(forged, given)
     half = proof_size(CHUNK, 48)
@@ -72,7 +67,7 @@ def test_others_activations_copies_and_nothing_at_all_never_pass() -> None:
 
 
 def test_no_proof_fits_activations_that_are_not_there() -> None:
-    assert found(b"", np.zeros((0, 48), np.float32)) is None
+    assert distance_of(b"", np.zeros((0, 48), np.float32)) is None
 
 
 def test_the_field_is_one() -> None:
