@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,72 @@ class Codec(ABC):
         if view.nbytes != size:
             raise CodecError(f"{self.name}: {view.nbytes} bytes where {size} were expected")
         return view.cast("B")
+
+
+class Blockwise(Codec):
+    """A codec that gives each block of elements a scale; a shorter last block counts as filled up with zeros.
+
+    bytes = scales, one a block, little-endian ‖ codes, one an element, the first of a byte in its lowest bits
+    """
+
+    block: int  # elements that share a scale; divides STEP, and codes of a block fill bytes
+    scale: np.dtype[Any]
+    in_byte: int  # codes
+
+    def encoded_size(self, elements: int) -> int:
+        return self.scale.itemsize * -(-elements // self.block) + -(-elements // self.in_byte)
+
+    def _encode(self, values: Vector, target: memoryview) -> None:
+        scales, codes = self._sections(target, values.size)
+        scratch = np.empty(min(STEP, -(-values.size // self.block) * self.block), np.float32)
+        for start in range(0, values.size, STEP):
+            step = values[start : start + STEP]
+            short = -step.size % self.block
+            blocks = (np.pad(step, (0, short)) if short else step).reshape(-1, self.block)
+            into = codes[start // self.in_byte : -(-(start + step.size) // self.in_byte)]
+            filled = np.empty(blocks.size // self.in_byte, np.uint8) if short else into
+            some = scales[start // self.block :][: len(blocks)]
+            self._encode_blocks(blocks, step.size, some, filled, scratch[: blocks.size].reshape(blocks.shape))
+            if short:
+                into[:] = filled[: into.size]
+
+    def _decode(self, raw: memoryview, values: Vector) -> None:
+        scales, codes = self._sections(raw, values.size)
+        used = values.size % self.in_byte
+        if used and codes[-1] >> used * 8 // self.in_byte:
+            raise CodecError(f"{self.name}: bits are set beyond the last element")
+        self._check_scales(scales)
+        for start in range(0, values.size, STEP):
+            step = values[start : start + STEP]
+            whole = step.size % self.block == 0 and step.flags.c_contiguous
+            blocks = step if whole else np.empty(-(-step.size // self.block) * self.block, np.float32)
+            some = codes[start // self.in_byte :][: blocks.size // self.in_byte]
+            if some.size < blocks.size // self.in_byte:
+                some = np.pad(some, (0, blocks.size // self.in_byte - some.size))
+            count = blocks.size // self.block
+            self._decode_blocks(scales[start // self.block :][:count], some, blocks.reshape(count, self.block))
+            if not whole:
+                step[:] = blocks[: step.size]
+
+    def _sections(self, raw: memoryview, elements: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """The scales (blocks,) and the packed codes inside encoded bytes."""
+        end = self.scale.itemsize * -(-elements // self.block)
+        return np.frombuffer(raw[:end], self.scale), np.frombuffer(raw[end:], np.uint8)
+
+    @abstractmethod
+    def _encode_blocks(
+        self, blocks: Vector, elements: int, scales: NDArray[Any], codes: NDArray[np.uint8], scratch: Vector
+    ) -> None:
+        """Write the scales (n,) and the packed codes of `blocks` (n, block), the first so many `elements` of which are
+        values and not zeros behind them. `scratch` is memory for as many. Raises CodecError."""
+
+    @abstractmethod
+    def _check_scales(self, scales: NDArray[Any]) -> None:
+        """Raise CodecError for scales that no encoder makes."""
+
+    @abstractmethod
+    def _decode_blocks(self, scales: NDArray[Any], codes: NDArray[np.uint8], blocks: Vector) -> None:
+        """Write into `blocks` (n, block) what scales (n,) and packed codes stand for. Raises CodecError."""
 
 
 def check_finite(values: Vector) -> float:

@@ -12,11 +12,12 @@ nothing: every CPU gives the same bits.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector
+from swarmnode.training.codecs.base import Blockwise, CodecError, Vector
 from swarmnode.training.codecs.floats import from_bf16, to_bf16
 
 BLOCK = 64  # elements that share a scale; divides STEP
@@ -26,10 +27,10 @@ _INFINITY = np.uint32(0x7F800000)  # magnitudes from here on are infinite or NaN
 _MINUS_ZERO = 8  # the one code that no encoder makes: bit 3 with nothing below it
 
 
-class Blockwise4(Codec):
+class FourBits(Blockwise):
     """What int4 and e3m0 share. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
 
-    name: str
+    block, scale, in_byte = BLOCK, np.dtype("<u2"), 2
     top: np.float32  # the greatest multiple of a scale
     _largest: int  # bf16 bits of the largest scale whose multiples are all finite
     _pairs: NDArray[np.complex64]  # the two values that each byte of codes stands for, in units of the scale; (256,)
@@ -41,46 +42,25 @@ class Blockwise4(Codec):
         multiples = cls._multiples()
         cls._pairs = np.stack([multiples[codes & 15], multiples[codes >> 4]], axis=1).view(np.complex64)[:, 0]
 
-    def encoded_size(self, elements: int) -> int:
-        return 2 * _blocks(elements) + -(-elements // 2)
+    def _encode_blocks(
+        self, blocks: Vector, elements: int, scales: NDArray[Any], codes: NDArray[np.uint8], scratch: Vector
+    ) -> None:
+        scales[:] = self._scales(np.bitwise_and(blocks.view(np.uint32), _MAGNITUDE, out=scratch.view(np.uint32)))
+        scale = from_bf16(scales)
+        scale[scales == 0] = np.inf  # all of such a block becomes zero
+        pairs = self._codes(np.divide(blocks, scale[:, None], out=scratch)).reshape(-1).view("<u2")
+        np.copyto(codes, pairs | pairs >> 4, casting="unsafe")
 
-    def _encode(self, values: Vector, target: memoryview) -> None:
-        scales, packed = _sections(target, values.size)
-        scratch = np.empty(min(STEP, _blocks(values.size) * BLOCK), np.float32)
-        for start in range(0, values.size, STEP):
-            step = values[start : start + STEP]
-            blocks = (np.pad(step, (0, -step.size % BLOCK)) if step.size % BLOCK else step).reshape(-1, BLOCK)
-            relative = scratch[: blocks.size].reshape(blocks.shape)
-            halves = self._scales(np.bitwise_and(blocks.view(np.uint32), _MAGNITUDE, out=relative.view(np.uint32)))
-            scales[start // BLOCK : start // BLOCK + halves.size] = halves
-            scale = from_bf16(halves)
-            scale[halves == 0] = np.inf  # all of such a block becomes zero
-            pairs = self._codes(np.divide(blocks, scale[:, None], out=relative)).reshape(-1).view("<u2")
-            taken = -(-step.size // 2)
-            packed[start // 2 : start // 2 + taken] = (pairs | pairs >> 4).astype(np.uint8)[:taken]
-
-    def _decode(self, raw: memoryview, values: Vector) -> None:
-        halves, packed = _sections(raw, values.size)
-        if np.any((halves != 0) & (halves < _SMALLEST) | (halves > self._largest)):
+    def _check_scales(self, scales: NDArray[Any]) -> None:
+        if np.any((scales != 0) & (scales < _SMALLEST) | (scales > self._largest)):
             raise CodecError(f"{self.name}: a scale is negative, not finite or out of range")
-        if values.size % 2 and packed[-1] > 15:
+
+    def _decode_blocks(self, scales: NDArray[Any], codes: NDArray[np.uint8], blocks: Vector) -> None:
+        if ((codes & 15 == _MINUS_ZERO) | (codes >> 4 == _MINUS_ZERO)).any():
             raise CodecError(f"{self.name}: a code that no encoder makes")
-        index = np.empty(min(STEP // 2, packed.size), np.intp)
-        for start in range(0, values.size, STEP):
-            pairs = packed[start // 2 : (start + STEP) // 2]
-            if ((pairs & 15 == _MINUS_ZERO) | (pairs >> 4 == _MINUS_ZERO)).any():
-                raise CodecError(f"{self.name}: a code that no encoder makes")
-            index[: pairs.size] = pairs
-            step = values[start : start + STEP]
-            whole = step.size % BLOCK == 0 and step.flags.c_contiguous
-            blocks = (step if whole else np.zeros(_blocks(step.size) * BLOCK, np.float32)).reshape(-1, BLOCK)
-            # `clip` takes without a check of its own: there are 256 values, for any byte
-            taken = blocks.reshape(-1)[: 2 * pairs.size].view(np.complex64)
-            np.take(self._pairs, index[: pairs.size], out=taken, mode="clip")
-            scale = from_bf16(halves[start // BLOCK : (start + STEP) // BLOCK])
-            np.multiply(blocks, scale[:, None], out=blocks)
-            if not whole:
-                step[:] = blocks.reshape(-1)[: step.size]
+        # `clip` takes without a check of its own: there are 256 values, for any byte
+        np.take(self._pairs, codes.astype(np.intp), out=blocks.reshape(-1).view(np.complex64), mode="clip")
+        np.multiply(blocks, from_bf16(scales)[:, None], out=blocks)
 
     def _scales(self, magnitudes: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """bf16 bits of one scale for each row of float32 bits without their signs, (n, BLOCK) -> (n,).
@@ -105,7 +85,7 @@ class Blockwise4(Codec):
         """What each of the 16 codes stands for, in units of the scale; float32 (16,)."""
 
 
-class Int4(Blockwise4):
+class Int4(FourBits):
     """The error of an element is at most half a step, absmax / 14 (and 1 % of that for the rounding of the scale)."""
 
     name = "int4"
@@ -123,7 +103,7 @@ class Int4(Blockwise4):
         return np.array([0, 1, 2, 3, 4, 5, 6, 7, 0, -7, -6, -5, -4, -3, -2, -1], np.float32)
 
 
-class E3M0(Blockwise4):
+class E3M0(FourBits):
     """The error of an element is at most a third of it, or absmax / 128 where that is more."""
 
     name = "e3m0"
@@ -143,13 +123,3 @@ class E3M0(Blockwise4):
     def _multiples() -> Vector:
         positive = [0.0, *(2.0 ** (e - 7) for e in range(1, 8))]
         return np.array([*positive, *(-value for value in positive)], np.float32)
-
-
-def _blocks(elements: int) -> int:
-    return -(-elements // BLOCK)
-
-
-def _sections(raw: memoryview, elements: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-    """The scales (blocks,) as bf16 bits and the packed codes inside encoded bytes."""
-    end = 2 * _blocks(elements)
-    return np.frombuffer(raw[:end], "<u2"), np.frombuffer(raw[end:], np.uint8)

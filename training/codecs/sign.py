@@ -18,66 +18,46 @@ Adam (2102.02888). Of a vector shorter than three pieces, pieces are a third of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector, check_finite
+from swarmnode.training.codecs.base import Blockwise, Codec, CodecError, Vector, check_finite
 
 BLOCK = 1024  # elements that share a magnitude; divides STEP
 
 
-class Sign(Codec):
+class Sign(Blockwise):
     """Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
 
     name = "sign"
 
-    def encoded_size(self, elements: int) -> int:
-        return 4 * _blocks(elements) + -(-elements // 8)
+    block, scale, in_byte = BLOCK, np.dtype("<f4"), 8
 
-    def _encode(self, values: Vector, target: memoryview) -> None:
-        end = 4 * _blocks(values.size)
-        magnitudes, bits = np.frombuffer(target[:end], "<f4"), np.frombuffer(target[end:], np.uint8)
-        for start in range(0, values.size, STEP):
-            step = values[start : start + STEP]
-            sums = np.add.reduceat(np.abs(step, dtype=np.float64), np.arange(0, step.size, BLOCK))
-            if not np.isfinite(sums).all():
-                raise CodecError("sign: values to encode contain NaN or infinity")
-            sizes = np.full(sums.size, BLOCK)
-            sizes[-1] = step.size - (sums.size - 1) * BLOCK
-            means = (sums / sizes).astype(np.float32)
-            means[means < np.finfo(np.float32).tiny] = 0  # subnormal: some CPUs take it for zero
-            magnitudes[start // BLOCK : start // BLOCK + means.size] = means
-            negative = (step < 0) & (np.repeat(means, BLOCK)[: step.size] > 0)
-            packed = np.packbits(negative, bitorder="little")
-            bits[start // 8 : start // 8 + packed.size] = packed
+    def _encode_blocks(
+        self, blocks: Vector, elements: int, scales: NDArray[Any], codes: NDArray[np.uint8], scratch: Vector
+    ) -> None:
+        sums = np.abs(blocks, dtype=np.float64).sum(axis=1)
+        if not np.isfinite(sums).all():
+            raise CodecError("sign: values to encode contain NaN or infinity")
+        sizes = np.full(sums.size, BLOCK)
+        sizes[-1] -= blocks.size - elements
+        scales[:] = sums / sizes
+        scales[scales < np.finfo(np.float32).tiny] = 0  # subnormal: some CPUs take it for zero
+        codes[:] = np.packbits((blocks < 0) & (scales > 0)[:, None], bitorder="little")
 
-    def _decode(self, raw: memoryview, values: Vector) -> None:
-        end = 4 * _blocks(values.size)
-        magnitudes, packed = np.frombuffer(raw[:end], "<f4"), np.frombuffer(raw[end:], np.uint8)
+    def _check_scales(self, scales: NDArray[Any]) -> None:
         smallest = np.finfo(np.float32).tiny
-        if not np.all((magnitudes >= smallest) & np.isfinite(magnitudes) | (magnitudes.view("<u4") == 0)):
+        if not np.all((scales >= smallest) & np.isfinite(scales) | (scales.view("<u4") == 0)):
             raise CodecError("sign: a magnitude is negative, not finite or subnormal")
-        if values.size % 8 and packed[-1] >> values.size % 8:
-            raise CodecError("sign: bits are set beyond the last element")
-        for start in range(0, values.size, STEP):
-            step = values[start : start + STEP]
-            whole = step.size % BLOCK == 0 and step.flags.c_contiguous
-            bits = (step if whole else np.empty(_blocks(step.size) * BLOCK, np.float32)).view(np.uint32)
-            # The bit of an element is the sign bit of its magnitude.
-            np.left_shift(_unpacked(packed[start // 8 : (start + STEP) // 8], bits.size), 31, out=bits)
-            magnitude = magnitudes[start // BLOCK : (start + STEP) // BLOCK].view("<u4")
-            np.bitwise_or(bits.reshape(-1, BLOCK), magnitude[:, None], out=bits.reshape(-1, BLOCK))
-            if not whole:
-                step[:] = bits.view(np.float32)[: step.size]
 
-
-def _unpacked(packed: NDArray[np.uint8], size: int) -> NDArray[np.uint32]:
-    """The first `size` bits, lowest first; zeros beyond the last."""
-    return np.unpackbits(packed, count=size, bitorder="little").astype(np.uint32)
-
-
-def _blocks(elements: int) -> int:
-    return -(-elements // BLOCK)
+    def _decode_blocks(self, scales: NDArray[Any], codes: NDArray[np.uint8], blocks: Vector) -> None:
+        # The bit of an element is the sign bit of its magnitude.
+        bits = blocks.view(np.uint32)
+        negative = np.unpackbits(codes, bitorder="little").astype(np.uint32)
+        np.left_shift(negative.reshape(blocks.shape), 31, out=bits)
+        np.bitwise_or(bits, scales.view("<u4")[:, None], out=bits)
 
 
 TURNS = 3
