@@ -24,10 +24,9 @@ import pair
 from swarmnode.node.process import rest_what_stays
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
+from swarmnode.protocols.methods.known.messages import Position, RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk

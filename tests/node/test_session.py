@@ -112,7 +112,7 @@ def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
         before = residual(swarm, "c")
         here = node.agreement.acceptor.position
         for _ in range(5):
-            lie = RoundHead(RUN, here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), (), 0.0, 1.0, False)
+            lie = RoundHead(here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), 1.0, RUN, (), 0.0, False)
             assert not await node.diloco.go_to(lie, swarm.peer("a"))
         assert residual(swarm, "c") == before
 

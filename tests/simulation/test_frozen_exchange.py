@@ -11,10 +11,9 @@ import pytest
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.methods.known.acceptor import Position
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Decision, RoundRoster
+from swarmnode.protocols.methods.known.messages import Decision, Position, RoundRoster
 from swarmnode.protocols.methods.known.partition import CHUNK
 from swarmnode.protocols.methods.known.reduction import SILENT_LEAST, SILENT_SHARE
 from swarmnode.protocols.network import PeerId

@@ -275,7 +275,7 @@ TARGETS: dict[str, Target] = {
             "wire head",
             partial(_message, RoundHead),
             WireError,
-            (wire.encode(RoundHead(RUN, 1, RUN, (PEER,), (), (RoundStep(0, RUN),), 1.0, 2.0, False)),),
+            (wire.encode(RoundHead(1, RUN, (PEER,), (), 2.0, RUN, (RoundStep(0, RUN),), 1.0, False)),),
         ),
         Target("wire, any message", _any_message, WireError, tuple(_message_seeds())),
         Target(

@@ -113,7 +113,7 @@ class Blockwise(Codec):
         scales, codes = self._sections(raw, values.size)
         used = values.size % self.in_byte
         if used and codes[-1] >> used * 8 // self.in_byte:
-            raise CodecError(f"{self.name}: bits are set beyond the last element")
+            raise CodecError(f"{self.name}: a code beyond the last element")
         self._check_scales(scales)
         for start in range(0, values.size, STEP):
             step = values[start : start + STEP]

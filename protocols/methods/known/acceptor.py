@@ -17,6 +17,7 @@ import trio
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import (
+    LONGEST_WINDOW,
     MAX_SEATS,
     Accepted,
     Decision,
@@ -25,6 +26,7 @@ from swarmnode.protocols.methods.known.messages import (
     LeaderReply,
     Noted,
     Owner,
+    Position,
     Ready,
     Report,
     RoundHead,
@@ -44,22 +46,6 @@ MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; hones
 
 
 Link = tuple[PeerId, PeerId]  # who missed something, and from whom
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a node stands: about to do `round` from the state `parent`, with the last roster's consequences."""
-
-    round: int
-    parent: str
-    voters: tuple[PeerId, ...]
-    joiners: tuple[PeerId, ...]
-    window: float  # seconds
-
-    @property
-    def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
-        """What is agreed upon: promises made for one instance mean nothing in another."""
-        return self.round, self.parent, self.voters
 
 
 class Answer:
@@ -102,7 +88,7 @@ def rank(head: RoundHead) -> tuple[int, int, int]:
 
     More seats in the last roster win, then the later round, then the lower hash.
     """
-    return len(head.voters), head.round, -int(head.state_hash, 16)
+    return len(head.voters), head.round, -int(head.parent, 16)
 
 
 def prefers(mine: RoundHead, theirs: RoundHead) -> bool:
@@ -159,7 +145,8 @@ class Acceptor:
     def advance(self, position: Position, *, elapsed: float = 0.0) -> None:
         """Go to a round that the others began `elapsed` seconds ago. What was promised and accepted in it before still
         holds; what went wrong is forgotten."""
-        before, self._position = self._position, position
+        before = self._position
+        self._position = replace(position, window=min(position.window, LONGEST_WINDOW))
         self._began = trio.current_time() - elapsed
         if before is None or before.instance != position.instance:
             for ballot, box in self.boxes.items():
@@ -184,17 +171,9 @@ class Acceptor:
     def head(self) -> RoundHead:
         """What this node tells others about where it stands."""
         here = self.position
-        return RoundHead(
-            self.run_id,
-            here.round,
-            here.parent,
-            here.voters,
-            here.joiners,
-            tuple(self._history)[-SHOWN_HISTORY:],
-            max(0.0, self.elapsed()),
-            here.window,
-            self.paused,
-        )
+        history = tuple(self._history)[-SHOWN_HISTORY:]
+        place = here.round, here.parent, here.voters, here.joiners, here.window
+        return RoundHead(*place, self.run_id, history, max(0.0, self.elapsed()), self.paused)
 
     def elapsed(self) -> float:
         """Seconds since this round began."""
@@ -256,7 +235,7 @@ class Acceptor:
         here = self.position
         if head.run_id != self.run_id or head.round < here.round:
             return False
-        return head.round > here.round or (head.state_hash != here.parent and prefers(self.head(), head))
+        return head.round > here.round or (head.parent != here.parent and prefers(self.head(), head))
 
     def continues(self, roster: RoundRoster) -> bool:
         """Whether a roster starts from where this node stands."""

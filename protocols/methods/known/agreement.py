@@ -50,6 +50,7 @@ from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Link
 from swarmnode.protocols.methods.known.messages import (
+    LONGEST_WINDOW,
     MAX_SEATS,
     Accepted,
     Behind,
@@ -77,7 +78,6 @@ from swarmnode.protocols.peers.liveness import PeerGoneSilent
 
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
 WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round
-LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
 
 
 def result_to_adopt(
@@ -484,7 +484,7 @@ class Agreement:
             except CallError as error:
                 logger.debug("summons to %s failed: %s", peer, error)
                 return
-            if head.paused or (head.round == ready.round and head.state_hash != ready.parent):
+            if head.paused or (head.round == ready.round and head.parent != ready.parent):
                 box.away.add(peer)
             self.acceptor.notify()
 

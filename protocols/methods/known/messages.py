@@ -27,6 +27,7 @@ MAX_ROUND = 1 << 48  # rounds and ballots: far from the end of wire integers, ho
 MAX_WEIGHT = 1 << 53
 MAX_SHARE = 16
 MAX_SECONDS = 1e9  # of any duration; thirty years
+LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
 
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -273,17 +274,28 @@ class RoundStep(Message):
 
 
 @dataclass(frozen=True)
-class RoundHead(Message):
-    """Where a node stands in a run. What a joiner needs to take part in `round`."""
+class Position(Message):
+    """Where a node stands: about to do `round` from the state `parent`, with the last roster's consequences."""
 
-    run_id: str
-    round: Counter  # the round that the node works on
-    state_hash: Hash  # of the state at its start
+    round: Counter
+    parent: Hash  # of the state at its start
     voters: Peers  # the seats of the last roster
     joiners: Peers  # those admitted by it
+    window: Seconds  # that members train in the round at the most
+
+    @property
+    def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
+        """What is agreed upon: promises made for one instance mean nothing in another."""
+        return self.round, self.parent, self.voters
+
+
+@dataclass(frozen=True)
+class RoundHead(Position):
+    """Where a node says that it stands. What a joiner needs to take part in `round`."""
+
+    run_id: str
     history: Annotated[tuple[RoundStep, ...], within(0, MAX_HISTORY)]  # recent rounds, oldest first
     elapsed: Seconds  # since the round began on this node
-    window: Seconds  # that members train in it at the most
     paused: bool
 
 

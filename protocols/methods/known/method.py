@@ -88,7 +88,7 @@ class Diloco(Method):
         if not self.rounds.stands:
             return None
         head = self.agreement.acceptor.head()
-        return Place(head.round, head.state_hash, head.voters, head.joiners, head.elapsed)
+        return Place(head.round, head.parent, head.voters, head.joiners, head.elapsed)
 
     @property
     def paused(self) -> bool:

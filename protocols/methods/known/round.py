@@ -23,9 +23,8 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.acceptor import Position
-from swarmnode.protocols.methods.known.agreement import LONGEST_WINDOW, WINDOW_SLACK, Agreement
-from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, RoundHead, RoundRoster
+from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
+from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, Position, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
@@ -103,24 +102,22 @@ class DilocoRounds:
         self.phase = "catching-up"
         began = trio.current_time()
         state = await self._state_at(head, sources)
-        round, hash = head.round, head.state_hash
         if self._state is not None:
             await self._return_work(await self._unsettled())
         self._allreduce.rollback()
-        self._stand_on(round, hash, state)
-        window = min(max(head.window, 0.0), LONGEST_WINDOW)
+        self._stand_on(head.round, head.parent, state)
         self._ended = trio.current_time()
         self._late_by = max(head.elapsed, 0.0) + self._ended - began
-        self._acceptor.advance(Position(round, hash, head.voters, head.joiners, window), elapsed=self._late_by)
-        return hash
+        self._acceptor.advance(head, elapsed=self._late_by)
+        return head.parent
 
     async def _state_at(self, head: RoundHead, sources: tuple[PeerId, ...]) -> OuterState:
         """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
         layout = self._trainer.layout
         held = self._state or OuterState.start(self._trainer.parameters())
-        if await self._runner(lambda: state_hash(head.round, layout, held)) == head.state_hash:
+        if await self._runner(lambda: state_hash(head.round, layout, held)) == head.parent:
             return held
-        round, _, state = await self._catch_up.fetch(sources, state_hash=head.state_hash, observer=self._parts.observer)
+        round, _, state = await self._catch_up.fetch(sources, state_hash=head.parent, observer=self._parts.observer)
         if round != head.round:
             raise CatchUpFailed(f"members stand at round {round}, and {head.round} was announced")
         return state
@@ -252,9 +249,8 @@ class DilocoRounds:
             raise RuntimeError("a state was obtained and is not held")
         round, roster = decision.roster.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
-        window = min(max(roster.window, 0.0), LONGEST_WINDOW)
         self._late_by = self._acceptor.late_by
-        position = Position(round, decision.state_hash, roster.peers, roster.joiners, window)
+        position = Position(round, decision.state_hash, roster.peers, roster.joiners, roster.window)
         self._acceptor.advance(position, elapsed=self._late_by)
         missing = set(decision.missing)
         if not counted and worked.samples > 0:

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from swarmnode.protocols.calls.rpc import PeerGone, Refused, Rpc
-from swarmnode.protocols.methods.known.acceptor import Position, diverged, prefers
+from swarmnode.protocols.methods.known.acceptor import diverged, prefers
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.messages import (
     Accepted,
@@ -22,6 +22,7 @@ from swarmnode.protocols.methods.known.messages import (
     Noted,
     Owner,
     PartsMissing,
+    Position,
     Ready,
     Report,
     RoundHead,
@@ -286,7 +287,7 @@ def test_nobody_goes_back_to_a_leader_that_stands_behind(simulated: Simulated) -
         swarm.begin(*ahead)
         decision = await swarm.decided(*ahead, within=5 + 6 * CEILING)
         assert decision.roster.round == 5 and not swarm.errors
-        older = RoundHead(RUN, 3, "11" * 32, tuple("abcdefg"), (), (), 0.0, 1.0, False)
+        older = RoundHead(3, "11" * 32, tuple("abcdefg"), (), 1.0, RUN, (), 0.0, False)
         assert not ahead[0].agreement.acceptor.should_follow(older)
 
     simulate(simulated, body)
@@ -492,7 +493,7 @@ def test_calls_for_another_run_or_before_a_position_are_refused(simulated: Simul
 def test_of_two_histories_exactly_one_gives_way() -> None:
     heads = [
         RoundHead(
-            RUN, round, f"{n:064x}", tuple("abcd"[:voters]), (), (RoundStep(round - 1, f"{n:064x}"),), 0.0, 1.0, False
+            round, f"{n:064x}", tuple("abcd"[:voters]), (), 1.0, RUN, (RoundStep(round - 1, f"{n:064x}"),), 0.0, False
         )
         for round in (3, 4)
         for voters in (2, 3)
@@ -502,4 +503,4 @@ def test_of_two_histories_exactly_one_gives_way() -> None:
         for theirs in heads:
             assert prefers(mine, theirs) + prefers(theirs, mine) == (mine != theirs)
             if mine.round == theirs.round:
-                assert diverged(mine, theirs) == (mine.state_hash != theirs.state_hash)
+                assert diverged(mine, theirs) == (mine.parent != theirs.parent)

@@ -146,7 +146,7 @@ def test_a_ready_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"state_hash": "not hex"},
+        {"parent": "not hex"},
         {"elapsed": math.nan},
         {"elapsed": -1.0},
         {"window": math.inf},
@@ -157,6 +157,6 @@ def test_a_ready_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> 
     ids=lambda c: str(c)[:40],
 )
 def test_a_head_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> None:
-    raw = unchecked(RoundHead(RUN, 1, PARENT, ("a",), (), (), 1.0, 1.0, False), **changes)
+    raw = unchecked(RoundHead(1, PARENT, ("a",), (), 1.0, RUN, (), 1.0, False), **changes)
     with pytest.raises(WireError):
         decode(RoundHead, raw)
