@@ -21,10 +21,13 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter, History, PastRound
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.runs import RunUnavailable
+from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
+from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.method import (
     Abandoned,
     Begin,
+    Build,
     LostPlace,
     Method,
     OtherHistory,
@@ -34,13 +37,15 @@ from swarmnode.protocols.methods.method import (
     Place,
     RoundResult,
 )
-from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.network import Traffic
 from swarmnode.training.rl.groups import Learned
 
 logger = logging.getLogger(__name__)
 
+# The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
+METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo}
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 

@@ -1,7 +1,7 @@
 """The seam for exchange methods: what a session needs of whatever moves a run from round to round.
 
-A method is one file in this folder with a function `build(parts) -> Method`, named in `methods.METHODS` and in the
-choices of `[exchange] method` in the RunSpec. A session (node/session.py) drives it:
+A method is one folder beside this file, built from a `Context`, and named in METHODS of node/session.py and in the
+choices of `[exchange] method` in the RunSpec. A session drives it:
 
     await method.find_place(begin)         once: know a state and a place among the members
     while rounds remain:

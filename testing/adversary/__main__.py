@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from swarmnode.cli.local.attack import LIES
 from swarmnode.node import daemon, exitcodes
 from swarmnode.node.config import NodeConfig, load_config
-from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.disguise import Refused, methods_with, settings_with
 from swarmnode.training.options import SettingError
 

@@ -8,7 +8,7 @@ import pytest
 from openswarm import Scene, with_swarm
 
 from swarmnode.cli.local.attack import LIES
-from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.disguise import lying_open
 from swarmnode.testing.simnet import SimWorld, run_simulation
 

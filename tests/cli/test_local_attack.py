@@ -12,7 +12,7 @@ from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.main import app, main
 from swarmnode.node import exitcodes
 from swarmnode.node.config import load_config
-from swarmnode.protocols.methods.registry import METHODS
+from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.__main__ import main as adversary
 from swarmnode.testing.adversary.__main__ import stay_here
 from swarmnode.testing.adversary.disguise import Refused, methods_with, settings_with

@@ -9,11 +9,11 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
+from swarmnode.node.session import METHODS
 from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.testing.simnet import SimWorld, run_simulation

@@ -11,11 +11,11 @@ import trio
 from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
+from swarmnode.node.session import METHODS
 from swarmnode.protocols.methods.open.checks import unique as open_unique
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.methods.trainer import Batches, Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw

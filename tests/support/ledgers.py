@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from swarmnode.node.session import METHODS
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Method
-from swarmnode.protocols.methods.registry import METHODS
 from swarmnode.protocols.reputation.ledger import Ledger
 
 LEDGERS: dict[str, Ledger] = {}

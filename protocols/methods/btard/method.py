@@ -403,11 +403,6 @@ LISTED = 4096  # records looked at
 REASON = 120  # characters of a reason in a record
 
 
-def build(parts: Context) -> Btard:
-    """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
-    return Btard(parts)
-
-
 @dataclass(frozen=True)
 class Proof:
     """`btard.proof`, to members: somebody lied. Answered with Noted."""

@@ -45,11 +45,6 @@ FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for th
 NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 
 
-def build(parts: Context) -> Diloco:
-    """The method of one node, from the run's `[exchange]`, `[inner]` and `[outer]`."""
-    return Diloco(parts)
-
-
 class Diloco(Method):
     """One node's part in a DiLoCo run: how it comes to stand in it, and to notice that it should stand elsewhere.
 

@@ -60,11 +60,6 @@ SECRET = Domain("open/secret", 1, max_size=64)  # what is signed to have a secre
 SETTLED = 4  # rounds on a roster until join strings name it: more than a fork lasts where nodes are connected
 
 
-def build(parts: Context) -> Open:
-    """The method of one node, from the run's `[trust]`, `[exchange]`, `[inner]` and `[outer]`."""
-    return Open(parts)
-
-
 class Open(Method):
     """Its parts are public, for tests that look at what it alone promises.
 
