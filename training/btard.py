@@ -1,8 +1,8 @@
 """The arithmetic of BTARD (Gorbunov et al. 2106.11257): CenteredClip of one part, and the checksums that test it.
 
     centre, radius = clipped_centre(contributions, shares)      # what the part's owner computes
-    told, distance = checksum(own, centre, radius, seed, part)  # what each member tells, once the seed is known
-    is_suspect(…)                                               # what everybody tests: Σ shareᵢ toldᵢ is about 0
+    sums, distance = checksum(own, centre, radius, seed, part)  # what each member tells, once the seed is known
+    is_suspect(…)                                               # what everybody tests: Σ shareᵢ sumsᵢ is about 0
 
 Whoever holds the contributions to a part can compute it again and must get the same bytes, on any CPU: all arithmetic
 is elementwise and in a stated order, sums over elements are folded in halves (`folded_sum`), and random directions come
@@ -134,10 +134,13 @@ def is_suspect(
     """
     if not sums:
         return False
-    told = np.asarray(sums, np.float64)
-    if told.shape != (len(distances), DIRECTIONS) or not np.isfinite([*told.flat, *distances, radius, residual]).all():
+    projected = np.asarray(sums, np.float64)
+    if (
+        projected.shape != (len(distances), DIRECTIONS)
+        or not np.isfinite([*projected.flat, *distances, radius, residual]).all()
+    ):
         return True  # NaN is neither above nor below anything
-    total = np.asarray(shares, np.float64) @ told
+    total = np.asarray(shares, np.float64) @ projected
     usual = float(np.median(distances))
     slack = SLACK * usual
     return bool(

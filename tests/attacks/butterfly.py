@@ -99,7 +99,9 @@ async def _run(lie: ButterflyLie | None, method: str, rounds: int, within: float
 def _recorded(swarm: SimSwarm) -> int:
     """Liars whom the records of more than half of the members name, as all honest nodes see."""
     honest = [swarm.nodes[name].method for name in NAMES if name not in LIARS]
-    return sum(all(isinstance(node, Btard) and swarm.peer(name) in node.bans.told for node in honest) for name in LIARS)
+    return sum(
+        all(isinstance(node, Btard) and swarm.peer(name) in node.bans.recorded for node in honest) for name in LIARS
+    )
 
 
 def _bars(swarm: SimSwarm, name: str, other: str) -> bool:

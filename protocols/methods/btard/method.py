@@ -417,11 +417,11 @@ class Bans:
     def __init__(self, parts: Context) -> None:
         self._parts = parts
         self.convicted: dict[PeerId, str] = {}  # by a proof that this node held, and of what
-        self.told: set[PeerId] = set()  # by records of more than half of the members
+        self.recorded: set[PeerId] = set()  # by records of more than half of the members
         self._written: dict[PeerId, float] = {}  # trio time
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer != self._parts.me and (peer in self.convicted or peer in self.told)
+        return peer != self._parts.me and (peer in self.convicted or peer in self.recorded)
 
     def convict(self, peer: PeerId, why: str) -> None:
         """This node holds a proof."""
@@ -458,7 +458,7 @@ class Bans:
             if element.value is not None:
                 accusers.setdefault(element.key.removeprefix(PREFIX), set()).add(element.author)
         known = self._parts.spec.run.members or members
-        self.told = {peer for peer, who in accusers.items() if is_banned(who - {peer}, known)}
+        self.recorded = {peer for peer, who in accusers.items() if is_banned(who - {peer}, known)}
 
 
 class Btard(Diloco):

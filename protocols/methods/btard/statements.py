@@ -91,13 +91,7 @@ class Seen:
 
 Statement = Commitment | Sent | Centre | Opening | Sums | PartAudit | Seen
 KINDS: dict[str, type] = {
-    "commitment": Commitment,
-    "sent": Sent,
-    "centre": Centre,
-    "opening": Opening,
-    "sums": Sums,
-    "audit": PartAudit,
-    "seen": Seen,
+    kind.__name__.lower(): kind for kind in (Commitment, Sent, Centre, Opening, Sums, PartAudit, Seen)
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -193,17 +187,15 @@ def convicts(evidence: LieEvidence, verify: Verify) -> PeerId | None:
 
 
 def _contradict(one: Signed, other: Signed) -> bool:
-    match _read(one), _read(other):
-        case (Sent(part=first), Sent(part=second)) | (Centre(part=first), Centre(part=second)):
-            return first == second
+    first, second = _read(one), _read(other)
+    if one.kind == other.kind:
+        return _number(first) == _number(second)
+    match first, second:
         case (Commitment() as commitment, Sent() as sent) | (Sent() as sent, Commitment() as commitment):
             return _breaks(commitment, sent)
         case (Commitment(nonce=sealed), Opening(nonce=nonce)) | (Opening(nonce=nonce), Commitment(nonce=sealed)):
             return hashlib.sha256(nonce).digest() != sealed
-        case (Seen(step=first), Seen(step=second)):
-            return first == second
-        case _:
-            return one.kind == other.kind
+    return False
 
 
 def _breaks(commitment: Commitment, sent: Sent) -> bool:
@@ -239,11 +231,18 @@ def compare(
 def _place(signed: Signed) -> tuple[PeerId, bytes, str, int]:
     """What one author says one thing about."""
     try:
-        read = _read(signed)
+        number = _number(_read(signed))
     except wire.WireError:
-        return signed.author, signed.attempt, signed.kind, -1
-    number = read.part if isinstance(read, (Sent, Centre)) else read.step if isinstance(read, Seen) else 0
+        number = -1
     return signed.author, signed.attempt, signed.kind, number
+
+
+def _number(statement: Statement) -> int:
+    """Of the part or the step that it is about, where there is one of its kind for each."""
+    match statement:
+        case Sent(part=number) | Centre(part=number) | Seen(step=number):
+            return number
+    return 0
 
 
 def is_banned(accusers: Iterable[PeerId], members: Sequence[PeerId]) -> bool:

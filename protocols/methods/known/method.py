@@ -193,15 +193,15 @@ class Diloco(Method):
 
     async def _find_members(self, *, until: float) -> None:
         """Get a place among members, or find out by `until` (trio time) that none answers."""
-        told = False
+        announced = False
         while trio.current_time() < until:
             if await self._join_others():
                 return
             if self.rounds.stands:  # members answer; their next roster will name this node
                 await self._wait_to_be_named()
                 return
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
                 logger.info("looking for members of run %s", self._parts.run_id[:12])
             await trio.sleep(ASK_TO_JOIN_EVERY)
