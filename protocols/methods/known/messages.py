@@ -40,9 +40,16 @@ def check_range(what: str, value: float, low: float, high: float) -> None:
         raise WireError(f"{what} is {value}, allowed are {low} to {high}")
 
 
-def check_seconds(what: str, value: float) -> None:
-    """Raise WireError for a duration that is negative, NaN or absurd."""
-    check_range(what, value, 0.0, MAX_SECONDS)
+def within(low: float, high: float) -> Check:
+    """A check that a number lies there, or a length does."""
+
+    def check(what: str, value: Any) -> None:
+        check_range(what, value if isinstance(value, int | float) else len(value), low, high)
+
+    return check
+
+
+check_seconds = within(0.0, MAX_SECONDS)  # a duration that is negative, NaN or absurd is refused
 
 
 def check_hash(what: str, value: str) -> None:
@@ -57,15 +64,6 @@ def check_peers(what: str, peers: Sequence[PeerId]) -> None:
         raise WireError(f"{what} has {len(peers)} peers, one of them twice or more than {MAX_PEERS}")
     if not all(0 < len(peer) <= MAX_PEER_ID for peer in peers):
         raise WireError(f"{what} names a peer whose id is empty or above {MAX_PEER_ID} characters")
-
-
-def within(low: float, high: float) -> Check:
-    """That a number lies there, or a length does."""
-
-    def check(what: str, value: Any) -> None:
-        check_range(what, value if isinstance(value, (int, float)) else len(value), low, high)
-
-    return check
 
 
 Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
