@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,30 +48,20 @@ def status(
         answer = client.call("status", timeout=10.0)
         show(answer, render_status(answer, colour=colours()), json_output)
         return
-    screen = sys.stdout.isatty() and not json_output
-    if screen:
-        sys.stdout.write("\x1b[?1049h\x1b[?25l")  # the terminal's second screen, without a cursor
-    try:
-        while True:
-            answer = client.call("status", timeout=10.0)
-            if json_output:
-                print_json(answer)
-            else:
-                _draw(render_status(answer, colour=colours()), screen)
-            time.sleep(interval)
-    except KeyboardInterrupt:
-        return
-    finally:
-        if screen:
-            sys.stdout.write("\x1b[?25h\x1b[?1049l")
-            sys.stdout.flush()
+    with suppress(KeyboardInterrupt):
+        if json_output or not sys.stdout.isatty():
+            while True:
+                answer = client.call("status", timeout=10.0)
+                show(answer, render_status(answer) + "\n", json_output)
+                time.sleep(interval)
+        from rich.live import Live
+        from rich.text import Text
 
-
-def _draw(text: str, screen: bool) -> None:
-    if screen:
-        text = "\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[K\x1b[J"
-    sys.stdout.write(text if screen else text + "\n\n")
-    sys.stdout.flush()
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                answer = client.call("status", timeout=10.0)
+                live.update(Text.from_ansi(render_status(answer, colour=colours())), refresh=True)
+                time.sleep(interval)
 
 
 def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:

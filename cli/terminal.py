@@ -88,7 +88,7 @@ def show(answer: Any, text: str, json_output: bool) -> None:
     if json_output:
         print_json(answer)
     else:
-        print(text)
+        print(text, flush=True)
 
 
 def absolute(path: Path) -> str:

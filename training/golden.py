@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +43,31 @@ def check_golden() -> None:
 
 def computed() -> dict[str, str]:
     """What this machine computes: sha-256 by the name of the check."""
-    return {name: hashlib.sha256(b"".join(bytes(part) for part in make())).hexdigest() for name, make in CHECKS.items()}
+    found = {"inputs": vector("inputs").tobytes()}
+    for name, momentum in (("outer_step", 0.9), ("outer_step without momentum", 0.0)):
+        state = _state()
+        for round in range(2):
+            state = outer_step(state, vector(f"gradient {round}"), lr=0.7, momentum=momentum)
+        found[name] = _bits(state)
+    found["weighted_sum"] = weighted_sum([vector(f"part {i}") for i in range(3)], [3, 1, 7]).tobytes()
+    for name in CODECS:
+        raw = bytes(codec(name).encode(vector("pseudo-gradient")))
+        found[f"codec {name}"] = raw + codec(name).decode(raw, SIZE).tobytes()
+    for name in ("topk", "int8"):
+        raws = [bytes(codec(name).encode(vector(f"contribution {i}"))) for i in range(3)]
+        factors = [Factor(5, CLIP_UNIT, 13), Factor(1, 333_333, 13), Factor(7, CLIP_UNIT - 1, 13)]
+        state = apply_contributions(_state(), raws, factors, lr=1.0, codec_name=name)
+        norms = [exact_norm(raw, SIZE, codec_name=name) for raw in raws]
+        found[f"open_step {name}"] = state.parameters.tobytes() + struct.pack("<3d", *norms)
+    state, factors = _state(), [Factor(5, CLIP_UNIT, 12), Factor(7, CLIP_UNIT - 1, 12)]
+    for round in range(4):
+        raws = [bytes(codec_in(round, "sign3").encode(vector(f"turn {round} {i}"))) for i in range(2)]
+        state = apply_contributions(state, raws, factors, lr=0.7, momentum=0.8, codec_name="sign3")
+    found["open_step sign3 in turns, with momentum"] = _bits(state)
+    norms = [norm_of(vector(f"norm {i}", 100 * (i + 1))) for i in range(6)] + [0.0, 1e-300, 1e300]
+    found["clip_units"] = struct.pack("<9d", *norms) + struct.pack("<9q", *clip_units(norms))
+    found["state_hash"] = state_hash(3, Layout.of([("w", (SIZE - 7, 1)), ("b", (7,))]), _state()).encode()
+    return {name: hashlib.sha256(raw).hexdigest() for name, raw in found.items()}
 
 
 def vector(name: str, size: int = SIZE) -> Vector:
@@ -64,61 +86,9 @@ def _state() -> OuterState:
     return OuterState.start(vector("parameters"))
 
 
-def _outer(momentum: float) -> Iterable[bytes]:
-    state = _state()
-    for round in range(2):
-        state = outer_step(state, vector(f"gradient {round}"), lr=0.7, momentum=momentum)
-    return state.parameters.tobytes(), state.momentum.tobytes()
+def _bits(state: OuterState) -> bytes:
+    return state.parameters.tobytes() + state.momentum.tobytes()
 
-
-def _weighted_sum() -> Iterable[bytes]:
-    yield weighted_sum([vector(f"part {i}") for i in range(3)], [3, 1, 7]).tobytes()
-
-
-def _codec(name: str) -> Iterable[bytes]:
-    raw = codec(name).encode(vector("pseudo-gradient"))
-    return bytes(raw), codec(name).decode(raw, SIZE).tobytes()
-
-
-def _open_step(name: str) -> Iterable[bytes]:
-    raws = [bytes(codec(name).encode(vector(f"contribution {i}"))) for i in range(3)]
-    factors = [Factor(5, CLIP_UNIT, 13), Factor(1, 333_333, 13), Factor(7, CLIP_UNIT - 1, 13)]
-    state = apply_contributions(_state(), raws, factors, lr=1.0, codec_name=name)
-    yield state.parameters.tobytes()
-    for raw in raws:
-        yield struct.pack("<d", exact_norm(raw, SIZE, codec_name=name))
-
-
-def _open_steps_in_turns() -> Iterable[bytes]:
-    state, factors = _state(), [Factor(5, CLIP_UNIT, 12), Factor(7, CLIP_UNIT - 1, 12)]
-    for round in range(4):
-        raws = [bytes(codec_in(round, "sign3").encode(vector(f"turn {round} {i}"))) for i in range(2)]
-        state = apply_contributions(state, raws, factors, lr=0.7, momentum=0.8, codec_name="sign3")
-    return state.parameters.tobytes(), state.momentum.tobytes()
-
-
-def _clip_units() -> Iterable[bytes]:
-    norms = [norm_of(vector(f"norm {i}", 100 * (i + 1))) for i in range(6)] + [0.0, 1e-300, 1e300]
-    yield struct.pack(f"<{len(norms)}d", *norms)
-    yield struct.pack(f"<{len(norms)}q", *clip_units(norms))
-
-
-def _state_hash() -> Iterable[bytes]:
-    yield state_hash(3, Layout.of([("w", (SIZE - 7, 1)), ("b", (7,))]), _state()).encode()
-
-
-CHECKS: dict[str, Callable[[], Iterable[bytes]]] = {
-    "inputs": lambda: (vector("inputs").tobytes(),),
-    "outer_step": partial(_outer, 0.9),
-    "outer_step without momentum": partial(_outer, 0.0),
-    "weighted_sum": _weighted_sum,
-    **{f"codec {name}": partial(_codec, name) for name in CODECS},
-    "open_step topk": partial(_open_step, "topk"),
-    "open_step int8": partial(_open_step, "int8"),
-    "open_step sign3 in turns, with momentum": _open_steps_in_turns,
-    "clip_units": _clip_units,
-    "state_hash": _state_hash,
-}
 
 EXPECTED: dict[str, str] = {
     "inputs": "51537792275c1120c53357b086e744afab6b4fb321544a3134ea525fc99b956d",

@@ -136,7 +136,7 @@ class Worker:
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
-        return {"layout": shape, "device": self._device, "sandbox": self._confined.to_map()}
+        return {"layout": shape, "device": self._device, "sandbox": asdict(self._confined)}
 
     def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
         recorder = self._recorder

@@ -9,6 +9,7 @@ works in a process without the sandbox (mode "off"), or it would show nothing.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import json
 import os
@@ -137,7 +138,7 @@ def main() -> None:
     paths = {name: Path(given[name]) for name in ("secret", "outside", "inside")}
     wanted = given.get("only") or attempts(**paths, port=given["port"])
     results = {name: tried(attempts(**paths, port=given["port"])[name]) for name in wanted}
-    print(json.dumps({"report": report.to_map(), "results": results}))
+    print(json.dumps({"report": dataclasses.asdict(report), "results": results}))
 
 
 if __name__ == "__main__":

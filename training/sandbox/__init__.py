@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from swarmnode.training.sandbox import landlock, seccomp, system
 from swarmnode.training.sandbox.system import cap_files
@@ -53,13 +52,6 @@ class SandboxReport:
     def falls_short(self) -> bool:
         """Whether the owner required more than there is."""
         return self.mode == "require" and bool(self.missing)
-
-    def to_map(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "enforced": list(self.enforced),
-            "missing": [{"part": lacking.part, "why": lacking.why} for lacking in self.missing],
-        }
 
 
 def enter(rules: Rules) -> SandboxReport:
