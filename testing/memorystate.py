@@ -1,19 +1,18 @@
-"""The replicated state in memory, for simulations and tests: `crdt.state.State` behind the seam `StateBackend`.
+"""The replicated state in memory, for simulations and tests: `testing.state.State` behind the seam `StateBackend`.
 
 Nothing is durable: it is gone with the process, and so is its clock. Everything runs inline.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import trio
 
 from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import HybridClock
-from swarmnode.crdt.law import EVERYBODY, Judgement, Merged
+from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
 from swarmnode.protocols.state.backend import Rank, StateBackend, Stats
@@ -40,7 +39,6 @@ class MemoryState(StateBackend):
         self._clock = HybridClock()
         self._ranks = RankSet()
         self._elements: dict[Rank, Element] = {}
-        self._keys: list[tuple[str, str, Rank]] = []  # key, author and rank of each, ascending
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Expire until cancelled."""
@@ -55,7 +53,16 @@ class MemoryState(StateBackend):
         self._check_belongs(elements)
         now = self.now()
         outcomes = [(element, self._state.merge(element, now)) for element in elements]
-        self._follow([*outcomes, *self._state.convict(now)], now)
+        every = [*outcomes, *self._state.convict(now)]
+        gone = [ruling.gone.rank for _, ruling in every if ruling.gone is not None]
+        stored = {element.rank: element for element, ruling in every if ruling.verdict is Merged.STORED}
+        self._elements |= stored
+        for rank in gone:  # which may have come in this very batch
+            del self._elements[rank]
+        self._ranks = self._ranks.changed(stored.keys() - gone, gone)
+        for element in stored.values():
+            self._clock.observe(element.hlc, now)
+        self._notify(stored.values())
         return [ruling.verdict for _, ruling in outcomes]
 
     async def _tick(self, now: int) -> int:
@@ -72,15 +79,9 @@ class MemoryState(StateBackend):
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
         await trio.lowlevel.checkpoint()
-        now, found = self.now(), list[Element]()
-        for at in range(bisect_left(self._keys, (prefix,)), len(self._keys)):
-            key, by, rank = self._keys[at]
-            if not key.startswith(prefix) or len(found) >= limit:
-                break
-            element = self._elements[rank]
-            if element.expiry > now and author in (None, by):
-                found.append(element)
-        return found
+        now, every = self.now(), self._elements.values()
+        found = [e for e in every if e.key.startswith(prefix) and author in (None, e.author) and e.expiry > now]
+        return sorted(found, key=lambda e: (e.key, e.author, e.rank))[:limit]
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
@@ -113,24 +114,8 @@ class MemoryState(StateBackend):
     async def sweep(self) -> int:
         """Forget what has expired; returns how many elements that were."""
         await trio.lowlevel.checkpoint()
-        forgotten = self._state.sweep(self.now())
-        self._drop(forgotten)
+        forgotten = [element.rank for element in self._state.sweep(self.now())]
+        self._ranks = self._ranks.changed(removed=forgotten)
+        for rank in forgotten:
+            del self._elements[rank]
         return len(forgotten)
-
-    def _follow(self, outcomes: Iterable[tuple[Element, Judgement[Element]]], now: int) -> None:
-        """Keep ranks, clock and feeds in step with what the state stored."""
-        stored = [(element, ruling) for element, ruling in outcomes if ruling.verdict is Merged.STORED]
-        for element, ruling in stored:
-            if ruling.gone is not None:
-                self._drop([ruling.gone])
-            self._elements[element.rank] = element
-            insort(self._keys, (element.key, element.author, element.rank))
-            self._clock.observe(element.hlc, now)
-        self._ranks = self._ranks.changed([e.rank for e, _ in stored if e.rank in self._elements])
-        self._notify(element for element, _ in stored)
-
-    def _drop(self, gone: Sequence[Element]) -> None:
-        self._ranks = self._ranks.changed(removed=[element.rank for element in gone])
-        for element in gone:
-            if self._elements.pop(element.rank, None) is not None:
-                del self._keys[bisect_left(self._keys, (element.key, element.author, element.rank))]
