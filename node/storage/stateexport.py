@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -40,13 +39,14 @@ async def export(backend: StateBackend, target: Path, *, now: int, runner: Runne
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     written = 0
     try:
-        await runner(lambda: _append(beside, [f"{_HEAD}{backend.run_id}\n".encode()], first=True))
-        for at in range(0, len(ranks), BATCH):
-            sealed = await backend.sealed(ranks[at : at + BATCH])
-            written += len(sealed)
-            framed = [len(raw).to_bytes(4, "big") + raw for raw in sealed]
-            await runner(partial(_append, beside, framed))
-        await runner(lambda: _finish(beside, target))
+        with beside.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(f"{_HEAD}{backend.run_id}\n".encode())
+            for at in range(0, len(ranks), BATCH):
+                sealed = await backend.sealed(ranks[at : at + BATCH])
+                written += len(sealed)
+                await runner(partial(file.writelines, [len(raw).to_bytes(4, "big") + raw for raw in sealed]))
+            await runner(lambda: _finish(file, beside, target))
     except OSError as error:
         raise _explained(error, target, "written") from error
     finally:
@@ -70,7 +70,7 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
                 raise NotAnExport(
                     f"{source} holds the state of run {run[:12]}…, and this node takes part in {backend.run_id[:12]}…"
                 )
-            while batch := await runner(lambda: _opened(file, source, verify, backend.run_id)):
+            while batch := await runner(lambda: _read(file, source, verify, backend.run_id)):
                 elements = [element for element in batch if element is not None]
                 counts["invalid"] += len(batch) - len(elements)
                 counts.update(verdict.value for verdict in await backend.merge(elements))
@@ -90,39 +90,25 @@ def _explained(error: OSError, path: Path, done: str) -> DataDirError:
     return DataDirError(f"{path} cannot be {done}: {error.strerror or error}")
 
 
-def _append(beside: Path, parts: list[bytes], *, first: bool = False) -> None:
-    with beside.open("xb" if first else "ab") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.writelines(parts)
-
-
-def _finish(beside: Path, target: Path) -> None:
-    with beside.open("rb+") as file:
-        os.fsync(file.fileno())
+def _finish(file: BinaryIO, beside: Path, target: Path) -> None:
+    file.flush()
+    os.fsync(file.fileno())
     os.replace(beside, target)
     sync_directory(target.parent)
 
 
-def _opened(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Element | None]:
+def _read(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Element | None]:
     """The next elements of a file; None for each that is invalid."""
-    return [_element(raw, verify, run_id) for raw in _read(file, source)]
-
-
-def _read(file: BinaryIO, source: Path) -> Iterator[bytes]:
-    for _ in range(BATCH):
-        head = file.read(4)
-        if not head:
-            return
+    found: list[Element | None] = []
+    while len(found) < BATCH and (head := file.read(4)):
         size = int.from_bytes(head, "big")
         raw = file.read(size) if len(head) == 4 and size <= MAX_SEALED else b""
         if not raw or len(raw) != size:
             raise NotAnExport(f"{source} is cut off or damaged; what came before that was taken")
-        yield raw
-
-
-def _element(raw: bytes, verify: Verify, run_id: str) -> Element | None:
-    try:
-        element = open_element(raw, verify)
-    except InvalidRecord:
-        return None
-    return element if element.run == run_id else None
+        try:
+            element = open_element(raw, verify)
+        except InvalidRecord:
+            found.append(None)
+        else:
+            found.append(element if element.run == run_id else None)
+    return found
