@@ -28,7 +28,6 @@ FILE_SIZE = 8 << 20  # bytes of one log file before it is rotated
 FILES = 3  # rotated files kept beside the current one
 RING = 2000  # lines, or events, kept in memory; about 1 MB
 LINE_LIMIT = 8 << 10  # characters of one message; the rest of it is cut, as peers' words may be in it
-TAIL_CHUNK = 64 << 10  # bytes read at a time from the end of a log file
 
 T = TypeVar("T")
 Line = dict[str, Any]  # {"time", "level", "logger", "message"}
@@ -168,7 +167,9 @@ def read_tail(folder: Path, lines: int) -> list[Line]:
         path = folder / (FILE_NAME if number == 0 else f"{FILE_NAME}.{number}")
         if len(found) >= lines or not path.exists():
             break
-        found = [line for raw in _last_lines(path, lines - len(found)) if (line := _parse(raw))] + found
+        with path.open("rb") as file:
+            newest = deque(file, maxlen=lines - len(found))
+        found = [line for raw in newest if (line := _parse(raw))] + found
     return found
 
 
@@ -178,16 +179,3 @@ def _parse(raw: bytes) -> Line | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) and {"time", "level", "logger", "message"} <= line.keys() else None
-
-
-def _last_lines(path: Path, lines: int) -> list[bytes]:
-    """The last `lines` lines of a file, reading backwards so that a large file costs no more than its end."""
-    with path.open("rb") as file:
-        at = file.seek(0, 2)
-        tail = b""
-        while at > 0 and tail.count(b"\n") <= lines:
-            step = min(TAIL_CHUNK, at)
-            at -= step
-            file.seek(at)
-            tail = file.read(step) + tail
-    return tail.splitlines()[-lines:]

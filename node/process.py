@@ -25,7 +25,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,9 +65,9 @@ def rest_what_stays() -> None:
     gc.freeze()
 
 
-def notify(state: str, *, status: str = "", environ: Mapping[str, str] | None = None) -> bool:
+def notify(state: str, *, status: str = "") -> bool:
     """Send `state` and a line of `status` for `systemctl status`; says whether there was anybody to tell."""
-    address = (os.environ if environ is None else environ).get("NOTIFY_SOCKET", "")
+    address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
     if address.startswith("@"):  # Linux's abstract namespace, written so because a variable cannot hold a zero byte

@@ -116,15 +116,9 @@ def export(
         tensors[MOMENTUM], momentum = saved.state.momentum, "included"
     named = {"run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
     sha256 = write_tensors(target, tensors, named)
-    record = make_record(
-        spec,
-        manifest,
-        saved,
-        tuple(e for e in read_history(folder / HISTORY) if e.round < saved.round),
-        file={"file": target.name, "sha256": sha256, "momentum": momentum},
-        maker=identity.peer_id,
-        made=int(time.time()),
-    )
+    history = tuple(e for e in read_history(folder / HISTORY) if e.round < saved.round)
+    file = {"file": target.name, "sha256": sha256, "momentum": momentum}
+    record = make_record(spec, manifest, history, file=file, maker=identity.peer_id)
     beside = record_path(target)
     sealed = {"record": record, "signature": DOMAIN.seal(record, identity.private_key.sign).signature.hex()}
     write_atomic(beside, json.dumps(sealed).encode())
@@ -137,16 +131,9 @@ def record_path(model: Path) -> Path:
 
 
 def make_record(
-    spec: RunSpec,
-    manifest: CheckpointManifest,
-    saved: Saved,
-    history: tuple[PastRound, ...],
-    *,
-    file: dict[str, str],
-    maker: str,
-    made: int,
+    spec: RunSpec, manifest: CheckpointManifest, history: tuple[PastRound, ...], *, file: dict[str, str], maker: str
 ) -> dict[str, Any]:
-    """The record without its signature; no value is a float. `made` is in seconds since 1970.
+    """The record without its signature; no value is a float, and `made` is in seconds since 1970.
 
     `file`: what the record says of the file beside it: `file` (its name), `sha256` and `momentum`.
     """
@@ -160,7 +147,7 @@ def make_record(
         "data": {"index": spec.data.index, "heldout_sha256": spec.task.heldout_sha256},
         "model": {
             **file,
-            "round": saved.round,  # rounds that are in it
+            "round": manifest.round,  # rounds that are in it
             "state_hash": manifest.state_hash,
             "layout": [[slot.name, list(slot.shape)] for slot in manifest.table.slots],
         },
@@ -168,7 +155,7 @@ def make_record(
         "rounds": [[e.round, e.state_hash, e.roster, e.at, [number[p] for p in e.counted]] for e in history],
         "contributors": dict(sorted(_accepted(history).items())),
         "maker": maker,
-        "made": made,
+        "made": int(time.time()),
     }
 
 

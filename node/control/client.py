@@ -15,8 +15,6 @@ from swarmnode.node.control import LINE_LIMIT
 from swarmnode.node.exitcodes import ERROR, NOT_RUNNING, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
-READ_CHUNK = 64 << 10  # bytes
-
 
 class NotRunning(ExpectedError):
     """No daemon answers on the data directory."""
@@ -87,20 +85,12 @@ class ControlClient:
 
 def _messages(connection: socket.socket) -> Iterator[dict[str, Any]]:
     """The JSON objects that come, a line each, until the other side closes."""
-    pending = bytearray()
-    while True:
-        end = pending.find(b"\n")
-        if end >= 0:
-            line = bytes(pending[:end])
-            del pending[: end + 1]
-            yield json.loads(line)
-            continue
-        if len(pending) > LINE_LIMIT:
-            raise ControlError(f"the daemon sent a line of more than {LINE_LIMIT} bytes; is it of another version?")
-        chunk = connection.recv(READ_CHUNK)
-        if not chunk:
-            return
-        pending += chunk
+    with connection.makefile("rb") as lines:
+        while line := lines.readline(LINE_LIMIT + 1):
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+            elif len(line) > LINE_LIMIT:
+                raise ControlError(f"the daemon sent a line of more than {LINE_LIMIT} bytes; is it of another version?")
 
 
 def _result(message: dict[str, Any] | None, method: str) -> Any:

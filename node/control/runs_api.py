@@ -196,12 +196,7 @@ def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
     return {
         "peer_id": one.peer,
         "me": one.peer == ledger.me,
-        "score": round(one.score, 4),
-        "low": round(one.low, 4),
-        "high": round(one.high, 4),
-        "work": round(one.work, 4),
-        "weight": round(one.weight, 4),
-        "share": round(one.share, 4),
+        **{name: round(getattr(one, name), 4) for name in ("score", "low", "high", "work", "weight", "share")},
         "standing": round(ledger.standing(one.peer), 4),
         "probation": one.probation,
         "contained": one.contained,
