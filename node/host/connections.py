@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
@@ -45,7 +46,7 @@ class Connection:
     relay: PeerId | None  # who carries it, where it is not direct
     host: str | None  # the IP address at the other end, where it is direct
 
-    @property
+    @cached_property
     def group(self) -> Group:
         """Where the peer connects from."""
         if self.relay is not None:

@@ -17,9 +17,8 @@ spread over many turns, between which everything else goes on.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +35,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import WIDE_PIECE, PeerAllowance, TokenBucket
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.peers.diversity import network_of
 
 PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
@@ -117,7 +117,7 @@ class MeteredStream(ExactReader):
         """The peer is known: from now on its rates hold, and its place among the handshakes is free."""
         self._allowance = allowance
         if self.handshake is not None:
-            self.handshake.settle()
+            self.handshake.leave("known")
 
     async def write(self, data: bytes) -> None:
         await self.write_each([data])
@@ -289,13 +289,13 @@ class Handshake:
         self._among = among
         self.stream = stream
         self.network = network_of((stream.get_remote_address() or ("", 0))[0])
-        self.outcome = "failed"
         self.spoke = False
 
-    def settle(self) -> None:
-        """The peer is known: the place is free."""
-        self.outcome = "known"
-        self._among.leave(self)
+    def leave(self, outcome: str) -> None:
+        """The place is free, for a reason of OUTCOMES; the first one counts."""
+        if self in self._among.waiting:
+            del self._among.waiting[self]
+            self._among.outcomes[outcome] += 1
 
 
 class Handshakes:
@@ -304,29 +304,25 @@ class Handshakes:
     def __init__(self, most: int, patience: float) -> None:
         self._most = most
         self.patience = patience  # seconds until the first byte
-        self._by_network: dict[str, OrderedDict[Handshake, None]] = {}  # the oldest first
-        self._outcomes: Counter[str] = Counter()
+        self.waiting: dict[Handshake, None] = {}  # the oldest first
+        self.outcomes: Counter[str] = Counter()
         self._gate = trio.Lock()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_network.values()))
 
     @contextmanager
     def place(self, stream: MeteredStream) -> Iterator[Handshake]:
         """A place for a connection until it is settled, or until the block ends. It is aborted if another takes it."""
         handshake = stream.handshake = Handshake(self, stream)
-        if len(self) >= self._most:
-            crowd = max(self._by_network, key=lambda network: len(self._by_network[network]))
-            waiting = self._by_network[crowd]
-            given_up = next((each for each in waiting if not each.spoke), next(iter(waiting)))
-            given_up.outcome = "displaced"
-            self.leave(given_up)
+        if len(self.waiting) >= self._most:
+            ((crowd, _),) = Counter(each.network for each in self.waiting).most_common(1)
+            of_crowd = [each for each in self.waiting if each.network == crowd]
+            given_up = next((each for each in of_crowd if not each.spoke), of_crowd[0])
+            given_up.leave("displaced")
             given_up.stream.abort()
-        self._by_network.setdefault(handshake.network, OrderedDict())[handshake] = None
+        self.waiting[handshake] = None
         try:
             yield handshake
         finally:
-            self.leave(handshake)
+            handshake.leave("failed")
 
     async def turn(self) -> None:
         """Wait for a turn of the loop in which no other handshake begins."""
@@ -334,25 +330,5 @@ class Handshakes:
             await trio.lowlevel.checkpoint()
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(UNDER_WAY, lambda: len(self))
-        metrics.show(ENDED, lambda: {outcome: self._outcomes[outcome] for outcome in OUTCOMES})
-
-    def leave(self, handshake: Handshake) -> None:
-        of_network = self._by_network.get(handshake.network, OrderedDict())
-        if handshake not in of_network:
-            return
-        del of_network[handshake]
-        if not of_network:
-            del self._by_network[handshake.network]
-        self._outcomes[handshake.outcome] += 1
-
-
-def network_of(host: str) -> str:
-    """The network that `host`, an IP address, is in; what is no address is one of its own."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+        metrics.show(UNDER_WAY, lambda: len(self.waiting))
+        metrics.show(ENDED, lambda: {outcome: self.outcomes[outcome] for outcome in OUTCOMES})

@@ -56,6 +56,7 @@ from swarmnode.node.host.stream import (
     send,
 )
 from swarmnode.protocols.network import Address, PeerId, Stream
+from swarmnode.protocols.peers.diversity import ip_of
 
 logger = logging.getLogger(__name__)
 
@@ -226,10 +227,7 @@ class Reachability:
 
 def is_local(host: str) -> bool:
     """Whether an IP address has a meaning only within a network that a NAT or a carrier's NAT stands in front of."""
-    ip = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return any(ip in network for network in LOCAL)
+    return any(ip_of(host) in network for network in LOCAL)
 
 
 @dataclass(frozen=True)

@@ -405,32 +405,27 @@ class RelayClient:
                 await self._keep(relay)
 
     async def _find(self) -> None:
-        await self._draw(self._nearest(self._offered()))
+        """Ask the connected peers that offer to relay, and where they do not suffice, those whom the DHT knows."""
+        direct = (view.peer for view in self._network.peers() if view.path == "direct")
+        await self._draw(peer for peer in direct if self._network.speaks(peer, HOP))
         if len(self._held) < WANTED and trio.current_time() >= self._asked_dht + ASK_DHT_EVERY:
             self._asked_dht = trio.current_time()
             found: tuple[PeerId, ...] = ()
             with trio.move_on_after(ASK_DHT_WITHIN):
                 found = await self._network.find_providers(RELAY_KEY)
-            await self._draw(self._nearest(found))
+            await self._draw(found)
 
-    async def _draw(self, candidates: list[PeerId]) -> None:
-        """Ask candidates, drawn among the nearest, until there are enough places."""
+    async def _draw(self, offered: Iterable[PeerId]) -> None:
+        """Ask those that offer a place, drawn among the nearest, until there are enough places."""
+        now = trio.current_time()
+        self._rests = {relay: until for relay, until in self._rests.items() if until > now}
+        apart = {*self._rests, *self._held, self._network.me}
+        candidates = [peer for peer in offered if peer not in apart]
+        candidates.sort(key=lambda peer: self._network.rtt(peer) or 1.0)
         while candidates and len(self._held) < WANTED:
             relay = self._random.choice(candidates[:DRAW_FROM])
             candidates.remove(relay)
             await self._keep(relay)
-
-    def _offered(self) -> Iterable[PeerId]:
-        """Directly connected peers that offer to relay."""
-        return (v.peer for v in self._network.peers() if v.path == "direct" and self._network.speaks(v.peer, HOP))
-
-    def _nearest(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        usable = [peer for peer in peers if self._may_ask(peer)]
-        return sorted(usable, key=lambda peer: self._network.rtt(peer) or 1.0)
-
-    def _may_ask(self, peer: PeerId) -> bool:
-        rested = self._rests.get(peer, 0.0) <= trio.current_time()
-        return rested and peer not in self._held and peer != self._network.me
 
     async def _keep(self, relay: PeerId) -> None:
         before = self._held.get(relay)

@@ -24,18 +24,28 @@ Group = str | None  # None: in no group, and so never one of a crowd
 PREFIX_V4, PREFIX_V6 = 24, 48  # bits: what one customer of a provider often has, and what a site has (RFC 6177)
 
 
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An IP address without its zone; of IPv4 where it is one mapped into IPv6. Raises ValueError."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def network_of(host: str) -> str:
+    """The network that one customer of a provider holds; what is no IP address is one of its own."""
+    try:
+        address = ip_of(host)
+    except ValueError:
+        return host
+    prefix = PREFIX_V4 if address.version == 4 else PREFIX_V6
+    return str(ipaddress.ip_network((address, prefix), strict=False))
+
+
 def group_of_host(host: str) -> Group:
     """The group of an IP address; None for one that is not routed globally, and for what is no address."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        return network_of(host) if ip_of(host).is_global else None
     except ValueError:
         return None
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if not address.is_global:
-        return None
-    prefix = PREFIX_V4 if address.version == 4 else PREFIX_V6
-    return str(ipaddress.ip_network((address, prefix), strict=False))
 
 
 def group_of_addresses(addresses: Iterable[str]) -> Group:

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnode.node.host.tcp import Handshake, Handshakes, network_of
+from swarmnode.node.host.tcp import Handshake, Handshakes
 from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.peers.diversity import network_of
 
 
 class Incoming:
@@ -43,7 +44,7 @@ def test_newcomers_displace_the_oldest_of_the_network_that_has_the_most() -> Non
     assert waiting.displaced == [f"flood {number}" for number in range(97)]
     waiting.come("203.0.113.5")
     assert waiting.displaced[-1] == "flood 97"
-    assert len(waiting.handshakes) == 4
+    assert len(waiting.handshakes.waiting) == 4
 
 
 def test_who_has_spoken_is_displaced_after_all_who_are_silent() -> None:
@@ -63,14 +64,13 @@ def test_who_has_spoken_is_displaced_after_all_who_are_silent() -> None:
 def test_places_are_free_again_when_the_peer_is_known_or_the_connection_ends() -> None:
     waiting = Waiting(2)
     known = waiting.come("192.0.2.1")
-    known.settle()
-    assert len(waiting.handshakes) == 0
+    known.leave("known")
+    assert len(waiting.handshakes.waiting) == 0
     waiting.come("192.0.2.2")
     waiting.come("192.0.2.3")
     waiting.stack.close()
-    assert len(waiting.handshakes) == 0
+    assert len(waiting.handshakes.waiting) == 0
     assert waiting.displaced == []
-    assert not waiting.handshakes._by_network
     metrics = Metrics()
     waiting.handshakes.measure(metrics)
     assert [(sample.of, sample.value) for sample in metrics.samples()] == [

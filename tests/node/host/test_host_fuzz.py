@@ -199,7 +199,7 @@ def test_hundreds_of_connections_in_a_lifetime_leave_nothing_behind() -> None:
 def test_silent_sockets_keep_nobody_out() -> None:
     async def main(node: Libp2pNetwork) -> None:
         silent = [await trio.open_tcp_stream("127.0.0.1", port_of(node)) for _ in range(50)]
-        await until(lambda: len(node._handshakes) == 50)
+        await until(lambda: len(node._handshakes.waiting) == 50)
         honest = network()
         async with running(honest):
             await honest.connect(node.addresses[0], timeout=1)
@@ -223,7 +223,7 @@ def test_renewed_silent_sockets_from_one_address_keep_nobody_out() -> None:
 
             for _ in range(2 * ConnectionLimits().handshakes):
                 nursery.start_soon(renew)
-            await until(lambda: len(node._handshakes) == ConnectionLimits().handshakes)
+            await until(lambda: len(node._handshakes.waiting) == ConnectionLimits().handshakes)
             for _ in range(5):
                 honest = network()
                 async with running(honest):
