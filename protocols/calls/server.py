@@ -9,7 +9,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,9 @@ class ServedMethod:
 
     async def answer(self, peer: PeerId, request: Any) -> Any:
         """Raises Refuse, and what the handler raises."""
-        with self.guard.call() if self.guard is not None else nullcontext():
+        if self.guard is None:
+            return await self.handler(peer, request)
+        with self.guard.call():
             return await self.handler(peer, request)
 
 
