@@ -82,19 +82,23 @@ class FrameReader:
 
         Where the stream has `push_to`, no task is woken for a piece. Raises StreamBroken.
         """
-        filled = min(len(self._ahead), len(room))
+        size = len(room)
+        filled = min(len(self._ahead), size)
         room[:filled] = self._ahead[:filled]
         del self._ahead[:filled]
 
-        def take(piece: bytes) -> bool:
+        def insert(piece: bytes) -> bool:
             nonlocal filled
-            more = min(len(piece), len(room) - filled)
-            room[filled : filled + more] = piece if more == len(piece) else memoryview(piece)[:more]
-            self._ahead += piece[more:]
-            filled += more
-            return filled < len(room)
+            stop = filled + len(piece)
+            if stop <= size:
+                room[filled:stop] = piece
+            else:  # the next frame begins in it
+                room[filled:] = memoryview(piece)[: size - filled]
+                self._ahead += piece[size - filled :]
+            filled = stop
+            return stop < size
 
-        return filled == len(room) or await self._each_piece(take)
+        return filled == size or await self._each_piece(insert)
 
     async def raw_each(self, take: Callable[[bytes], bool]) -> bool:
         """Call `take(piece)` for the bytes that follow the last frame, as they come, until it returns False.

@@ -64,7 +64,7 @@ LOOK_AGAIN = 5.0  # seconds between looks for shards that nobody had
 OWN_FIRST = 15.0  # seconds in which only shards of this node's own quarter are looked for: members arrive meanwhile
 PATIENCE = 30.0  # seconds after which a node that found no text at all gives up
 ASKED = 256  # shards asked for in one look: peers bear 64 questions a second in vain
-TELL_EVERY = 1.0  # seconds between two events
+REPORT_EVERY = 1.0  # seconds between two events
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -116,7 +116,7 @@ class DataSet(Texts):
         self._arrived = trio.Event()
         self._looked = 0  # times
         self._fetched_bytes = 0
-        self._told_at = -TELL_EVERY
+        self._reported_at = -REPORT_EVERY
         self.warnings: dict[str, str] = {}
 
     # -- what others see
@@ -304,7 +304,7 @@ class DataSet(Texts):
                 await trio.sleep(LOOK_AGAIN)
         start_with(1)
         self.warnings.pop("data", None)
-        self._tell(finished=True)
+        self._report(finished=True)
         logger.info("all %d shards of this node's text are here (%d bytes fetched)", self._wanted, self._fetched_bytes)
 
     async def _get(self, entry: DataEntry, peers: Sequence[PeerId]) -> bool:
@@ -321,7 +321,7 @@ class DataSet(Texts):
         self.warnings.pop("room", None)
         self._fetched_bytes += entry.size
         self._arrive(entry)
-        self._tell()
+        self._report()
         return True
 
     async def _who_has(self, entries: Sequence[DataEntry]) -> dict[DataEntry, list[PeerId]]:
@@ -378,10 +378,10 @@ class DataSet(Texts):
             logger.warning("%s", text)
         self.warnings["data"] = text
 
-    def _tell(self, *, finished: bool = False) -> None:
+    def _report(self, *, finished: bool = False) -> None:
         now = trio.current_time()
-        if finished or now - self._told_at >= TELL_EVERY:
-            self._told_at = now
+        if finished or now - self._reported_at >= REPORT_EVERY:
+            self._reported_at = now
             logger.info("%d of %d shards of text are here", len(self._here), self._wanted)
             self._emit({"event": "data", **self.status()})
 

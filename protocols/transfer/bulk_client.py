@@ -148,7 +148,7 @@ class BulkFetch:
         self._max_size = max_size if self._buffer is None else min(max_size, self._buffer.nbytes)
         self._header: BulkHeader | None = None
         self._received = self._growing.kept if self._growing is not None else 0
-        self._heard_at = 0.0  # trio time
+        self._moved_at = 0.0  # trio time
         self._hashed = 0  # bytes; of what grows nothing is hashed
         self._hasher = blake3()
 
@@ -163,12 +163,12 @@ class BulkFetch:
         if self._buffer is None:
             self._buffer = memoryview(bytearray(header.size))  # takes memory where it is written to
         buffer, size = self._buffer[: header.size], header.size
-        self._heard_at = trio.current_time()
+        self._moved_at = trio.current_time()
         while self._received < size:
             came = None
-            with trio.move_on_at(self._heard_at + self.stall):
+            with trio.move_on_at(self._moved_at + self.stall):
                 came = await channel.reader.raw_each(lambda piece: self._insert(piece, buffer, channel))
-            if came is None and trio.current_time() >= self._heard_at + self.stall:
+            if came is None and trio.current_time() >= self._moved_at + self.stall:
                 raise Stalled(f"nothing of {self.key} came for {self.stall:g} s, {self._received} bytes in")
             if came is False:
                 raise StreamBroken("the peer ended the stream in the middle of a buffer")
@@ -220,7 +220,7 @@ class BulkFetch:
             raise WireError(f"{stop} bytes of a buffer of {size}")
         buffer[start:stop] = piece
         self._received = stop
-        self._heard_at = trio.current_time()
+        self._moved_at = trio.current_time()
         if self._progress is not None:
             self._progress(stop)
         if self._growing is not None:

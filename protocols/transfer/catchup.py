@@ -195,7 +195,7 @@ class CatchUp:
         logger.info(text, manifest.round, vector.nbytes, len(members))
         done = 0  # bytes of the parts before the one that is fetched
 
-        def tell(here: int, _size: int) -> None:
+        def report(here: int, _size: int) -> None:
             observer.progress(done + here, vector.nbytes)
 
         failure: ShardError | None = None
@@ -203,12 +203,12 @@ class CatchUp:
             nursery.start_soon(self._until_gone, members, nursery.cancel_scope)
             try:
                 for shard, part in zip(manifest.shards, attempt.parts, strict=True):
-                    await self._shards.fetch(shard, providers=members, progress=tell)
+                    await self._shards.fetch(shard, providers=members, progress=report)
                     content = self._shards.memory.content(shard)
                     if content is not part:  # another part, or a state that is served here, has the same bytes
                         part[:] = content
                     done += len(part)
-                    tell(0, 0)
+                    report(0, 0)
             except ShardError as error:  # as it is, in no group
                 failure = error
             nursery.cancel_scope.cancel()

@@ -357,10 +357,10 @@ class ShardFetch:
             self._plan = Plan(manifest, here, self._seed, spare=self.brief)
             for asking in self._asked_for_manifest:
                 asking.cancel()
-            self._tell(self._plan)
+            self._report(self._plan)
             self._look_whether_done()
 
-    def _tell(self, plan: Plan) -> None:
+    def _report(self, plan: Plan) -> None:
         for listener in tuple(self.listeners):
             listener(plan.in_hand, plan.manifest.size)
 
@@ -460,7 +460,7 @@ class ShardFetch:
             empty = await self._rooms.receive()
             self._to_write.send_nowait((run.first, chunks, room))
             room = empty
-        self._tell(plan)
+        self._report(plan)
         return room
 
     async def _write(self) -> None:

@@ -18,7 +18,7 @@ HAVE = "shards.have"
 MANIFEST = "shards.manifest"
 RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes
 RUN_BYTES = RUN * CHUNK
-ASKERS_TOLD = 16  # peers that a holding names
+MOST_ASKERS = 16  # peers that a holding names
 
 
 class ShardError(Exception):
@@ -87,7 +87,7 @@ class Holding:
     def bits(self) -> int:
         """The chunks as a bit set. Raises ValueError for what no shard can be."""
         count = chunk_count(self.size)
-        if self.size < 0 or count > MAX_CHUNKS or len(self.chunks) > (count + 7) // 8 or len(self.askers) > ASKERS_TOLD:
+        if self.size < 0 or count > MAX_CHUNKS or len(self.chunks) > (count + 7) // 8 or len(self.askers) > MOST_ASKERS:
             raise ValueError(f"a holding of {len(self.chunks)} bytes for a shard of {self.size}")
         everything = (1 << count) - 1
         return everything if self.complete else int.from_bytes(self.chunks, "little") & everything

@@ -52,10 +52,10 @@ from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS,
 from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
 from swarmnode.protocols.transfer.shard_plan import Run
 from swarmnode.protocols.transfer.shard_wire import (
-    ASKERS_TOLD,
     HAVE,
     LIMITS,
     MANIFEST,
+    MOST_ASKERS,
     PROTOCOL,
     RUN,
     RUN_BYTES,
@@ -148,7 +148,7 @@ class ShardServer:
             self._askers.note(shard, peer)
             if missing == 0:
                 others = [asker for asker in self._askers.of(shard) if asker != peer]
-                found[0] = replace(found[0], askers=tuple(self._random.sample(others, min(ASKERS_TOLD, len(others)))))
+                found[0] = replace(found[0], askers=tuple(self._random.sample(others, min(MOST_ASKERS, len(others)))))
         return Holdings(tuple(found))
 
     async def _on_manifest(self, peer: PeerId, request: WantManifest) -> ShardManifest:
