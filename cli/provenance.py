@@ -107,18 +107,18 @@ def verify(
         raise Unverified(f"{file}: does not hold: {', '.join(failed)}")
 
 
-def _found(record: dict[str, Any], checks: list[dict[str, Any]]) -> str:
+def _found(record: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
     words = {True: "holds", False: "FAILS", None: "unknown"}
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record["made"]))
     name, run, signer = (plain(str(record[key])) for key in ("name", "run", "maker"))
     rows = [[check["what"], words[check["holds"]], plain(check["detail"])] for check in checks]
-    lines = [table(["check", "", ""], rows)]
-    lines.append(f"{name}, run {run}, made {made} by {signer}")
     by_count = sorted(record["contributors"].items(), key=lambda item: (-int(item[1]), item[0]))
-    if by_count:
-        rows = [[plain(str(peer)), str(count)] for peer, count in by_count]
-        lines.append(table(["contributor", "rounds"], rows, right=frozenset({1})))
-    return "\n".join(lines)
+    counted = [[plain(str(peer)), str(count)] for peer, count in by_count]
+    return [
+        table(["check", "", ""], rows),
+        f"{name}, run {run}, made {made} by {signer}",
+        table(["contributor", "rounds"], counted, right=frozenset({1})),
+    ]
 
 
 def _summary(record: dict[str, Any]) -> dict[str, Any]:

@@ -48,9 +48,9 @@ def ls(
         ]
         for group in answer["groups"]
     ]
-    lines = [table(["id", "author", "task", "answers", "version", "age", ""], rows)] if rows else []
-    lines.append(number_of(len(rows), "group") + (f"; there are more (--limit {limit})" if answer["more"] else ""))
-    show(answer, "\n".join(lines), json_output)
+    more = f"; there are more (--limit {limit})" if answer["more"] else ""
+    listed = table(["id", "author", "task", "answers", "version", "age", ""], rows)
+    show(answer, [listed, number_of(len(rows), "group") + more], json_output)
 
 
 @rollouts.command("show")
@@ -72,7 +72,7 @@ def show_group(
         f"question  {plain(answer['question'], 200)}\nkey       {plain(answer['key'], 200)}\n",
         table(["answer", "reward", "advantage", "tokens"], rows),
     ]
-    show(answer, "\n".join(lines), json_output)
+    show(answer, lines, json_output)
 
 
 @rollouts.command("pool")
@@ -91,13 +91,13 @@ def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> Non
         ]
         for author in answer["authors"]
     ]
-    lines = [table(["author", "here", "size", "came", "looked at", "version", "refused"], rows)] if rows else []
     held = answer["pool"]
-    lines += [
+    lines = [
+        table(["author", "here", "size", "came", "looked at", "version", "refused"], rows),
         f"others' groups: {held['groups']} of {held['authors']} authors, {size(held['bytes'])}, {held['unused']} new",
         f"own groups: {held['own_groups']}, {size(held['own_bytes'])}",
     ]
-    show(answer, "\n".join(lines), json_output)
+    show(answer, lines, json_output)
 
 
 @rollouts.command("stats")
@@ -105,24 +105,25 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
     """Show what sharing came to since the node started, and the course of the reward."""
     answer = ask(data_dir, "rollouts_stats")
     rewards = [reward for _, reward in answer["reward_history"]]
-    lines = []
-    if rewards:
-        lines.append(f"reward    {sum(rewards[-10:]) / len(rewards[-10:]):.3f} of 1   {sparkline(rewards, 40)}")
-    if answer["learned"]:
-        lines.append(f"learned   {learned(answer['learned'])}")
-    if answer["sampled"]:
-        lines.append(f"samples   {sampled(answer['sampled'])}")
-    lines.append(f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}")
-    for each in answer["samplers"]:
-        caught = f", not listened to any more: {plain(each['caught'], 24)}" if each["caught"] else ""
-        came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"
-        refused = f", refused: {_reasons(each['refused'])}" if each["refused"] else ""
-        lines.append(f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}")
-    lines.append(f"refused   {_reasons(answer['pool']['refused']) or 'nothing'}")
-    lines.append(f"let go    {_reasons(answer['pool']['dropped']) or 'nothing'}")
-    for name, number in sorted(answer["events"].items()):
-        lines.append(f"          {number} {plain(name)}")
-    show(answer, "\n".join(lines), json_output)
+    recent, pool = rewards[-10:], answer["pool"]
+    lines = [
+        f"reward    {sum(recent) / len(recent):.3f} of 1   {sparkline(rewards, 40)}" if rewards else "",
+        f"learned   {learned(answer['learned'])}" if answer["learned"] else "",
+        f"samples   {sampled(answer['sampled'])}" if answer["sampled"] else "",
+        f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}",
+        *map(_sampler, answer["samplers"]),
+        f"refused   {_reasons(pool['refused']) or 'nothing'}",
+        f"let go    {_reasons(pool['dropped']) or 'nothing'}",
+        *(f"          {number} {plain(name)}" for name, number in sorted(answer["events"].items())),
+    ]
+    show(answer, lines, json_output)
+
+
+def _sampler(each: dict[str, Any]) -> str:
+    caught = f", not listened to any more: {plain(each['caught'], 24)}" if each["caught"] else ""
+    came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"
+    refused = f", refused: {_reasons(each['refused'])}" if each["refused"] else ""
+    return f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}"
 
 
 def _reasons(counted: dict[str, Any]) -> str:

@@ -29,9 +29,9 @@ def ls(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     rows = [
         [found["id"], size(found["size"]), _state(found), f"{age(found['used'])} ago"] for found in answer["shards"]
     ]
-    lines = [table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))] if rows else []
-    lines.append(f"{number_of(len(rows), 'shard')}, {size(answer['bytes'])} of {size(answer['cap'])}")
-    show(answer, "\n".join(lines), json_output)
+    listed = table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))
+    total = f"{number_of(len(rows), 'shard')}, {size(answer['bytes'])} of {size(answer['cap'])}"
+    show(answer, [listed, total], json_output)
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -116,4 +116,4 @@ def providers(shard: ShardArgument, data_dir: DataDirOption = None, json_output:
     answer = ask(data_dir, "shards_providers", timeout=ASK_TIMEOUT, shard=shard)
     found = answer["providers"]
     rows = [[peer["peer_id"], "all" if peer["complete"] else f"{peer['chunks']} chunks"] for peer in found]
-    show(answer, table(["peer", "has"], rows) if rows else "nobody who can be reached has it", json_output)
+    show(answer, table(["peer", "has"], rows) or "nobody who can be reached has it", json_output)

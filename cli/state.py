@@ -52,9 +52,9 @@ def ls(
         [plain(each["key"]), each["author"], f"{age(each['written'])} ago", plain(_value_of(each), VALUE_WIDTH)]
         for each in answer["elements"]
     ]
-    lines = [table(["key", "author", "written", "value"], rows)] if rows else []
-    lines.append(number_of(len(rows), "element") + (f"; there are more (--limit {limit})" if answer["more"] else ""))
-    show(answer, "\n".join(lines), json_output)
+    more = f"; there are more (--limit {limit})" if answer["more"] else ""
+    listed = table(["key", "author", "written", "value"], rows)
+    show(answer, [listed, number_of(len(rows), "element") + more], json_output)
 
 
 @state.command("get")
@@ -146,18 +146,17 @@ def stats(
     """
     answer = ask(data_dir, "state_stats", cutoff=cutoff)
     kinds = [[kind, str(number)] for kind, number in answer["kinds"].items()]
-    lines = [table(["kind", "elements"], kinds, right=frozenset({1}))] if kinds else []
     held = f"{number_of(answer['elements'], 'element')} of {number_of(answer['authors'], 'author')}"
-    lines += [
+    ahead = f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's"
+    lines = [
+        table(["kind", "elements"], kinds, right=frozenset({1})),
         f"{held}, {size(answer['size'])}",
         f"on disk {size(answer['disk'])}; not admitted {answer['pooled']}",
         f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}",
+        ahead if answer["clock_ahead_s"] > 1 else "",
+        f"warning: {answer['warning']}" if answer["warning"] else "",
     ]
-    if answer["clock_ahead_s"] > 1:
-        lines.append(f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's")
-    if answer["warning"]:
-        lines.append(f"warning: {answer['warning']}")
-    show(answer, "\n".join(lines), json_output)
+    show(answer, lines, json_output)
 
 
 def _value_of(element: dict[str, Any]) -> str:

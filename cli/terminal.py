@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,12 +83,12 @@ def ask(data_dir: Path | None, method: str, *, timeout: float = 30.0, **params: 
     return ControlClient(directory(data_dir)).call(method, timeout=timeout, **params)
 
 
-def show(answer: Any, text: str, json_output: bool) -> None:
-    """A result: for a person, or as JSON."""
+def show(answer: Any, text: str | Iterable[str], json_output: bool) -> None:
+    """A result: as text for a person, whole or in parts of which the empty ones are left out; or as JSON."""
     if json_output:
         print_json(answer)
     else:
-        print(text, flush=True)
+        print(text if isinstance(text, str) else "\n".join(filter(None, text)), flush=True)
 
 
 def absolute(path: Path) -> str:
@@ -203,7 +203,9 @@ def bar(done: float, width: int) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
-    """Columns two spaces apart, headed; the columns in `right` are aligned right."""
+    """Columns two spaces apart, headed; the columns in `right` are aligned right. Nothing where there is no row."""
+    if not rows:
+        return ""
     cells = [list(heads), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     return "\n".join(

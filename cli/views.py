@@ -52,29 +52,37 @@ FILTERING = {
 
 def render_status(status: dict[str, Any], *, colour: bool = False) -> str:
     """The screen for a `status` answer, without a closing newline."""
-
-    def line(label: str, text: str, *, limit: int = WIDTH - LABEL) -> str:
-        return style(label.ljust(LABEL), "dim", on=colour) + (text if colour else plain(text, limit))
-
     lines = [_head(status, colour), ""]
-    run = status.get("run")
-    if run is None:
-        role = status.get("role", "train")
-        nothing = "none joined yet" if role == "train" else f"none: with role {plain(role, 8)} this node does not train"
-        lines.append(line("run", nothing))
+    for label, text in _rows(status, colour):
+        shown = text if colour else plain(text, WIDTH - LABEL)
+        lines.append(style(label.ljust(LABEL), "dim", on=colour) + shown if label else "")
+    return "\n".join([*lines, *_warning_lines(status.get("warnings", []), colour)][:HEIGHT])
+
+
+def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
+    """The lines of a screen, each with its label."""
+    run, role = status.get("run"), status.get("role", "train")
+    if run is not None:
+        yield from _run(run, bool(status.get("paused")), colour)
+    elif role == "train":
+        yield "run", "none joined yet"
     else:
-        lines += _run_lines(run, bool(status.get("paused")), line, colour)
-    lines.append("")
-    lines += _network_lines(status, line)
+        yield "run", f"none: with role {plain(role, 8)} this node does not train"
+    yield "", ""
+    peers, traffic = status["peers"], status["traffic"]
+    yield "peers", f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed"
+    yield "reach", REACHABILITY.get(status["reachability"], plain(status["reachability"]))
+    came = f"in {size(traffic['bytes_in'])} ({size(traffic['rate_in'])}/s)"
+    yield "traffic", f"{came}   out {size(traffic['bytes_out'])} ({size(traffic['rate_out'])}/s)"
+    if not peers["connected"] and status.get("join"):
+        yield "invite", "swarmnode id --join prints the line for another machine"
     trainer = status.get("trainer")
     if trainer is not None:
         restarts = trainer["restarts"]
         again = "" if not restarts else f", restarted {restarts} time{'s' if restarts > 1 else ''}"
         threads = number_of(trainer["threads"], "thread")
         held = sandboxed(trainer.get("sandbox"))
-        lines.append(line("trainer", f"{trainer['device']}, {threads}, {held}, pid {trainer['pid']}{again}"))
-    lines += _warning_lines(status.get("warnings", []), colour)
-    return "\n".join(lines[:HEIGHT])
+        yield "trainer", f"{trainer['device']}, {threads}, {held}, pid {trainer['pid']}{again}"
 
 
 def sandboxed(told: dict[str, Any] | None) -> str:
@@ -95,50 +103,43 @@ def _head(status: dict[str, Any], colour: bool) -> str:
     return style(left, "bold", on=colour) + style(middle, "dim", on=colour) + gap + right
 
 
-def _run_lines(run: dict[str, Any], paused: bool, line: Any, colour: bool) -> list[str]:
+def _run(run: dict[str, Any], paused: bool, colour: bool) -> Iterator[tuple[str, str]]:
     phase = "paused" if paused else run["phase"]
     shown = style(phase, _PHASE_STYLE.get(phase, "yellow"), on=colour)
     model = "the trainer is starting"
     if run["parameters"] is not None:
         model = f"{count(run['parameters'])} parameters, {plain(run['codec'], 8)}"
-    lines = [line("run", f"{plain(run['name'], 24)}  {run['run_id'][:12]}   {model}")]
+    yield "run", f"{plain(run['name'], 24)}  {run['run_id'][:12]}   {model}"
+    number = "not known yet" if run["round"] is None else str(run["round"])
     if run["rounds"]:
-        progress = bar(run["round"] / run["rounds"], 28)
-        lines.append(line("round", f"{run['round']} of {run['rounds']}   {progress}   {shown}"))
-    else:
-        number = "not known yet" if run["round"] is None else str(run["round"])
-        lines.append(line("round", f"{number}   {shown}"))
+        number = f"{run['round']} of {run['rounds']}   {bar(run['round'] / run['rounds'], 28)}"
+    yield "round", f"{number}   {shown}"
     if run.get("arriving"):
         here, whole = run["arriving"]
-        lines.append(line("state", f"{size(here)} of {size(whole)} fetched from members"))
+        yield "state", f"{size(here)} of {size(whole)} fetched from members"
     elif run.get("next_round_s") is not None and phase not in ("paused", "finished"):
-        took = run.get("round_seconds") or 0.0
+        took, due = run.get("round_seconds") or 0.0, run["next_round_s"]
         usual = f"   (a round takes {duration(took) if took >= 10 else f'{took:.2g} s'})" if took else ""
-        due = run["next_round_s"]
-        lines.append(line("next", (f"in {duration(due)}" if due >= 1 else "any moment") + usual))
-    if run.get("learned"):
-        lines.append(line("reward", _reward(run, colour)))
-        lines.append(line("learned", learned(run["learned"])))
-    elif run.get("sampled"):
-        lines.append(line("reward", _reward(run, colour)))
-        lines.append(line("samples", sampled(run["sampled"])))
+        yield "next", (f"in {duration(due)}" if due >= 1 else "any moment") + usual
+    if run.get("learned") or run.get("sampled"):
+        yield "reward", _reward(run, colour)
+        yield ("learned", learned(run["learned"])) if run.get("learned") else ("samples", sampled(run["sampled"]))
     else:
-        lines.append(line("loss", _loss(run, colour)))
+        yield "loss", _loss(run, colour)
     members = f"{run['members']} in this round" if run.get("members") else "none yet"
     if run.get("missing"):
         members += f", missing: {', '.join(short_peer(p) for p in run['missing'][:2])}"
         members += f" and {len(run['missing']) - 2} more" if len(run["missing"]) > 2 else ""
-    lines.append(line("members", members))
+    yield "members", members
     speed = f"{count(run['tokens_per_second'])} tokens/s" if run.get("tokens_per_second") else "no speed yet"
     if run.get("compute_share") is not None:
         speed += f", {run['compute_share']:.0%} of the time computing"
-    lines.append(line("speed", speed))
+    yield "speed", speed
     if run.get("data"):
-        lines.append(line("data", _data(run["data"])))
+        yield "data", _data(run["data"])
     if run.get("state_hash"):
         outcome = f"   last round {run['outcome'].lower()}" if run.get("outcome") else ""
-        lines.append(line("state", f"{run['state_hash'][:16]}{outcome}"))
-    return lines
+        yield "state", f"{run['state_hash'][:16]}{outcome}"
 
 
 def _data(data: dict[str, Any]) -> str:
@@ -188,22 +189,6 @@ def _loss(run: dict[str, Any], colour: bool) -> str:
         trend = style(f"{change:+.3f}", "green" if change <= 0 else "yellow", on=colour)
         text += f"   {style(sparkline(history, SPARK), 'cyan', on=colour)}   {trend}"
     return text
-
-
-def _network_lines(status: dict[str, Any], line: Any) -> list[str]:
-    peers, traffic = status["peers"], status["traffic"]
-    lines = [
-        line("peers", f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed"),
-        line("reach", REACHABILITY.get(status["reachability"], plain(status["reachability"]))),
-        line(
-            "traffic",
-            f"in {size(traffic['bytes_in'])} ({size(traffic['rate_in'])}/s)   "
-            f"out {size(traffic['bytes_out'])} ({size(traffic['rate_out'])}/s)",
-        ),
-    ]
-    if not peers["connected"] and status.get("join"):
-        lines.append(line("invite", "swarmnode id --join prints the line for another machine"))
-    return lines
 
 
 def _warning_lines(warnings: list[str], colour: bool) -> list[str]:
