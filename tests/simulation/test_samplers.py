@@ -218,6 +218,7 @@ def test_who_is_told_of_new_weights_fetches_them_while_it_samples() -> None:
         assert max(each["staleness"] for each in told) <= STALENESS
         versions = [swarm.nodes["c"].rounds[round]["sampled"]["version"] for round in range(8, 20)]
         assert len(set(versions)) > 8, "its weights keep up with the trainer's"
+        assert not trainer_of(swarm, "a").broadcast.violations.totals.total(), "it does not ask too often"
 
     simulate(body, trainers="a", samplers="c", weights="push")
 

@@ -73,7 +73,7 @@ CANDIDATES = 8  # others' groups that a trainer is given, as a multiple of what 
 LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
 LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
 PATIENCE = 15.0  # seconds for which a trainer may be silent
-LEAST_BETWEEN = 0.25  # seconds between questions to a trainer that answers when there are new weights
+LEAST_BETWEEN = 0.5  # seconds between questions to a trainer that answers when there are new weights
 AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
@@ -469,7 +469,7 @@ class SapoSampler(_ByRollouts):
         while True:
             asked_at = trio.current_time()
             if self.trainer is not None:
-                await self._ask(after=self._newest.counter if self._newest is not None else -1)
+                await self._ask(after=self._newest.counter if self._newest is not None else 0)
                 await self._fetch()
             await trio.sleep_until(asked_at + (LEAST_BETWEEN if self.trainer is not None else LOOK_EVERY))
 
