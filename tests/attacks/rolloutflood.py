@@ -127,9 +127,8 @@ def _shares(node: RolloutNode, sybils: set[str], defended: bool, standings: dict
         rng = random.Random(number)
         drawn = node.rollouts.pool.candidates(64, rng) if defended else rng.sample(held, min(64, len(held)))
         pool = [score(signed.author, signed.group) for signed in drawn]
-        own = [score(node.me, signed.group) for signed in node.rollouts.pool.own()[-SPLIT.own :]]
-        chosen = choose(own, pool, SPLIT, limits, np.random.default_rng(number), author=node.me, standings=standings)
-        greatest = max(greatest, _of(sybils, [scored.author for scored in chosen.groups]))
+        taken, _ = choose(pool, SPLIT, limits, np.random.default_rng(number), author=node.me, standings=standings)
+        greatest = max(greatest, _of(sybils, [scored.author for scored in taken]))
     return _of(sybils, [signed.author for signed in held]) / max(1, len(held)), greatest / SPLIT.total
 
 

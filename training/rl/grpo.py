@@ -1,7 +1,6 @@
 """From groups of answers to one loss: which groups a batch has, then GRPO as SAPO uses it. Torch.
 
-    chosen = choose(own, pool, Split(own=4, external=4), BatchLimits(), rng)
-    chosen.groups, chosen.refused                                    # what to learn from, and why the rest is left out
+    taken, refused = choose(pool, Split(own=4, external=4), BatchLimits(), rng)      # of others, beside the own groups
     logprobs = token_logprobs(policy, batch)                         # (N, T - 1), with a gradient
     loss = grpo_loss(logprobs, batch, tapered=True)                  # the one step of a SAPO round
 
@@ -64,23 +63,6 @@ class BatchLimits:
     filtered: bool = True  # drop external groups without advantage; False only to show what that costs
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A batch and what was left out of it."""
-
-    groups: tuple[Scored, ...]  # own ones first
-    # external groups not taken, by reason: uninformative, own, capped, probation, not-drawn
-    refused: Counter[str]
-
-    @property
-    def authors(self) -> frozenset[str]:
-        return frozenset(group.author for group in self.groups)
-
-    def external(self, author: str) -> int:
-        """How many are of others than `author`."""
-        return sum(group.author != author for group in self.groups)
-
-
 def poison_budget(batch: int, share: float, standing: float) -> int:
     """How many groups one author may have in a batch of `batch`: the cap scaled by standing.
 
@@ -91,7 +73,6 @@ def poison_budget(batch: int, share: float, standing: float) -> int:
 
 
 def choose(
-    own: Sequence[Scored],
     pool: Sequence[Scored],
     split: Split,
     limits: BatchLimits,
@@ -99,10 +80,11 @@ def choose(
     *,
     author: str = "",
     standings: Mapping[str, float] = EVERYBODY_EQUAL,
-) -> Chosen:
-    """The batch of a round; `author` is our own name. Fewer than J come where the pool has no more.
+) -> tuple[list[Scored], Counter[str]]:
+    """Others' groups in the batch of a round, and how many are left out, by reason.
 
-    `standings`: how far authors are trusted, 0 to 1; 1 where nothing is said.
+    Fewer than J come where the pool has no more. `author` is our own name. `standings`: how far authors are trusted, 0
+    to 1; 1 where nothing is said. Reasons: own, uninformative, capped, probation, not-drawn.
     """
     refused: Counter[str] = Counter()
     fit: list[Scored] = []
@@ -129,7 +111,7 @@ def choose(
             taken.append(scored)
             shares[scored.author] += 1
             on_probation += standing < ESTABLISHED
-    return Chosen((*own[: split.own], *taken), refused)
+    return taken, refused
 
 
 @dataclass(frozen=True)

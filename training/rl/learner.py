@@ -30,7 +30,6 @@ from swarmnode.training.rl.grpo import (
     AdaptiveSplit,
     Batch,
     BatchLimits,
-    Chosen,
     Split,
     choose,
     grpo_loss,
@@ -168,18 +167,18 @@ class Learner:
             fit, read_answers, refused_answers = self._gated(fit, refused)
         if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version) and any(g.informative for g in fit):
             self.split = self.split.observe(self._trials(own, fit, self.split))
-        chosen = self._chosen(own, fit, self.split.external)
-        refused += chosen.refused
+        taken, left_out = self._taken(own, fit, self.split.external)
+        refused += left_out
         informative = [scored for scored in sampled if scored.informative]
         refused["uninformative"] += len(sampled) - len(informative)
-        loss = self._update(chosen, informative)
+        loss = self._update([*own, *taken], informative)
         self.version += 1
         return Learned(
             reward=mean_reward(own),
             own=len(own),
             informative=sum(scored.informative for scored in own),
-            taken=chosen.external(self.author),
-            authors=len(chosen.authors - {self.author}),
+            taken=len(taken),
+            authors=len({scored.author for scored in taken}),
             external=self.split.room(own, self.split.external).external,
             refused=dict(+refused),
             refused_answers=dict(refused_answers),
@@ -317,8 +316,8 @@ class Learner:
                 stale.append(older)
         return pack(prompts, answers, advantages, behaviour, stale) if prompts else None
 
-    def _update(self, chosen: Chosen, sampled: Sequence[Scored] = ()) -> float:
-        batch = self._batch(chosen.groups, sampled)
+    def _update(self, groups: Sequence[Scored], sampled: Sequence[Scored] = ()) -> float:
+        batch = self._batch(groups, sampled)
         if batch is None:
             return 0.0
         loss = grpo_loss(token_logprobs(self.policy, batch.tokens), batch, tapered=self.settings.tapered)
@@ -328,13 +327,10 @@ class Learner:
         self.optimizer.step()
         return float(loss.detach())
 
-    def _chosen(self, own: Sequence[Scored], fit: Sequence[Scored], external: int) -> Chosen:
-        """The batch of these own groups and at most `external` of others'."""
-        room = self.split.room(own, external)
-        if room.own < len(own):
-            own = [scored for scored in own if scored.informative]
-        limits = self.settings.limits
-        return choose(own, fit, room, limits, self._rng, author=self.author, standings=self._standings)
+    def _taken(self, own: Sequence[Scored], fit: Sequence[Scored], external: int) -> tuple[list[Scored], Counter[str]]:
+        """At most `external` of others' groups, for which there is room beside own ones; the rest by reason."""
+        room, limits = self.split.room(own, external), self.settings.limits
+        return choose(fit, room, limits, self._rng, author=self.author, standings=self._standings)
 
     def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""
@@ -344,7 +340,7 @@ class Learner:
         start = self.heldout(self.settings.trial_questions, seed=seed)
         gained = {}
         for external in adaptive.candidates:
-            self._update(self._chosen(own, fit, external))
+            self._update([*own, *self._taken(own, fit, external)[0]])
             gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
             self.policy.load_state_dict(before)
             self.optimizer.load_state_dict(optimizer)

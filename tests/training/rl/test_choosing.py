@@ -29,38 +29,32 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def test_own_groups_come_first_and_j_external_ones_after() -> None:
-    own, pool = [scored("me", s) for s in range(4)], [scored(f"peer{s}", s) for s in range(10)]
-    chosen = choose(own, pool, Split(4, 4), LIMITS, rng(), author="me")
-    assert [group.author for group in chosen.groups[:4]] == ["me"] * 4
-    assert len(chosen.groups) == 8 and len(chosen.authors) == 5
-    assert chosen.refused == Counter({"not-drawn": 6})
+def test_j_external_groups_are_drawn() -> None:
+    taken, refused = choose([scored(f"peer{s}", s) for s in range(10)], Split(4, 4), LIMITS, rng(), author="me")
+    assert len(taken) == 4 == len({group.author for group in taken})
+    assert refused == Counter({"not-drawn": 6})
 
 
 @pytest.mark.parametrize("right", [0, 8])
 def test_groups_without_advantage_are_dropped(right: int) -> None:
     pool = [scored("a", 1, right), scored("b", 2, 3)]
-    chosen = choose([], pool, Split(0, 4), LIMITS, rng())
-    assert [group.author for group in chosen.groups] == ["b"]
-    assert chosen.refused["uninformative"] == 1
-    assert len(choose([], pool, Split(0, 4), replace(LIMITS, filtered=False), rng()).groups) == 2
-
-
-def test_own_groups_are_kept_whatever_they_are_worth() -> None:
-    assert len(choose([scored("me", 1, 0)], [], Split(4, 4), LIMITS, rng()).groups) == 1
+    taken, refused = choose(pool, Split(0, 4), LIMITS, rng())
+    assert [group.author for group in taken] == ["b"]
+    assert refused["uninformative"] == 1
+    assert len(choose(pool, Split(0, 4), replace(LIMITS, filtered=False), rng())[0]) == 2
 
 
 @pytest.mark.parametrize("flood", [10, 90, 900])
 def test_a_peer_that_floods_the_pool_has_no_more_than_the_cap(flood: int) -> None:
     pool = [scored("flood", s) for s in range(flood)] + [scored(f"peer{s}", s) for s in range(4)]
-    chosen = choose([], pool, Split(2, 6), LIMITS, rng())
-    shares = Counter(group.author for group in chosen.groups)
+    taken, _ = choose(pool, Split(2, 6), LIMITS, rng())
+    shares = Counter(group.author for group in taken)
     assert shares["flood"] <= 2 == LIMITS.share * 8
-    assert len(chosen.groups) == 6
+    assert len(taken) == 6
 
 
 def test_what_we_wrote_ourselves_does_not_come_back_as_external() -> None:
-    assert choose([], [scored("me", 1)], Split(4, 4), LIMITS, rng(), author="me").refused == Counter({"own": 1})
+    assert choose([scored("me", 1)], Split(4, 4), LIMITS, rng(), author="me") == ([], Counter({"own": 1}))
 
 
 def test_the_draw_is_uniform_and_follows_from_the_seed() -> None:
@@ -68,18 +62,19 @@ def test_the_draw_is_uniform_and_follows_from_the_seed() -> None:
     draws = Counter(
         group.author
         for seed in range(400)
-        for group in choose([], pool, Split(0, 2), LIMITS, np.random.default_rng(seed)).groups
+        for group in choose(pool, Split(0, 2), LIMITS, np.random.default_rng(seed))[0]
     )
     assert all(60 < count < 145 for count in draws.values())  # 100 expected
-    assert choose([], pool, Split(0, 2), LIMITS, rng()) == choose([], pool, Split(0, 2), LIMITS, rng())
+    assert choose(pool, Split(0, 2), LIMITS, rng()) == choose(pool, Split(0, 2), LIMITS, rng())
 
 
 def test_the_poison_budget_shrinks_with_standing_and_ends_without() -> None:
     assert [poison_budget(8, 0.5, standing) for standing in (1.0, 0.5, 0.01, 0.0)] == [4, 2, 1, 0]
     limits = replace(LIMITS, share=0.5)
-    chosen = choose([], [scored("bad", 1), scored("good", 2)], Split(4, 4), limits, rng(), standings={"bad": 0.0})
-    assert chosen.authors == {"good"}
-    assert chosen.refused == Counter({"capped": 1})
+    pool = [scored("bad", 1), scored("good", 2)]
+    taken, refused = choose(pool, Split(4, 4), limits, rng(), standings={"bad": 0.0})
+    assert [group.author for group in taken] == ["good"]
+    assert refused == Counter({"capped": 1})
 
 
 def test_adaptive_j_falls_to_none_where_others_hurt_and_rises_when_they_do_no_more() -> None:
@@ -141,8 +136,8 @@ def test_authors_without_standing_have_one_eighth_of_a_batch_together_however_ma
     sybils = [scored(f"new{number}", number) for number in range(20)]
     honest = [scored(f"good{number}", 100 + number) for number in range(3)]
     for batch in (8, 16):
-        chosen = choose([], [*sybils, *honest], Split(batch - 6, 6), limits, rng(), standings=standings)
-        authors = [group.author for group in chosen.groups]
+        taken, refused = choose([*sybils, *honest], Split(batch - 6, 6), limits, rng(), standings=standings)
+        authors = [group.author for group in taken]
         assert sum(author.startswith("new") for author in authors) == batch // 8
         assert sum(author.startswith("good") for author in authors) == 3
-        assert chosen.refused["probation"] > 10
+        assert refused["probation"] > 10
