@@ -110,7 +110,6 @@ class Acceptor:
         self.run_id = parts.run_id
         self._position: Position | None = None
         self._began = 0.0  # trio time at which this round began here
-        self._moved = trio.Event()  # set, and replaced, when the position changes
         self._news = trio.Event()  # set, and replaced, on any news
         self.ballot = 0  # grows within a round; what was promised for it holds
         self.accepted: Accepted | None = None
@@ -164,8 +163,6 @@ class Acceptor:
         self.broken.clear()
         self.failures = 0
         self._excused = {p: r for p, r in self._excused.items() if r >= position.round}
-        self._moved.set()
-        self._moved = trio.Event()
         self.notify()
 
     def head(self) -> RoundHead:
@@ -298,7 +295,7 @@ class Acceptor:
         self._check(ready.run_id, peer)
         with trio.move_on_after(LAG):
             while ready.round == self.position.round + 1:
-                await self._moved.wait()  # this node is about to get there as well
+                await self._news.wait()  # this node is about to get there as well
         here = self.position
         if peer not in self.candidates():
             self._wishes_to_join(peer)

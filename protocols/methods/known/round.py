@@ -61,9 +61,7 @@ class DilocoRounds:
         self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
         self._gradient: Vector = np.zeros(0, np.float32)  # (P,), this call's work, which `reduce` offers
         self._offered: Vector | None = None  # the work that the others were given in this round
-        self._settled: Vector | None = (
-            None  # of what the trainer did since `state`: what is in a result or the residual
-        )
+        self._settled: Vector | None = None  # what of the trainer's work since `state` is in a result or the residual
         self._ended = trio.current_time()
         self._late_by = 0.0  # seconds into the round at which this node came into it
         self._state: OuterState | None = None
