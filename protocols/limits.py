@@ -13,11 +13,26 @@ import trio
 from swarmnode.protocols.network import PeerId
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 MAX_HOLDERS = 4096  # told apart; who was idle longest is forgotten first, and is then given its burst anew
 LOOK_EVERY = 1.0  # seconds after which one that waits looks whether a turn has become old, or may be had again
 EASED_FOR = 10.0  # seconds, at most, for which turns are held back: whatever goes before them, they go on
 BREATH = 0.25  # seconds between two turns while they are held back
+
+
+class Recent(OrderedDict[K, V]):
+    """The `most` entries that were set last, the newest at the end: whoever sets one more forgets the oldest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 @dataclass(frozen=True)

@@ -268,10 +268,12 @@ class StateStore(StateBackend):
         """Forget what has expired, and give room back to the disk; returns how many elements that were."""
         self._horizon = horizon = law.advance(self._horizon, self.now())
         self._pool.sweep(horizon)
-        forgotten = 0
+        forgotten, some = 0, 1
+        while some:  # in between, merges go on
+            async with self._writing:
+                some = await self._change(lambda: self._database.forget(horizon, SWEEP))
+            forgotten += some
         async with self._writing:
-            while some := await self._change(lambda: self._database.forget(horizon, SWEEP)):
-                forgotten += some
             await self._change(lambda: self._database.give_back(GIVE_BACK))
         return forgotten
 

@@ -16,7 +16,6 @@ again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from swarmnode.crdt.kinds import KINDS, kind_of
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, write
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import PeerId
 
 WAITING = 256  # changes kept for one reader; some 200 kB of notes
@@ -91,14 +91,11 @@ class PeerClocks:
     """
 
     def __init__(self) -> None:
-        self._ahead: OrderedDict[PeerId, int] = OrderedDict()  # ms that a peer's clock is ahead of this node's
+        self._ahead = Recent[PeerId, int](CLOCKS)  # ms that a peer's clock is ahead of this node's
 
     def record(self, peer: PeerId, ahead: int) -> None:
         """`peer`'s clock is so many ms ahead of this node's."""
         self._ahead[peer] = ahead
-        self._ahead.move_to_end(peer)
-        if len(self._ahead) > CLOCKS:
-            self._ahead.popitem(last=False)
 
     def forget(self, peer: PeerId) -> None:
         """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""

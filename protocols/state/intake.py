@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ from swarmnode.crdt.hlc import MAX_AHEAD, is_ahead, time_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element, InvalidRecord, parse
 from swarmnode.protocols.calls.rpc import Refuse
-from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
@@ -93,8 +93,8 @@ class StateIntake:
         self._own = Budget[PeerId](OWN)
         self._strangers = Budget[PeerId](STRANGERS)
         self._waiting: dict[PeerId, int] = {}
-        self._seen: OrderedDict[Rank, float] = OrderedDict()  # until when they are not asked for, trio time
-        self._asked: OrderedDict[Rank, _Asked] = OrderedDict()  # what has not come, asked for longest ago first
+        self._seen = Recent[Rank, float](SEEN)  # until when they are not asked for, trio time
+        self._asked = Recent[Rank, _Asked](MOST_ASKED)  # what has not come, asked for longest ago first
         self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
         self.verified = 0  # elements whose signatures were looked at
         self._refused = Counter[str]()
@@ -117,7 +117,7 @@ class StateIntake:
             if len(asked.others) < OTHERS and peer not in asked.others:
                 asked.others.append(peer)
             return False
-        self._ask(rank, _Asked(now))
+        self._asked[rank] = _Asked(now)
         return True
 
     def overdue(self) -> dict[PeerId, list[Rank]]:
@@ -129,14 +129,8 @@ class StateIntake:
             if asked.others and self.lacks(rank):
                 peer, *others = asked.others
                 found.setdefault(peer, []).append(rank)
-                self._ask(rank, _Asked(now, others))
+                self._asked[rank] = _Asked(now, others)
         return found
-
-    def _ask(self, rank: Rank, asked: _Asked) -> None:
-        self._asked[rank] = asked
-        self._asked.move_to_end(rank)
-        if len(self._asked) > MOST_ASKED:
-            self._asked.popitem(last=False)
 
     async def insert_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Inserted:
         """Insert what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
@@ -196,7 +190,7 @@ class StateIntake:
                 continue
             self._refused[verdict.value] += 1
             if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
-                self._remember(element.rank, math.inf)
+                self._seen[element.rank] = math.inf
         return Inserted(tuple(new), false)
 
     def _sift(self, peer: PeerId, sealed: Sequence[bytes]) -> tuple[list[Element], bool]:
@@ -213,7 +207,7 @@ class StateIntake:
                 return fresh, True
             if is_ahead(element.hlc, now):
                 self._refused[Merged.AHEAD.value] += 1
-                self._remember(element.rank, trio.current_time() + (time_of(element.hlc) - now - MAX_AHEAD) / 1000)
+                self._seen[element.rank] = trio.current_time() + (time_of(element.hlc) - now - MAX_AHEAD) / 1000
                 if time_of(element.hlc) > now + FAR_AHEAD and self._backend.clocks.confirmed:
                     self._violations.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
             elif self.lacks(element.rank):
@@ -238,8 +232,7 @@ class StateIntake:
                     broken = broken or right[number] < len(chunk)
 
         if len(chunks) == 1:
-            self.verified += len(elements)
-            right[0] = await self._runner(lambda: self._right(elements))
+            await look(0, chunks[0])
         elif chunks:
             async with trio.open_nursery() as nursery:
                 for number, chunk in enumerate(chunks):
@@ -254,9 +247,3 @@ class StateIntake:
     def _right(self, chunk: Sequence[Element]) -> int:
         """How many at the beginning are genuine."""
         return next((i for i, element in enumerate(chunk) if not element.is_genuine(self._verify)), len(chunk))
-
-    def _remember(self, rank: Rank, until: float) -> None:
-        self._seen[rank] = until
-        self._seen.move_to_end(rank)
-        if len(self._seen) > SEEN:
-            self._seen.popitem(last=False)

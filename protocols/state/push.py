@@ -31,7 +31,7 @@ import trio
 
 from swarmnode.crdt.record import Element
 from swarmnode.protocols.calls.rpc import CallError, Refused, Rpc
-from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, PeerView
 from swarmnode.protocols.peers.diversity import sample
@@ -76,8 +76,8 @@ class Neighbours:
         self.equivocators: set[str] = set()  # evidence stands against them, or stood since this node started
         self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._distrusted: dict[PeerId, float] = {}  # the same, for what it said
-        self._holders: OrderedDict[Rank, set[PeerId]] = OrderedDict()
-        self._repaired: OrderedDict[Rank, None] = OrderedDict()
+        self._holders = Recent[Rank, set[PeerId]](KNOWN)
+        self._repaired = Recent[Rank, None](KNOWN)
 
     def here(self) -> list[PeerId]:
         """Peers to talk to now."""
@@ -134,19 +134,14 @@ class Neighbours:
     def holds(self, peer: PeerId, ranks: Iterable[Rank]) -> None:
         """`peer` sent, offered or was sent these."""
         for rank in ranks:
-            holders = self._holders.setdefault(rank, set())
-            self._holders.move_to_end(rank)
+            self._holders[rank] = holders = self._holders.get(rank, set())
             if len(holders) < HOLDERS:
                 holders.add(peer)
-            if len(self._holders) > KNOWN:
-                self._holders.popitem(last=False)
 
     def repaired(self, ranks: Iterable[Rank]) -> None:
         """These come by repair: they are no news to many."""
         for rank in ranks:
             self._repaired[rank] = None
-            if len(self._repaired) > KNOWN:
-                self._repaired.popitem(last=False)
 
     def came_by_repair(self, rank: Rank) -> bool:
         return rank in self._repaired
