@@ -100,8 +100,8 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
             (node.author, group) for node, groups in zip(honest, own, strict=True) for group in node.shareable(groups)
         ]
         for learner in learners[: arm.malicious]:
-            groups = poisoned_groups(arm.attack, learner.settings, rng)
-            published += [(learner.author, group) for group in groups]
+            lies = poisoned_groups(arm.attack, learner.settings, rng)
+            published += [(learner.author, group) for group in lies]
         sent = [(author, RolloutGroup.from_map(group.to_map())) for author, group in published]
         for node, (learner, groups) in enumerate(zip(honest, own, strict=True)):
             pool = [(author, group) for author, group in sent if author != learner.author]

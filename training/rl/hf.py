@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.training.rl.policies import State, content_hash
+from swarmnode.training.rl.policies import PolicyState, content_hash
 from swarmnode.training.rl.vocabulary import before, register
 from swarmnode.training.tasks import TaskError
 
@@ -130,11 +130,11 @@ class HFPolicy(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self._run(tokens, None)[0]
 
-    def begin(self, tokens: Tensor) -> tuple[Tensor, State]:
+    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
         logits, past = self._run(tokens, None, cached=True)
         return logits[:, -1], Cache(past)
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
         assert isinstance(state, Cache)
         logits, past = self._run(tokens.view(-1, 1), state.past, cached=True)
         return logits[:, 0], Cache(past)

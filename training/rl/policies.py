@@ -23,19 +23,19 @@ from torch import Tensor, nn
 from swarmnode.training.rl.vocabulary import DIGITS, KNOWN, Vocabulary
 
 
-class State(Protocol):
+class PolicyState(Protocol):
     """The cache of a batch. What it is changed into uses it up."""
 
-    def repeat(self, times: int) -> State:
+    def repeat(self, times: int) -> PolicyState:
         """That of a batch in which each row stands `times` times in a row."""
 
-    def kept(self, rows: Tensor) -> State:
+    def kept(self, rows: Tensor) -> PolicyState:
         """That of the rows `rows` (indices) of the batch."""
 
 
 @dataclass
 class LayerStates:
-    """Implements `State`: of each layer, tensors with the batch in front."""
+    """Implements `PolicyState`: of each layer, tensors with the batch in front."""
 
     layers: list[tuple[Tensor, ...]]
 
@@ -59,10 +59,10 @@ class Policy(Protocol):
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
 
-    def begin(self, tokens: Tensor) -> tuple[Tensor, State]:
+    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
         """Logits (B, V) of what follows prompts (B, T) of one length, and the cache to go on from."""
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
         """Logits (B, V) of what follows one token more (B,), and the cache after it."""
 
 
@@ -157,15 +157,15 @@ class TinyGPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self._run(tokens, None)[0]
 
-    def begin(self, tokens: Tensor) -> tuple[Tensor, State]:
+    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
         logits, state = self._run(tokens, None)
         return logits[:, -1], state
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
         logits, state = self._run(tokens.view(-1, 1), state)
         return logits[:, 0], state
 
-    def _run(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+    def _run(self, tokens: Tensor, state: PolicyState | None) -> tuple[Tensor, PolicyState]:
         assert state is None or isinstance(state, LayerStates)
         P = 0 if state is None else state.layers[0][0].shape[2]
         x = self.tokens(tokens) + self.positions.weight[P : P + tokens.shape[1]]  # (B, T, C)
@@ -193,11 +193,11 @@ class TinyGRU(nn.Module):
         logits: Tensor = self.head(self.gru(self.tokens(tokens))[0])  # (B, T, V)
         return logits
 
-    def begin(self, tokens: Tensor) -> tuple[Tensor, State]:
+    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
         hidden, last = self.gru(self.tokens(tokens))  # (B, T, C), (layers, B, C)
         return self.head(hidden[:, -1]), LayerStates([(layer,) for layer in last])
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
         assert isinstance(state, LayerStates)
         before = torch.stack([layer[0] for layer in state.layers])  # (layers, B, C)
         hidden, last = self.gru(self.tokens(tokens.view(-1, 1)), before)
