@@ -43,6 +43,7 @@ from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import Channel, Channels
 from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest, chunk_count, run_length
+from swarmnode.protocols.transfer.shard_memory import MemoryShards
 from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
@@ -101,7 +102,7 @@ class Askers:
 
 @dataclass(frozen=True)
 class FetchContext:
-    """What all fetches of a node share."""
+    """What all fetches of a node share, and its server."""
 
     network: Network
     rpc: Rpc
@@ -112,6 +113,12 @@ class FetchContext:
     limits: ShardLimits
     deliveries: DeliveryLog | None
     askers: Askers
+    disk: Store
+    memory: MemoryShards
+
+    def store_of(self, shard: ShardId) -> Store:
+        """The store that has the shard, or is to have it."""
+        return self.memory if shard in self.memory else self.disk
 
     async def ask_holdings(self, peer: PeerId, *shards: ShardId) -> tuple[Holding, ...]:
         """What `peer` says it has of each, `limits.asked` at most; nothing where it is silent or makes no sense."""
@@ -167,12 +174,12 @@ Answer = tuple[int, memoryview, memoryview]  # first chunk, chunks, and the room
 class ShardFetch:
     """One fetch and those who wait for it, until `ended`: then the shard is complete, or `error` says why not."""
 
-    def __init__(self, shard: ShardId, store: Store, context: FetchContext, *, brief: bool, seed: int) -> None:
-        """`brief`: the shard lives in memory for minutes, so that nobody announces it or is measured by it."""
+    def __init__(self, shard: ShardId, context: FetchContext, *, sizes: range | None, seed: int) -> None:
+        """`sizes` that it may have, where not any."""
         self.shard = shard
-        self.store = store
-        self.brief = brief
-        self.sizes: range | None = None  # that it may have, for the first caller
+        self.store = context.store_of(shard)
+        self.brief = brief = shard in context.memory  # it lives for minutes: nobody announces it or is measured by it
+        self._sizes = sizes
         self.hints: dict[PeerId, None] = {}  # named by the callers
         self.listeners: list[Callable[[int, int], None]] = []
         self.callers = 0
@@ -347,7 +354,7 @@ class ShardFetch:
             if self._begun.is_set() or self.error is not None:
                 return
             try:
-                check_size(self.shard, manifest.size, self.sizes)
+                check_size(self.shard, manifest.size, self._sizes)
                 with trio.CancelScope(shield=True):  # else the store might have begun, and nobody would suspend it
                     here = await self._context.runner(lambda: self.store.begin(manifest))
                     self._begun.set()

@@ -20,7 +20,7 @@ from swarmnode.protocols.transfer.shard_manifest import (
     leaf,
     run_length,
 )
-from swarmnode.protocols.transfer.shard_wire import Holding, NoRoom, ShardNotHeld, Store
+from swarmnode.protocols.transfer.shard_wire import Holding, NoRoom, ShardNotHeld
 
 
 @dataclass
@@ -124,15 +124,3 @@ class MemoryShards:
 
     def put(self, source: Path) -> Generator[ShardId | None, None, None]:
         raise NoRoom(f"{source}: files are kept on disk")
-
-
-@dataclass(frozen=True)
-class ShardStores:
-    """Where this node keeps shards."""
-
-    disk: Store
-    memory: MemoryShards
-
-    def of(self, shard: ShardId) -> Store:
-        """The store that has the shard, or is to have it."""
-        return self.memory if shard in self.memory else self.disk

@@ -49,7 +49,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
 from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
-from swarmnode.protocols.transfer.shard_memory import MemoryShards, ShardStores
+from swarmnode.protocols.transfer.shard_memory import MemoryShards
 from swarmnode.protocols.transfer.shard_plan import Run
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
@@ -99,14 +99,12 @@ class Standings(Protocol):
 class ShardServer:
     """Answers questions about what the store holds, and serves chunks of it while `serving`."""
 
-    def __init__(
-        self, context: FetchContext, stores: ShardStores, standings: Standings | None, rng: random.Random
-    ) -> None:
+    def __init__(self, context: FetchContext, standings: Standings | None, rng: random.Random) -> None:
         """`context.counts` gets chunks_served, bytes_served and misses; `rng` draws whom askers hear of.
 
         Where not all can be served, those of more standing are; without `standings` all are equal.
         """
-        self._stores, self._runner, self._limits = stores, context.runner, context.limits
+        self._context, self._runner, self._limits = context, context.runner, context.limits
         self._violations, self._counts, self._random = context.violations, context.counts, rng
         self.turns = FairScheduler(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
         self._askers = context.askers
@@ -139,7 +137,7 @@ class ShardServer:
         if len(request.shards) > self._limits.asked or any(len(shard) != HASH for shard in request.shards):
             self._violations.note(peer, f"asked for {len(request.shards)} shards, or for what is none")
             raise Refuse("malformed", f"at most {self._limits.asked} shard ids of {HASH} bytes")
-        found = [self._stores.of(shard).holding(shard) for shard in request.shards]
+        found = [self._context.store_of(shard).holding(shard) for shard in request.shards]
         missing = sum(not holding.size and not holding.complete for holding in found)
         if not self._may_miss(peer, missing):
             raise Refuse("busy", "asked too often for what is not here")
@@ -154,7 +152,7 @@ class ShardServer:
     async def _on_manifest(self, peer: PeerId, request: WantManifest) -> ShardManifest:
         if len(request.shard) == HASH:
             try:
-                return await self._runner(lambda: self._stores.of(request.shard).manifest(request.shard))
+                return await self._runner(lambda: self._context.store_of(request.shard).manifest(request.shard))
             except ShardNotHeld:
                 pass
         if not self._may_miss(peer, 1):
@@ -218,7 +216,7 @@ class ShardServer:
             room = self._rooms.pop() if self._rooms else memoryview(bytearray(HEAD + RUN_BYTES))
             try:
                 peer = served.stream.peer
-                async with self.turns.turn(peer) if want.shard in self._stores.memory else nullcontext():
+                async with self.turns.turn(peer) if want.shard in self._context.memory else nullcontext():
                     answer = await self._answer(peer, want, room)
                     with trio.move_on_after(self._limits.serve_stall) as scope:
                         await served.stream.send_all(answer)
@@ -232,7 +230,7 @@ class ShardServer:
     async def _answer(self, peer: PeerId, want: ShardWant, room: memoryview) -> memoryview | bytes:
         """The bytes to send: read into `room`, with the message right before them, so that nothing is moved again."""
         chunks = room[HEAD : HEAD + want.count * CHUNK]
-        store = self._stores.of(want.shard)
+        store = self._context.store_of(want.shard)
         try:
             size = store.read_now(want.shard, want.index, chunks)
             size = size or await self._runner(lambda: store.read(want.shard, want.index, chunks))
@@ -299,10 +297,20 @@ class Shards:
         self._changed = trio.Event()
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
-        self._stores = ShardStores(store, self.memory)
-        counted = (self.violations, self.counts)
-        self._context = FetchContext(network, rpc, runner, self._channels, *counted, limits, deliveries, Askers())
-        self.server = ShardServer(self._context, self._stores, standings, self._random)
+        self._context = FetchContext(
+            network,
+            rpc,
+            runner,
+            self._channels,
+            self.violations,
+            self.counts,
+            limits,
+            deliveries,
+            Askers(),
+            store,
+            self.memory,
+        )
+        self.server = ShardServer(self._context, standings, self._random)
 
     # -- lifetime
 
@@ -338,7 +346,7 @@ class Shards:
         chunk. When the last caller is cancelled, what has arrived is kept for the next fetch. What `memory` expects
         goes there, and is not announced. Raises NoRoom or Unavailable.
         """
-        store, brief = self._stores.of(shard), shard in self.memory
+        store = self._context.store_of(shard)
         if store.holding(shard).complete:
             await trio.lowlevel.checkpoint()
             check_size(shard, store.holding(shard).size, sizes)
@@ -347,10 +355,9 @@ class Shards:
         if fetch is None:
             if self._nursery is None:
                 raise Unavailable("this node fetches nothing before it has started or after it has stopped")
-            if brief or not announce:
+            fetch = ShardFetch(shard, self._context, sizes=sizes, seed=self._random.getrandbits(32))
+            if fetch.brief or not announce:
                 self._quiet.add(shard)
-            fetch = ShardFetch(shard, store, self._context, brief=brief, seed=self._random.getrandbits(32))
-            fetch.sizes = sizes
             self._fetches[shard] = fetch
             self._nursery.start_soon(self._carry_out, fetch)
         fetch.hints.update(dict.fromkeys(providers))
@@ -427,7 +434,7 @@ class Shards:
         """
         try:
             try:
-                manifest = await self._runner(lambda: self._stores.of(shard).manifest(shard))
+                manifest = await self._runner(lambda: self._context.store_of(shard).manifest(shard))
             except ShardNotHeld:
                 manifest = await self._context.ask_manifest(peer, shard)
             if not 0 <= index <= index + count <= manifest.chunks:
