@@ -77,13 +77,7 @@ class CheckedStore(ValueStore, Validator):
 class Kademlia(KadDHT):
     """Serves the DHT as soon as it is made, and asks one peer at a time on behalf of lookups."""
 
-    def __init__(
-        self,
-        host: IHost,
-        network: Network,
-        connections: Connections,
-        limits: DhtLimits = LIMITS,
-    ) -> None:
+    def __init__(self, host: IHost, network: Network, connections: Connections, limits: DhtLimits = LIMITS) -> None:
         self._connections = connections
         self.limits = limits
         self.violations = Violations(str(PROTOCOL_ID))

@@ -5,7 +5,7 @@ rate: a peer beyond it is not read from, so its TCP waits, and what it is sent w
 A peer that is slowed for its violations is still served, at that slow rate.
 
 A peer's connections have one `PeerAllowance`, so that a second connection makes no second allowance; all of them draw
-on one `HostAllowance`. A connection starts with an allowance of its own, until its peer is known.
+on one `HostAllowance`, which counts every byte at the sockets as well, and holds them to the volunteer's caps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Standing, Violations
 
+BYTES = Metric("swarmnode_bytes_total", COUNTER, "bytes at the sockets, all overheads included", "direction")
 STREAMS = Metric("swarmnode_streams", GAUGE, "streams that peers have open here")
 UNREAD = Metric("swarmnode_unread_bytes", GAUGE, "bytes that arrived and were not read yet, with what pieces cost")
 WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
@@ -82,7 +83,7 @@ class TokenBucket:
 
 
 class HostAllowance:
-    """What all peers of a host may take together, and what they have."""
+    """What all peers of a host may take together, and what they have; `up` and `down` are the caps, in bytes/s."""
 
     def __init__(
         self,
@@ -90,6 +91,8 @@ class HostAllowance:
         rates: RateLimits | None = None,
         scoring: PeerScoring | None = None,
         policy: PeerPolicy | None = None,
+        up: float = 0.0,
+        down: float = 0.0,
     ) -> None:
         self.limits = limits or ConnectionLimits()
         self.rates = rates or RateLimits()
@@ -101,6 +104,10 @@ class HostAllowance:
         self.waited = dict.fromkeys((IN, OUT), 0.0)  # seconds
         self.unread = 0
         self.streams = 0
+        self.bytes_in = 0  # at all sockets, since the start
+        self.bytes_out = 0
+        self.up, self.down = TokenBucket(up), TokenBucket(down)
+        self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
         self._peers: WeakValueDictionary[PeerId, PeerAllowance] = WeakValueDictionary()
 
     def of(self, peer: PeerId) -> PeerAllowance:
@@ -111,6 +118,7 @@ class HostAllowance:
         return allowance
 
     def measure(self, metrics: Metrics) -> None:
+        metrics.show(BYTES, lambda: {IN: self.bytes_in, OUT: self.bytes_out})
         metrics.show(STREAMS, lambda: self.streams)
         metrics.show(UNREAD, lambda: self.unread)
         metrics.show(WAITED, lambda: self.waited)
@@ -194,20 +202,10 @@ class PeerAllowance:
         limits = self._host.limits
         if self.streams >= limits.streams or self._host.streams >= limits.streams_in_all:
             return False
-        self._count_streams(1)
+        self.streams += 1
+        self._host.streams += 1
         return True
 
     def close(self) -> None:
-        self._count_streams(-1)
-
-    def take_over(self, other: PeerAllowance) -> None:
-        """The other's holdings are this one's now."""
-        unread, streams = other.unread, other.streams
-        other.give_back(unread)
-        other._count_streams(-streams)
-        self.give_back(-unread)
-        self._count_streams(streams)
-
-    def _count_streams(self, number: int) -> None:
-        self.streams += number
-        self._host.streams += number
+        self.streams -= 1
+        self._host.streams -= 1

@@ -15,9 +15,9 @@ from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.node.host.tcp import metered_stream_of
+from swarmnode.node.host.tcp import MeteredStream
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerEvent, PeerId
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_host, through
@@ -58,7 +58,6 @@ class Connection:
 class _Peer:
     """A connected peer."""
 
-    allowance: PeerAllowance
     connections: dict[int, Connection] = field(default_factory=dict)  # by the id of py-libp2p's, the oldest first
     leaving: bool = False  # it makes room for another and is not gone yet
 
@@ -67,7 +66,6 @@ class Connections(INotifee):
     """Kept up to date by py-libp2p's notifications. `nursery` is where connections are closed, while the host runs."""
 
     def __init__(self, allowance: HostAllowance) -> None:
-        self._allowance = allowance
         self._limits, self._scoring = allowance.limits, allowance.scoring
         self.nursery: trio.Nursery | None = None
         self._peers: dict[PeerId, _Peer] = {}
@@ -131,12 +129,10 @@ class Connections(INotifee):
             self._close(conn)
             return
         before = self.best(peer)
-        known = self._peers.setdefault(peer, _Peer(self._allowance.of(peer)))
+        known = self._peers.setdefault(peer, _Peer())
         known.connections[id(conn)] = connection
-        session.move_to(known.allowance)
-        stream = metered_stream_of(session.secured_conn)
-        if stream is not None:
-            stream.settle(known.allowance)
+        if isinstance(session.raw, MeteredStream):
+            session.raw.settle(session.allowance)
         if connection.direct and before is not None and not before.direct:
             self._notify(PeerEvent(peer, up=True, moved=True))
         if len(known.connections) == 1:

@@ -27,8 +27,9 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.tcp import Handshakes, Meter, MeteredTCP
+from swarmnode.node.host.tcp import Handshakes, MeteredTCP
 from swarmnode.protocols.network import NetworkError
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class HostSettings:
         return replace(self.limits.connections, peers=self.max_peers)
 
 
-def make_host(identity: Identity, settings: HostSettings, meter: Meter, handshakes: Handshakes) -> BasicHost:
+def make_host(
+    identity: Identity, settings: HostSettings, allowance: HostAllowance, handshakes: Handshakes
+) -> BasicHost:
     """A host that does not listen yet."""
     _quiet_libp2p()
     identify.AGENT_VERSION = settings.agent
@@ -73,7 +76,7 @@ def make_host(identity: Identity, settings: HostSettings, meter: Meter, handshak
     pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
     host = new_host(
         key_pair=keys,
-        transports=[MeteredTCP(meter, handshakes)],
+        transports=[MeteredTCP(allowance, handshakes)],
         sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
         muxer_preference="YAMUX",
         negotiate_timeout=math.ceil(UPGRADE),

@@ -45,7 +45,7 @@ from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
 from swarmnode.node.host.patches.yamux_session import YamuxSession, YamuxStream
 from swarmnode.node.host.stream import agree
-from swarmnode.node.host.tcp import Handshakes, Meter
+from swarmnode.node.host.tcp import Handshakes
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
@@ -70,36 +70,31 @@ log = logging.getLogger(__name__)
 
 CLOSING = 1.5  # seconds to say goodbye to everybody
 
-BYTES = Metric("swarmnode_bytes_total", COUNTER, "bytes at the sockets, all overheads included", "direction")
 HANDLER_FAILURES = Metric("swarmnode_handler_failures_total", COUNTER, "faults of stream handlers", "protocol")
 
 
 class Libp2pNetwork:
     """A node's place in the libp2p network. Use after `run()` has called `started()`."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        settings: HostSettings,
-        policy: PeerPolicy | None = None,
-    ) -> None:
+    def __init__(self, identity: Identity, settings: HostSettings, policy: PeerPolicy | None = None) -> None:
         mend_libp2p()
         self._identity = identity
         self._settings = settings
-        self._meter = Meter(up=settings.up, down=settings.down)
         self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
         self.policy = policy or PeerPolicy()
-        self._allowance = HostAllowance(settings.connections, settings.limits.rates, self.scoring, self.policy)
+        self._allowance = HostAllowance(
+            settings.connections, settings.limits.rates, self.scoring, self.policy, settings.up, settings.down
+        )
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
-        self._host = make_host(identity, settings, self._meter, self._handshakes)
+        self._host = make_host(identity, settings, self._allowance, self._handshakes)
         self._host._addrs_factory = self._announced
         network = self._host.get_network()
         assert isinstance(network, Swarm)
         self.swarm = network  # for what works below streams: circuits, hole punching
         self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
-        self.relay_client = RelayClient(self, self.swarm, self.policy)
+        self.relay_client = RelayClient(self, self.swarm, self._allowance)
         self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
         self._failures: dict[str, int] = {}
         self._kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
@@ -223,7 +218,7 @@ class Libp2pNetwork:
         return None
 
     def traffic(self) -> Traffic:
-        return Traffic(bytes_in=self._meter.bytes_in, bytes_out=self._meter.bytes_out)
+        return Traffic(bytes_in=self._allowance.bytes_in, bytes_out=self._allowance.bytes_out)
 
     def sign(self, message: bytes) -> bytes:
         return self._identity.private_key.sign(message)
@@ -312,7 +307,6 @@ class Libp2pNetwork:
             self.connections.nursery = None
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(BYTES, lambda: {"in": self._meter.bytes_in, "out": self._meter.bytes_out})
         metrics.show(HANDLER_FAILURES, lambda: self._failures)
         for part in (
             self._handshakes,

@@ -33,7 +33,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import WIDE_PIECE, PeerAllowance, TokenBucket
+from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance, PeerAllowance, TokenBucket
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.peers.diversity import network_of
 
@@ -46,24 +46,14 @@ ENDED = Metric("swarmnode_handshakes_total", COUNTER, "inbound connections by wh
 OUTCOMES = ("known", "failed", "displaced")
 
 
-class Meter:
-    """Bytes at all sockets of a node since its start, and the caps on them (bytes per second, 0 = none)."""
-
-    def __init__(self, *, up: float, down: float) -> None:
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.up = TokenBucket(up)
-        self.down = TokenBucket(down)
-        self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
-
-
 class ExactReader(ReadWriteCloser):
     """A connection that is read exactly, whatever the pieces in which it arrives.
 
     The last three methods are for Noise; where they can do with fewer copies, a subclass does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostAllowance) -> None:
+        self.host = host
         self._received = bytearray()
 
     async def _some(self) -> bytes | memoryview:
@@ -101,10 +91,9 @@ class ExactReader(ReadWriteCloser):
 class MeteredStream(ExactReader):
     """One TCP connection, on a socket of its own: trio's streams cost each small message three more system calls."""
 
-    def __init__(self, stream: trio.SocketStream, meter: Meter) -> None:
-        super().__init__()
+    def __init__(self, stream: trio.SocketStream, host: HostAllowance) -> None:
+        super().__init__(host)
         self._remote = _remote_of(stream)
-        self._meter = meter
         self._unpaid = 0  # bytes read for which nobody waited yet
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
@@ -124,7 +113,7 @@ class MeteredStream(ExactReader):
 
     async def write_each(self, pieces: Sequence[Piece]) -> None:
         """In as few system calls as there is room for, without putting the pieces together unless there is a cap."""
-        step = self._piece(self._meter.up)
+        step = self._piece(self.host.up)
         if step < WIDE_PIECE:
             whole = memoryview(b"".join(pieces))
             for start in range(0, len(whole), step):
@@ -137,14 +126,14 @@ class MeteredStream(ExactReader):
         size = sum(map(len, pieces))
         if self._allowance is not None:
             await self._allowance.sending(size)
-        await self._meter.up.take(size)
+        await self.host.up.take(size)
         while pieces := _after(pieces, self._sent(pieces)):
             await self._wait(writable=True)
 
     def write_now_each(self, pieces: Sequence[Piece]) -> list[Piece]:
         """What is left of the pieces once as much has gone as goes without waiting; all where there is a cap."""
         left = list(pieces)
-        if self._meter.up.rate or (self._allowance is not None and not self._allowance.send_now(sum(map(len, left)))):
+        if self.host.up.rate or (self._allowance is not None and not self._allowance.send_now(sum(map(len, left)))):
             return left
         return _after(left, self._sent(left))
 
@@ -155,7 +144,7 @@ class MeteredStream(ExactReader):
             return 0
         except OSError as error:
             raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
-        self._meter.bytes_out += size
+        self.host.bytes_out += size
         return size
 
     async def _some(self) -> memoryview:
@@ -171,15 +160,15 @@ class MeteredStream(ExactReader):
     async def _arrived(self, head: bytes) -> memoryview:
         if self._unpaid:
             size, self._unpaid = self._unpaid, 0
-            await self._meter.down.take(size)  # what is not read backs up into the sender's TCP
+            await self.host.down.take(size)  # what is not read backs up into the sender's TCP
             if self._allowance is not None:
                 await self._allowance.received(size)
         while True:
             await self._wait()
-            piece = self._piece(self._meter.down)
-            scratch = self._meter.scratch
+            piece = self._piece(self.host.down)
+            scratch = self.host.scratch
             if len(scratch) < len(head) + piece:
-                scratch = self._meter.scratch = bytearray(len(head) + WIDE_PIECE)
+                scratch = self.host.scratch = bytearray(len(head) + WIDE_PIECE)
             view = memoryview(scratch)[: len(head) + piece]
             try:
                 size = self._socket.recv_into(view[len(head) :])
@@ -187,7 +176,7 @@ class MeteredStream(ExactReader):
                 continue
             except OSError as error:
                 raise ConnectionClosedError(f"TCP connection lost: {error}", transport="tcp") from error
-            self._meter.bytes_in += size
+            self.host.bytes_in += size
             self._unpaid = size
             view[: len(head)] = head
             return view[: len(head) + size]
@@ -246,24 +235,17 @@ def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:
     return str(host), int(port)
 
 
-def metered_stream_of(secured: Any) -> MeteredStream | None:
-    """The TCP connection below a secured one; None where it runs over something else."""
-    for layer in ("conn", "read_writer", "read_write_closer", "stream"):  # session, Noise, its framing, raw connection
-        secured = getattr(secured, layer, None)
-    return secured if isinstance(secured, MeteredStream) else None
-
-
 class MeteredTCP(TCP):
     """The stock TCP transport with metered connections in both directions."""
 
-    def __init__(self, meter: Meter, handshakes: Handshakes) -> None:
+    def __init__(self, host: HostAllowance, handshakes: Handshakes) -> None:
         super().__init__()
-        self._meter = meter
+        self._host = host
         self._handshakes = handshakes
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
         async def metered(connection: Any) -> None:
-            stream = MeteredStream(connection.stream, self._meter)
+            stream = MeteredStream(connection.stream, self._host)
             with self._handshakes.place(stream) as handshake:
                 with trio.move_on_after(self._handshakes.patience):
                     handshake.spoke = await stream.speaks()
@@ -278,7 +260,7 @@ class MeteredTCP(TCP):
     async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> IRawConnection:
         connection = await super()._dial_resolved(maddr, source)
         assert isinstance(connection, RawConnection) and isinstance(connection.stream, TrioTCPStream)
-        connection.stream = MeteredStream(connection.stream.stream, self._meter)
+        connection.stream = MeteredStream(connection.stream.stream, self._host)
         return connection
 
 

@@ -42,7 +42,7 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import PeerPolicy
+from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, ask, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.node.host.tcp import ExactReader
@@ -292,13 +292,13 @@ class RelayedNetwork(Network, Protocol):
 class RelayClient:
     """Makes and takes circuits of one node; and, while `run` runs because the node is private, keeps places at relays.
 
-    `policy` hears of what each relay carries.
+    The host's policy hears of what each relay carries.
     """
 
-    def __init__(self, network: RelayedNetwork, swarm: Swarm, policy: PeerPolicy) -> None:
+    def __init__(self, network: RelayedNetwork, swarm: Swarm, host: HostAllowance) -> None:
         self._network = network
         self._swarm = swarm
-        self._policy = policy
+        self._host = host
         self._random = random.Random(network.me)
         self._inbound = 0
         self._held: dict[PeerId, Reservation] = {}
@@ -325,7 +325,7 @@ class RelayClient:
             answer = await receive(stream, pb.HopMessage)
             if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
                 raise RelayRefused(relay, _name(answer.status))
-            raw = _raw(stream, self._policy, initiator=True)
+            raw = _raw(stream, self._host, initiator=True)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
         except SwarmException as error:
             await stream.aclose()
@@ -347,7 +347,7 @@ class RelayClient:
             return
         source = peer_in(request.peer.id)
         await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
-        raw = _raw(stream, self._policy, initiator=False)
+        raw = _raw(stream, self._host, initiator=False)
         self._inbound += 1
         try:
             await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(f"/p2p/{stream.peer}/p2p-circuit"))
@@ -449,10 +449,9 @@ class RelayClient:
 class CircuitStream(ExactReader):
     """What py-libp2p reads and writes as if it were a socket: a stream to the relay."""
 
-    def __init__(self, stream: Stream, policy: PeerPolicy) -> None:
-        super().__init__()
+    def __init__(self, stream: Stream, host: HostAllowance) -> None:
+        super().__init__(host)
         self._stream = stream
-        self._policy = policy
         self.ended = trio.Event()
 
     async def write(self, data: bytes) -> None:
@@ -461,7 +460,7 @@ class CircuitStream(ExactReader):
         except NetworkError as error:
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
-        self._policy.carried(self._stream.peer, len(data))
+        self.host.policy.carried(self._stream.peer, len(data))
 
     async def _some(self) -> bytes:
         try:
@@ -470,7 +469,7 @@ class CircuitStream(ExactReader):
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
         if chunk:
-            self._policy.carried(self._stream.peer, len(chunk))
+            self.host.policy.carried(self._stream.peer, len(chunk))
         else:
             self.ended.set()
         return chunk
@@ -487,9 +486,9 @@ class _Raw(RawConnection):
     stream: CircuitStream
 
 
-def _raw(stream: Stream, policy: PeerPolicy, *, initiator: bool) -> _Raw:
+def _raw(stream: Stream, host: HostAllowance, *, initiator: bool) -> _Raw:
     address = Multiaddr(f"/p2p/{stream.peer}/p2p-circuit")
-    return _Raw(CircuitStream(stream, policy), initiator, ConnectionType.RELAYED, [address])
+    return _Raw(CircuitStream(stream, host), initiator, ConnectionType.RELAYED, [address])
 
 
 def _name(status: pb.Status.ValueType) -> str:

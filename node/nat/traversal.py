@@ -56,13 +56,7 @@ LOOK = 1.0  # s between looks: streams have no event
 class NatTraversal:
     """Runs beside the network for as long as the node does."""
 
-    def __init__(
-        self,
-        network: Libp2pNetwork,
-        *,
-        limits: RelayLimits,
-        upnp: bool = True,
-    ) -> None:
+    def __init__(self, network: Libp2pNetwork, *, limits: RelayLimits, upnp: bool = True) -> None:
         """`upnp`: whether the router is asked for a port."""
         self._network = network
         self._random = random.Random(network.me)

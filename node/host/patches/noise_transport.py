@@ -33,7 +33,7 @@ class NoiseTransport:
     """Both directions of a connection after its handshake."""
 
     def __init__(self, raw: ExactReader, encrypting: Any, decrypting: Any, ahead: bytes = b"") -> None:
-        self._raw = raw
+        self.raw = raw
         self._encrypt, self._sent = encrypting.cipher.cipher.encrypt, encrypting.n
         self._decrypt, self._taken = decrypting.cipher.cipher.decrypt, decrypting.n
         self._ahead = ahead  # decrypted during the handshake and not read yet
@@ -47,9 +47,9 @@ class NoiseTransport:
         if not out:
             return
         if sum(map(len, out)) <= JOINED:
-            await self._raw.write(b"".join(out))
+            await self.raw.write(b"".join(out))
         else:
-            await self._raw.write_each(out)
+            await self.raw.write_each(out)
 
     def write_now(self, pieces: Sequence[Piece]) -> bool:
         """Send the pieces without waiting, while nobody writes.
@@ -60,7 +60,7 @@ class NoiseTransport:
         self._left = self._sealed(pieces)
         if sum(map(len, self._left)) <= JOINED:
             self._left = [b"".join(self._left)]
-        self._left = self._raw.write_now_each(self._left)
+        self._left = self.raw.write_now_each(self._left)
         return not self._left
 
     def _sealed(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -96,7 +96,7 @@ class NoiseTransport:
             return [ahead]
         while True:
             held = len(self._received)
-            received = await self._raw.read_after(self._received)
+            received = await self.raw.read_after(self._received)
             if len(received) == held:
                 return []
             plain = self._opened(received)

@@ -44,7 +44,6 @@ from libp2p.stream_muxer.exceptions import (
 )
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
 from swarmnode.node.host.patches.noise_transport import over
 from swarmnode.node.host.patches.yamux_frames import (
     ACK,
@@ -95,7 +94,6 @@ class YamuxSession(IMuxedConn):
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.peer: PeerId = str(peer_id)
-        self.allowance = HostAllowance().of(self.peer)  # `move_to` gives all connections of one peer the same
         self.outbox = FrameQueue()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_id = 1 if self._initiator else 2
@@ -105,6 +103,8 @@ class YamuxSession(IMuxedConn):
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
         self._transport = over(secured_conn)
+        self.raw = self._transport.raw  # below the encryption: a socket, or a stream to a relay
+        self.allowance = self.raw.host.of(self.peer)  # the same for all connections of the peer
         self._messages: deque[bytes] = deque()  # that arrived, and wait
         self._received = b""  # the one at hand
         self._at = 0  # how far it is taken
@@ -175,12 +175,6 @@ class YamuxSession(IMuxedConn):
         self._widened += by
         self._ping()
         return True
-
-    def move_to(self, allowance: PeerAllowance) -> None:
-        """Account for this connection in `allowance` from now on."""
-        if allowance is not self.allowance:
-            allowance.take_over(self.allowance)
-            self.allowance = allowance
 
     def _is_theirs(self, stream_id: int) -> bool:
         return stream_id % 2 == (0 if self._initiator else 1)

@@ -51,6 +51,7 @@ class Secured:
 
     def __init__(self, stream: trio.abc.Stream, *, initiator: bool) -> None:
         self.stream = stream
+        self.host = HostAllowance()
         self.is_initiator = initiator
         self.stuck = False
 
@@ -75,6 +76,7 @@ class Plain:
 
     def __init__(self, secured: Secured) -> None:
         self._secured = secured
+        self.raw = SimpleNamespace(host=secured.host)
         self._left: list[Any] = []
 
     async def read(self) -> list[bytes]:
@@ -97,9 +99,13 @@ def _without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def pair(muxer: Any, other: Any = None) -> AsyncIterator[tuple[Any, Any, Secured, Secured]]:
+async def pair(
+    muxer: Any, other: Any = None, *, host: HostAllowance | None = None
+) -> AsyncIterator[tuple[Any, Any, Secured, Secured]]:
+    """Two ends of a connection; `host` is the right one's."""
     one, two = trio.testing.memory_stream_pair()
     a, b = Secured(one, initiator=True), Secured(two, initiator=False)
+    b.host = host or b.host
     left, right = muxer(a, PEER), (other or muxer)(b, PEER)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(left.start)
@@ -525,25 +531,20 @@ def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> 
         limits = ConnectionLimits(streams=8, unread=1 << 20)
         host = HostAllowance(limits)
         share = host.of(str(PEER))
-        async with pair(YamuxSession) as (left, right, _, _), pair(YamuxSession) as (far, near, _, _):
-            early = await far.open_stream()  # before it is known whose the connection is
-            await early.send_all(bytes(1000))
-            await trio.sleep(1)
-            for session in (right, near):
-                session.move_to(share)
+        async with pair(YamuxSession, host=host) as (left, *_), pair(YamuxSession, host=host) as (far, *_):
             streams = [await session.open_stream() for session in (left, far) for _ in range(6)]
             await trio.sleep(1)
             assert (share.streams, host.streams) == (8, 8)
-            assert sum(stream.broken for stream in streams) == 5
-            assert host.violations.totals == {Kind.LOAD: 5}
+            assert sum(stream.broken for stream in streams) == 4
+            assert host.violations.totals == {Kind.LOAD: 4}
             for stream in streams:
                 if not stream.broken:
                     with trio.move_on_after(1), contextlib.suppress(MuxedStreamReset):
                         await stream.send_all(bytes(yamux_session.INITIAL_WINDOW))
             await trio.sleep(1)
             assert share.unread == host.unread <= limits.unread
-            assert host.violations.totals[Kind.LOAD] > 5
-            for stream in [early, *streams]:
+            assert host.violations.totals[Kind.LOAD] > 4
+            for stream in streams:
                 stream.abort()
             await trio.sleep(1)
             assert share.idle
@@ -554,8 +555,8 @@ def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> 
 
 def test_one_byte_pieces_count_for_what_they_cost() -> None:
     async def main() -> None:
-        async with pair(YamuxSession) as (left, right, _, _):
-            right.move_to(HostAllowance(ConnectionLimits(unread=100_000)).of(str(PEER)))
+        host = HostAllowance(ConnectionLimits(unread=100_000))
+        async with pair(YamuxSession, host=host) as (left, right, _, _):
             out, back = await open_pair(left, right)
             for _ in range(1000):
                 assert out.send_nowait(b"x")

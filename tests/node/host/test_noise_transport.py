@@ -11,6 +11,7 @@ from cryptography.exceptions import InvalidTag
 from libp2p.security.noise.io import NoiseTransportReadWriter
 from noise.connection import NoiseConnection
 
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.patches import noise_transport
 from swarmnode.node.host.patches.noise_transport import MAX_PLAINTEXT, NoiseTransport
 from swarmnode.node.host.tcp import ExactReader
@@ -30,7 +31,7 @@ class Pipe(ExactReader):
     """What was written, to be read in pieces of `piece` bytes."""
 
     def __init__(self, piece: int = 1 << 30) -> None:
-        super().__init__()
+        super().__init__(HostAllowance())
         self.written: list[bytes] = []
         self.piece = piece
         self.taken = 0

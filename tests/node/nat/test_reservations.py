@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from swarmnode.node.host.allowances import PeerPolicy
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.nat.relay import (
     DRAW_FROM,
     HOP,
@@ -50,7 +50,7 @@ class Client(RelayClient):
     """Gets places at relays, or does not."""
 
     def __init__(self, network: Behind, names: dict[PeerId, str]) -> None:
-        super().__init__(cast(Any, network), cast(Any, None), PeerPolicy())
+        super().__init__(cast(Any, network), cast(Any, None), HostAllowance())
         self._names = names
         self.asked: list[tuple[float, str]] = []  # when, which
         self.refuse: set[str] = set()

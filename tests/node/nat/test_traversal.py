@@ -11,7 +11,7 @@ import pytest
 import trio
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
-from swarmnode.node.host.allowances import PeerPolicy
+from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import traversal
@@ -31,7 +31,7 @@ class Client(RelayClient):
 
     def __init__(self, network: FakeNetwork) -> None:
         self.fake = network
-        super().__init__(cast(Any, network), cast(Any, None), network.policy)
+        super().__init__(cast(Any, network), cast(Any, None), HostAllowance())
 
     async def reserve(self, relay: PeerId) -> Reservation:
         if relay not in self.fake.hosts:
