@@ -142,7 +142,7 @@ class Reputation:
         self._membership, self._receipts, self._file = membership, receipts, file
         self.method: Method | None = None  # once this node takes part
         self.violations = Violations("reputation", in_ledger=False)
-        self._said_at = -ATTEST_ROUNDS
+        self._attested_at = -ATTEST_ROUNDS
         self._counts = {"written": 0, "heard": 0, "refused": 0}
 
     def measure(self, metrics: Metrics) -> None:
@@ -166,7 +166,7 @@ class Reputation:
                 nursery.start_soon(self._end_epochs)
                 task_status.started()
                 async for change in changes:
-                    self._hear(change.element)
+                    self._insert(change.element)
                     if change.lost:
                         await self._read_all()
 
@@ -186,7 +186,7 @@ class Reputation:
         await self._read_guilty()
         for peer in self.ledger.to_contain():
             self.violations.note(peer, "what it makes does not hold up, time after time", Kind.BREACH)
-        if self.ledger.round >= self._said_at + ATTEST_ROUNDS:
+        if self.ledger.round >= self._attested_at + ATTEST_ROUNDS:
             await self._attest()
         if self._file is not None:
             await keep(self.ledger, self._file)
@@ -195,7 +195,7 @@ class Reputation:
         if not self._sync.remembered:  # whom nobody heard yet need not speak
             return
         for attestation in self.ledger.to_attest(len(self._membership.members()) + 1):
-            self._said_at = self.ledger.round
+            self._attested_at = self.ledger.round
             try:
                 await self._sync.write(attestation.key, attestation.value)
                 self._counts["written"] += 1
@@ -204,12 +204,12 @@ class Reputation:
             except StateError as error:
                 log.info("nothing can be attested now: %s", error)
                 return
-            self.ledger.said(attestation)
+            self.ledger.published(attestation)
 
     async def _read_all(self) -> None:
         try:
             for element in await self._state.select("attestation/", limit=READ):
-                self._hear(element)
+                self._insert(element)
         except StateError as error:
             log.warning("others' attestations could not be read: %s", error)
 
@@ -221,11 +221,11 @@ class Reputation:
             return
         self.ledger.mistrust(frozenset(proof.author for proof in proofs if isinstance(proof, Evidence)))
 
-    def _hear(self, element: Element) -> None:
+    def _insert(self, element: Element) -> None:
         if not isinstance(element, Record) or element.author == self.ledger.me:
             return
         try:
-            self.ledger.hear(read(element))
+            self.ledger.insert(read(element))
             self._counts["heard"] += 1
         except InvalidAttestation as error:
             self._counts["refused"] += 1

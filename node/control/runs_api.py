@@ -210,7 +210,7 @@ def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
     rounds = named(ledger.works())
 
     def told(word: Word) -> dict[str, Any]:
-        said = word.said
+        said = word.attested
         return {
             "attester": said.attester,
             "voice": round(word.voice, 4),

@@ -256,25 +256,24 @@ class CheckpointWriter:
         self.failure: DataDirError | None = None  # why the last one could not be written; None where it could
         self._next: Saved | None = None
         self._writing = False
-        self._news = trio.lowlevel.ParkingLot()
-        self._settled = trio.lowlevel.ParkingLot()
+        self._changed = trio.lowlevel.ParkingLot()
 
     def put(self, saved: Saved) -> None:
         """Have this written, in place of one that still waits. Returns at once; no array is copied."""
         self._next = saved
-        self._news.unpark_all()
+        self._changed.unpark_all()
 
     async def settled(self) -> None:
         """Wait until what was put is written, or could not be. Needs `run`."""
         while self._writing or self._next is not None:
-            await self._settled.park()
+            await self._changed.park()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled; a write in hand is finished then."""
         task_status.started()
         while True:
             while self._next is None:
-                await self._news.park()
+                await self._changed.park()
             saved, self._next = self._next, None
             self._writing = True
             try:
@@ -288,7 +287,7 @@ class CheckpointWriter:
                 self._observer.warn("checkpoint", None)
             finally:
                 self._writing = False
-                self._settled.unpark_all()
+                self._changed.unpark_all()
 
 
 # --- history ----------------------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ def relative_gains(work: RoundWork, voices: Mapping[str, float], *, me: str = ""
         if one.verdict == REFUSED_DUPLICATE:
             found.setdefault(one.author, 0.0)
         elif one.verdict in MEASURED:
-            heard = _heard(one, voices, me)
+            heard = _weighed(one, voices, me)
             gain = weighted_median(heard)
             if gain is not None:
                 found[one.author] = gain
@@ -320,7 +320,7 @@ def standard_error(heard: Sequence[tuple[float, float]], middle: float) -> float
     return math.sqrt(math.pi / 2) * 1.4826 * spread / math.sqrt(count)
 
 
-def _heard(one: Judged, voices: Mapping[str, float], me: str) -> list[tuple[float, float]]:
+def _weighed(one: Judged, voices: Mapping[str, float], me: str) -> list[tuple[float, float]]:
     others = [(float(gain), judge_voice(voices.get(judge, 0.0))) for judge, gain in one.gains.items() if judge != me]
     if me in one.gains:
         own = OWN_AMONG_JUDGES * sum(voice for _, voice in others) or 1.0

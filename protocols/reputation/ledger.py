@@ -4,12 +4,12 @@
     ledger.begin(chain); ledger.follow(id, parent, work, round=8)  # the open chain: what rosters prove
     ledger.observe(peer, Saw.PROOF, good=6, bad=1, evidence=group) # all else, counted until …
     ledger.close(round)                                            # … an epoch ends
-    ledger.hear(attested)                                          # others' words
+    ledger.insert(attested)                                        # others' attestations
     ledger.view()[peer], ledger.standing(peer)
 
 Accounts along the chain belong to a roster each, as states do: who switches to another fork has the accounts of that
 fork. What rosters prove is the same for everybody who measured nothing itself; all else is this node's own. Nothing in
-the ledger waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KEPT rosters and MAX_HEARD words.
+the ledger waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KEPT rosters and MAX_ATTESTATIONS words.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from swarmnode.training.verify.replay import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first
-MAX_HEARD = 16_384  # words of others: 4 MiB
+MAX_ATTESTATIONS = 16_384  # words of others: 4 MiB
 HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
@@ -103,7 +103,7 @@ class Ledger:
         self._tip = b""
         self._restored: tuple[int, Mapping[str, Account]] | None = None
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
-        self._heard: OrderedDict[tuple[str, str], Attested] = OrderedDict()  # by attester and subject
+        self._attestations: OrderedDict[tuple[str, str], Attested] = OrderedDict()  # by attester and subject
         self._equivocators: frozenset[str] = frozenset()
         self._disproved: OrderedDict[str, None] = OrderedDict()  # attesters whose own evidence said otherwise
         self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
@@ -179,7 +179,7 @@ class Ledger:
         """The same of one thing, named by its id, that may be looked at again and again."""
         if what not in self._looked_at:
             self._looked_at[what] = None
-            if len(self._looked_at) > MAX_HEARD:
+            if len(self._looked_at) > MAX_ATTESTATIONS:
                 self._looked_at.popitem(last=False)
             self.observe(peer, saw, good=good, bad=bad, evidence=evidence)
 
@@ -215,7 +215,7 @@ class Ledger:
         tests = [(own[Saw.ASSIGNED, True], own[Saw.ASSIGNED, False], 1.0)]
         one = (self._view or {}).get(peer)
         for word in one.words if one is not None else ():
-            tests += [(f.good, f.bad, word.voice) for f in word.said.what.found if f.saw is Saw.ASSIGNED]
+            tests += [(f.good, f.bad, word.voice) for f in word.attested.what.found if f.saw is Saw.ASSIGNED]
         return of_own_data(tests)
 
     def close(self, round: int | None = None) -> None:
@@ -233,9 +233,8 @@ class Ledger:
                 worth = (good - HARSH * bad) / (good + bad)
                 gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
                 seen.account = after_work(seen.account, gain, round=self.round)
-            told = [(saw, n) for (saw, fine), n in seen.pending.items() if not fine]
-            behaved = [(saw, n) for saw, n in told if saw not in WORK | CHANCE]
-            wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in behaved)
+            bad_of = {saw: n for (saw, fine), n in seen.pending.items() if not fine and saw not in WORK | CHANCE}
+            wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in bad_of.items())
             if repeated := seen.pending[Saw.AUDIT, True]:
                 kept = seen.account.violations * VIOLATION_DECAY**repeated
                 seen.account = replace(seen.account, violations=kept)
@@ -262,21 +261,21 @@ class Ledger:
 
     # --- what others say, and what is said to them ------------------------------------------------------------------
 
-    def hear(self, attested: Attested) -> None:
+    def insert(self, attested: Attested) -> None:
         """Take in what somebody attests; of each attester and subject the newest word is kept."""
         key = (attested.attester, attested.what.subject)
-        before = self._heard.get(key)
+        before = self._attestations.get(key)
         if before is None or (before.at, before.id) < (attested.at, attested.id):
-            self._heard[key] = attested
-            self._heard.move_to_end(key)
+            self._attestations[key] = attested
+            self._attestations.move_to_end(key)
             self._stale = True
-            if len(self._heard) > MAX_HEARD:
-                self._heard.popitem(last=False)
+            if len(self._attestations) > MAX_ATTESTATIONS:
+                self._attestations.popitem(last=False)
 
     def _disprove(self) -> None:
         """Find out whose words are disproved by the rosters that they name, of those that are here now."""
         works = [stand.work for stand in self._stands.values() if stand.work is not None]
-        for liar in sorted(disproved(self._heard.values(), works)):
+        for liar in sorted(disproved(self._attestations.values(), works)):
             self._disproved[liar] = None
             self._disproved.move_to_end(liar)
             if len(self._disproved) > MAX_PEERS:
@@ -295,7 +294,7 @@ class Ledger:
             for one in work.works:
                 if one.author != peer:
                     continue
-                for saw, fine in _told(one.verdict, one.gains.get(self.me)):
+                for saw, fine in _findings(one.verdict, one.gains.get(self.me)):
                     counts[saw, fine] += 1
                     evidence.setdefault(saw, work.roster[:EVIDENCE])
         if (seen := self._seen.get(peer)) is not None:
@@ -309,7 +308,7 @@ class Ledger:
 
         What only repeats the chain is said by who measured: others can read it there.
         """
-        view, told = self.view(), []
+        view, due = self.view(), []
         measured: Counter[str] = Counter()
         for work in self.works():
             for one in work.works:
@@ -318,11 +317,11 @@ class Ledger:
             seen = self._seen.get(peer)
             news = measured[peer] + (seen.news if seen is not None else 0)
             if news and peer != self.me:
-                told.append((news, peer, standing))
-        told.sort(key=lambda one: (-one[0], one[1]))
-        return tuple(self._attestation(peer, standing) for _, peer, standing in told[: _subjects(members)])
+                due.append((news, peer, standing))
+        due.sort(key=lambda one: (-one[0], one[1]))
+        return tuple(self._attestation(peer, standing) for _, peer, standing in due[: _subjects(members)])
 
-    def said(self, attestation: Attestation) -> None:
+    def published(self, attestation: Attestation) -> None:
         """This attestation was signed: what it tells is no news any more."""
         self._attested[attestation.subject] = self.round
         if attestation.subject in self._seen:
@@ -348,7 +347,7 @@ class Ledger:
             self._view, self._stale = (
                 standings(
                     self.accounts(),
-                    self._heard.values(),
+                    self._attestations.values(),
                     me=self.me,
                     round=self.round,
                     now=self._now(),
@@ -422,7 +421,7 @@ class Ledger:
         self._stale = True
 
 
-def _told(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
+def _findings(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
     """The findings in what became of one commit; gains only where this node measured."""
     if own_gain is not None:
         yield Saw.GAIN, own_gain > 0

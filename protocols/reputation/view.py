@@ -111,13 +111,13 @@ HALF_LIFE = 86_400_000  # ms
 class Word:
     """What one attester says, and how much its voice weighs here."""
 
-    said: Attested
+    attested: Attested
     voice: float
 
     @property
     def counts(self) -> bool:
         """Whether it is heard, and says how good the subject is: receipts, kept promises and single tests do not."""
-        what = self.said.what
+        what = self.attested.what
         return self.voice > 0 and (
             what.rounds > 0 or any(finding.bad for finding in what.found if finding.saw not in CHANCE)
         )
@@ -177,53 +177,53 @@ def reasons(standing: PeerScore, *, unique: float = 1.0) -> tuple[str, ...]:
 
     `unique`: the share of its standing that tests of its work on its own data leave it (`of_own_data`).
     """
-    own, told = standing.account, []
+    own, lines = standing.account, []
     if own.rounds:
-        told.append(f"its work was looked at in {_count(own.rounds, 'round')} and helped in {own.helped}")
+        lines.append(f"its work was looked at in {_count(own.rounds, 'round')} and helped in {own.helped}")
     else:
-        told.append("no work of it was looked at here yet")
+        lines.append("no work of it was looked at here yet")
     if own.strikes:
         last = "its last contribution" if own.strikes == 1 else f"each of its last {own.strikes} contributions"
-        told.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
+        lines.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
     if own.violations > 0.05:
-        told.append(f"it broke rules: that takes {100 * (1 - behaviour(own)):.0f} % of its score")
+        lines.append(f"it broke rules: that takes {100 * (1 - behaviour(own)):.0f} % of its score")
     if unique < 1.0:
-        told.append(
+        lines.append(
             "its work is hardly better on the data it is to work on than on their like, as if it were not its own: "
             f"a judge here says {100 * unique:.0f} % of its standing"
         )
     heard = [word for word in standing.words if word.counts]
     if heard:
         outvoted = ", outvoted by what was seen here" if own.rounds >= FEW else ""
-        told.append(f"{_count(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
+        lines.append(f"{_count(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
     if standing.unheard:
-        told.append(f"{_count(standing.unheard, 'attestation')} not heard: no work of who says so was verified here")
+        lines.append(f"{_count(standing.unheard, 'attestation')} not heard: no work of who says so was verified here")
     if standing.contained:
-        told.append("it is contained: it did harm round after round and has no score left")
+        lines.append("it is contained: it did harm round after round and has no score left")
     elif standing.probation:
-        told.append("it is on probation until some of its work was verified")
-    return tuple(told)
+        lines.append("it is on probation until some of its work was verified")
+    return tuple(lines)
 
 
 def _standing(peer: str, own: Account, words: list[Word], round: int) -> PeerScore:
     heard = [word for word in words if word.counts]
-    scores = [(word.said.what.score / FULL, word.voice) for word in heard]
+    scores = [(word.attested.what.score / FULL, word.voice) for word in heard]
     middle = with_own(score(own), own.rounds, scores)
     apart = max(score(own, sigmas=1.0) - score(own, sigmas=-1.0), 0.0) / 2
     if not own.rounds and heard:
         apart = max(value for value, _ in scores) - min(value for value, _ in scores)
-    vouched = with_own(0.0, 0, [(float(word.said.what.rounds), word.voice) for word in heard])
+    vouched = with_own(0.0, 0, [(float(word.attested.what.rounds), word.voice) for word in heard])
     return PeerScore(
         peer,
         middle,
         max(0.0, middle - apart),
         min(1.0, middle + apart),
-        with_own(work(own, round), own.rounds, [(word.said.what.work / FULL, word.voice) for word in heard]),
+        with_own(work(own, round), own.rounds, [(word.attested.what.work / FULL, word.voice) for word in heard]),
         0.0,
         not own.helped and not vouched,
         contained(own),
         own,
-        tuple(sorted(words, key=lambda word: (-word.voice, word.said.attester))),
+        tuple(sorted(words, key=lambda word: (-word.voice, word.attested.attester))),
         sum(word.voice <= 0 for word in words),
     )
 

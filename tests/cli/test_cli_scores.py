@@ -36,7 +36,7 @@ def seen() -> Ledger:
         ledger.close(epoch)
     found = (b"\xc0" * 32, b"\x7a" * 32, b"\x5e" * 32, (7, 20, 10), b"\x01" * 32, b"\x02" * 32, 0.31, 0.02)
     ledger.audited(Audit(7, CAT, Verdict.LIED, "its steps lead elsewhere", *found), False)
-    ledger.hear(Attested(BOB, b"\x01", 0, Attestation(4, ZOE, 900, 800, 30, (Finding(Saw.KEPT, 3, 1),))))
+    ledger.insert(Attested(BOB, b"\x01", 0, Attestation(4, ZOE, 900, 800, 30, (Finding(Saw.KEPT, 3, 1),))))
     return ledger
 
 

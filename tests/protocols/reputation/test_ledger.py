@@ -16,7 +16,13 @@ from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.reputation.account import NEWCOMER, Judged, RoundWork
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
-from swarmnode.protocols.reputation.ledger import LEAST_ROSTER_STANDING, MAX_HEARD, NEWCOMER_STANDING, NEWS, Ledger
+from swarmnode.protocols.reputation.ledger import (
+    LEAST_ROSTER_STANDING,
+    MAX_ATTESTATIONS,
+    NEWCOMER_STANDING,
+    NEWS,
+    Ledger,
+)
 
 ME = "ann"
 JUDGES = ("ann", "bob", "cat", "dan", "eli")
@@ -98,7 +104,7 @@ def test_what_a_judge_says_in_scores_follows_from_the_chain_alone() -> None:
     mine.observe("bob", Saw.PROOF, bad=50)
     mine.offended("bob", Kind.LIE)
     mine.close()
-    mine.hear(Attested("cat", b"", 0, Attestation(3, "bob", 0, 0, 100)))
+    mine.insert(Attested("cat", b"", 0, Attestation(3, "bob", 0, 0, 100)))
     assert mine.roster_standing("bob") == other.roster_standing("bob") == FULL_STANDING
     assert mine.view()["bob"].score < other.view()["bob"].score
 
@@ -151,13 +157,13 @@ def test_overload_is_no_offence_here_and_breaches_lower_a_score() -> None:
 
 def test_what_is_attested_is_what_was_seen_here_and_only_what_is_news() -> None:
     mine = on_chain(6, {"bob": 1000, "eve": -1000})
-    mine.hear(Attested("bob", b"", 0, Attestation(3, "zoe", 1000, 1000, 100)))
+    mine.insert(Attested("bob", b"", 0, Attestation(3, "zoe", 1000, 1000, 100)))
     said = {one.subject: one for one in mine.to_attest(members=5)}
     assert set(said) == {"bob", "eve"}
     assert said["bob"].found[0] == Finding(Saw.GAIN, 6, 0, id_of(5)[:16])
     assert (said["eve"].score, said["eve"].found[0].bad) == (0, 6)
     for one in said.values():
-        mine.said(one)
+        mine.published(one)
     assert mine.to_attest(members=5) == ()
     mine.follow(id_of(6), id_of(5), work(6, {"bob": 1000}), round=7)
     assert [one.subject for one in mine.to_attest(members=5)] == ["bob"]
@@ -198,9 +204,9 @@ def test_in_a_large_swarm_each_node_attests_little() -> None:
 
 def test_words_of_many_authors_do_not_fill_the_memory() -> None:
     mine = ledger()
-    for number in range(MAX_HEARD + 10):
-        mine.hear(Attested(f"a{number}", b"", 0, Attestation(0, "bob", 0, 0, 0)))
-    assert len(mine._heard) == MAX_HEARD
+    for number in range(MAX_ATTESTATIONS + 10):
+        mine.insert(Attested(f"a{number}", b"", 0, Attestation(0, "bob", 0, 0, 0)))
+    assert len(mine._attestations) == MAX_ATTESTATIONS
 
 
 def test_what_is_known_survives_a_restart() -> None:
@@ -235,10 +241,10 @@ def test_a_lie_is_found_out_whichever_comes_first_the_word_or_the_roster_that_it
     mine = on_chain(6, {"bob": 1000, "cat": 1000})
     lie = Attestation(9, "cat", 0, 0, 30, (Finding(Saw.FORM, 0, 9, id_of(6)[:16]),))
     steps = [
-        lambda: mine.hear(Attested("bob", b"", 0, lie)),
+        lambda: mine.insert(Attested("bob", b"", 0, lie)),
         lambda: mine.follow(id_of(6), id_of(5), work(6, {"bob": 1000, "cat": 1000}), round=7),
     ]
     for step in steps if first == "word" else reversed(steps):
-        mine.hear(Attested("bob", b"", 0, Attestation(8, "zoe", 1000, 1000, 30)))
+        mine.insert(Attested("bob", b"", 0, Attestation(8, "zoe", 1000, 1000, 30)))
         step()
     assert [word.voice for word in mine.view()["zoe"].words] == [0.0]

@@ -44,7 +44,7 @@ def test_ledger_weighs_its_own_tests_with_others_words_and_no_single_test_is_an_
     assert not ledger.accounts()["eve"].violations
     assert ledger.unique("eve") == 1.0  # one node's tests
     for peer in workers:
-        ledger.hear(
+        ledger.insert(
             Attested(peer, peer.encode(), 0, Attestation(2, "eve", 900, 900, 9, (Finding(Saw.ASSIGNED, 4, 4),)))
         )
     ledger.view()

@@ -78,7 +78,7 @@ def test_who_attests_against_its_own_evidence_is_not_heard_any_more() -> None:
     lie = said("honest04", "honest03", 0, Finding(Saw.FORM, 0, 9, roster))
     view = world.view(ME, [*truth, said("honest04", "zoe", 0), lie])
     assert [word.voice > 0 for word in view["zoe"].words] == [True, True, True, False]
-    assert view["zoe"].words[-1].said.attester == "honest04"
+    assert view["zoe"].words[-1].attested.attester == "honest04"
 
 
 def test_an_equivocator_is_not_heard() -> None:
