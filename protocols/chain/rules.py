@@ -211,10 +211,7 @@ def listed_commits(cuts: Sequence[Said[AvailabilityVote]]) -> tuple[bytes, ...]:
 
 
 def _times_cut(cuts: Sequence[Said[AvailabilityVote]]) -> Counter[bytes]:
-    times = Counter[bytes]()
-    for cut in cuts:
-        times.update(cut.what.commits)
-    return times
+    return Counter(id for cut in cuts for id in cut.what.commits)
 
 
 def _judge(

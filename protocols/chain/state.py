@@ -149,17 +149,12 @@ class ChainState:
         return hashlib.sha256(b"swarmnode/chain/1\0" + self.encode()).digest()
 
 
-def genesis_id(run_id: str) -> bytes:
-    """What the first roster of a run has as its parent."""
-    return hashlib.sha256(b"swarmnode/genesis/1\0" + run_id.encode()).digest()
-
-
 def genesis(run_id: str, validators: tuple[str, ...], *, window: int) -> ChainState:
     """The chain of a run before round 0. `validators`: those of the RunSpec, at least one."""
     if not validators:
         raise ValueError("a run has at least one genesis validator")
     named = tuple(sorted(set(validators)))
-    start = genesis_id(run_id)
+    start = hashlib.sha256(b"swarmnode/genesis/1\0" + run_id.encode()).digest()  # the parent of the first roster
     seed = hashlib.sha256(b"swarmnode/genesis/seed/1\0" + start).digest()
     first = ChainState(run_id, 0, start, seed, seed, named, named, 0, (), {}, EVERYBODY, 0, -1, False, window)
     return replace(first, seats=len(named))

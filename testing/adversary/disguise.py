@@ -100,7 +100,8 @@ class OtherWork(LyingRounds):
         return bytes(self.feedback.codec.encode(np.nan_to_num(told)))
 
     def _moved(self, context: RoundContext) -> Vector | None:
-        now, before = self.store.state(context.block.id), self.store.state(context.block.parent)
+        block = self.store.tree[context.chain.tip]
+        now, before = self.store.state(block.id), self.store.state(block.parent)
         return None if now is None or before is None else before.parameters - now.parameters
 
 

@@ -30,7 +30,6 @@ from swarmnode.protocols.chain.state import (
 )
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
-from swarmnode.protocols.methods.open.local import DECAY
 from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
@@ -46,6 +45,7 @@ from swarmnode.training.open_step import (
     plan_for,
 )
 from swarmnode.training.outer import OuterState
+from swarmnode.training.verify.replay import DECAY
 
 RULES = ChainRules()
 WINDOW = 60_000

@@ -59,7 +59,7 @@ class Recorder:
         self._bytes = 0
         self._open: _Open | None = None
         self._done: list[Stretch] = []
-        self._last: Stretch | None = None
+        self.last: Stretch | None = None  # the newest whole one, for calibration
         self.life = os.urandom(8)  # another after what came between is not known
 
     @property
@@ -91,7 +91,7 @@ class Recorder:
 
     def lose(self) -> None:
         """Something else happened to the parameters: what follows is not linked to what was before."""
-        self._open, self._done, self._last = None, [], None
+        self._open, self._done, self.last = None, [], None
         self.life = os.urandom(8)
 
     def kept(self, id: bytes) -> Vector | None:
@@ -100,11 +100,6 @@ class Recorder:
             self._vectors.move_to_end(id)
         return self._vectors.get(id)
 
-    @property
-    def last(self) -> Stretch | None:
-        """The newest whole stretch, for calibration."""
-        return self._last
-
     def state(self, point: Point) -> State | None:
         """The state at a point, unless it was let go of."""
         parameters, moments = self.kept(point.parameters), self.kept(point.moments)
@@ -112,8 +107,8 @@ class Recorder:
 
     def _close(self, begun: _Open, step: int) -> None:
         steps = step - begun.step
-        self._last = Stretch(begun.start, self._point(), begun.round, begun.step, steps, begun.texts)
-        self._done.append(self._last)
+        self.last = Stretch(begun.start, self._point(), begun.round, begun.step, steps, begun.texts)
+        self._done.append(self.last)
 
     def _point(self) -> Point:
         state = self._capture()

@@ -145,7 +145,7 @@ def calibrated(own: Iterable[Distance]) -> float | None:
 
 
 NEAR = 1e-3  # relative distance
-DECAY = 0.95  # of the residual in each round, as in the open round
+DECAY = 0.95  # of the residual in each round (SparseLoCo)
 
 
 class Wrong(Exception):

@@ -315,7 +315,6 @@ class Joining:
                 await self._local.stand_on(state)
                 await self._sync.move(block)
                 store.arrived = found.began
-                self._serve(block.id)
 
     async def _state_at(self, found: _Found) -> OuterState:
         """The state at a member's base. Raises CatchUpFailed."""
@@ -337,12 +336,6 @@ class Joining:
     async def _stand_on(self, chain: ChainState, state: OuterState) -> None:
         await self._local.stand_on(state)
         await self._sync.begin(chain, state)
-        self._serve(chain.tip)
-
-    def _serve(self, id: bytes) -> None:
-        block, state = self._store.tree[id], self._store.state(id)
-        assert state is not None, "the state on which a node stands is kept"
-        self._catch_up.serve_state(block.chain.round, self._store.hashes[id], state)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ A node that had no time to contribute keeps all of θ − φ, which is then part
 Where the run has audits, `TracedTrainer` keeps the record of that work, to which contributions are bound:
 
     local.trace             root of the record behind the offer, for its commit
-    local.shown(root)       that record, while it is kept; await local.vector(id): what it names
+    await local.show(id)    that record or a vector that it names, while it is kept
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.verify.replay import DECAY
 from swarmnode.training.verify.trace import MAX_LEGS, Leg, Origin, Trace, gap, vector_id
 
 logger = logging.getLogger(__name__)
 
-DECAY = 0.95  # of the residual in each round (SparseLoCo)
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
 RECORDS_KEPT = 3  # an audit needs the one before the one that it looks at
@@ -184,7 +184,8 @@ class LocalTrainer:
         What the round makes of it is told to `settle`. Training goes on meanwhile.
         """
         start = self.start
-        local = await self._parameters()
+        async with self.held():
+            local = await self._runner(self._trainer.parameters)  # (P,), between two steps
         worked, self.since_offer = self.since_offer, NOTHING
         if not await self._runner(lambda: bool(np.isfinite(local).all())):
             logger.warning("local training diverged to NaN or infinity; its work is dropped")
@@ -204,6 +205,10 @@ class LocalTrainer:
         """The offer has this id."""
         if self.offer is not None:
             self.offer = replace(self.offer, root=root)
+
+    def offered_for(self, parent: bytes) -> bytes:
+        """Id of the contribution in hand for the round on this roster; empty where there is none."""
+        return self.offer.root if self.offer is not None and self.offer.parent == parent else b""
 
     @property
     def offered_work(self) -> TrainStats:
@@ -306,11 +311,6 @@ class LocalTrainer:
                 trainer.load(self.base.parameters)
             yield trainer
 
-    async def _parameters(self) -> Vector:
-        """A copy of the local parameters, (P,), between two steps."""
-        async with self.held():
-            return await self._runner(self._trainer.parameters)
-
     def _start_on(self, state: OuterState) -> Vector:
         return self.feedback.taken_from(state.parameters) if self.carries else state.parameters
 
@@ -334,15 +334,6 @@ def _together(one: TrainStats, other: TrainStats) -> TrainStats:
 # --- the record of the work -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """One record, and those of its vectors, (P,) by id, that are not the trainer's."""
-
-    trace: Trace
-    raw: bytes
-    vectors: dict[bytes, Vector]
-
-
 class TracedTrainer(LocalTrainer):
     """Local training that others may audit: it keeps the record that contributions are bound to (training/verify).
 
@@ -363,7 +354,7 @@ class TracedTrainer(LocalTrainer):
         self._trained = False  # by this trainer, ever
         self._start = self._start_before = trainer.parameters()  # of what is being written down, and of the offer
         self._offered: Trace | None = None
-        self._shown: OrderedDict[bytes, _Shown] = OrderedDict()
+        self._shown: OrderedDict[bytes, dict[bytes, memoryview]] = OrderedDict()  # by root: bytes by id
 
     # --- what others may ask for --------------------------------------------------------------------------------------
 
@@ -371,16 +362,20 @@ class TracedTrainer(LocalTrainer):
     def trace(self) -> bytes:
         return self._offered.root if self._offered is not None and self.offer is not None else b""
 
-    def shown(self, root: bytes) -> _Shown | None:
-        """The record with this root, of one of the last contributions."""
-        return self._shown.get(root)
+    def keeps(self, root: bytes) -> bool:
+        """Whether the record with this root is kept: it is of one of the last contributions."""
+        return root in self._shown
 
-    async def vector(self, id: bytes) -> Vector | None:
-        """A vector that a record names, while it is kept. Raises TrainerDied."""
-        for shown in self._shown.values():
-            if id in shown.vectors:
-                return shown.vectors[id]
-        return await self.audited.kept(id)
+    async def show(self, id: bytes) -> bytes | None:
+        """A record by its root, or a vector that a record names; None where it is kept no more."""
+        for kept in self._shown.values():
+            if id in kept:
+                return bytes(kept[id])
+        try:
+            vector = await self.audited.kept(id)
+        except TrainerDied:
+            return None
+        return None if vector is None else vector.tobytes()
 
     # --- what is written down -----------------------------------------------------------------------------------------
 
@@ -429,7 +424,8 @@ class TracedTrainer(LocalTrainer):
         trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts.given())
         if self._life and not gap(trace):
             self._offered = trace
-            self._shown[trace.root] = _Shown(trace, trace.encode(), {end: local, left: residual})
+            vectors = {end: local.data.cast("B"), left: residual.data.cast("B")}  # that are not the trainer's
+            self._shown[trace.root] = {trace.root: memoryview(trace.encode()), **vectors}
             while len(self._shown) > RECORDS_KEPT:
                 self._shown.popitem(last=False)
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")

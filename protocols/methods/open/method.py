@@ -67,6 +67,7 @@ class Open(Method):
     """
 
     name = "open"
+    paused = False
     rounds_class: ClassVar[type[OpenRounds]] = OpenRounds
     contributions_class: ClassVar[type[Contributions]] = Contributions
 
@@ -92,7 +93,7 @@ class Open(Method):
             elements=layout.parameters,
         )
         self.store = ChainStore(parts, self.contributions)
-        self.sync = ChainSync(parts, self.store, parts.state)
+        self.sync = ChainSync(parts, self.store, parts.state, self.catch_up)
         self.local = self._make_local(parts)
         self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):
@@ -104,7 +105,6 @@ class Open(Method):
         self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
         self.splits = Splits(parts, self.sync)
         self.places = Joining(parts, self.sync, self.local, self.catch_up, self.splits)
-        self._paused = False
         self._said_away = False
 
     def _make_local(self, parts: Context) -> LocalTrainer:
@@ -138,14 +138,6 @@ class Open(Method):
         roster = settled(store.tree.path(chain.tip), SETTLED)
         named = str(roster) if roster is not None else ""
         return Place(chain.round, store.hashes[chain.tip], members, elapsed=elapsed, roster=named)
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._paused = paused
 
     async def find_place(self, begin: Begin) -> None:
         if begin.saved is not None:
@@ -189,13 +181,10 @@ class Open(Method):
         return result
 
     def _arrive(self, block: Block) -> None:
-        """Serve the state of the block that this node came to, and look at the work that its roster lists."""
-        store, state = self.store, self.store.state(block.id)
-        assert state is not None, "the state on which a node stands is kept"
-        self.catch_up.serve_state(block.chain.round, store.hashes[block.id], state)
+        """Look at the work that the roster lists to which this node came."""
         self.local.stand(block.id, after=block.parent)
         if self._parts.ledger is not None:
-            update_ledger(self._parts.ledger, store, block)
+            update_ledger(self._parts.ledger, self.store, block)
         for check in self._checks:
             check.consider(block)
 

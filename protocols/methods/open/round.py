@@ -92,50 +92,9 @@ S = TypeVar("S", Commit, AvailabilityVote, Reveal, Seal, Scores, Roster, ForkCho
 class RoundContext(RoundView):
     """This node's part in the round on one block, while it lasts."""
 
-    block: Block
     evaluator: Evaluator
     measuring: bool = False
     fetching: bool = False
-
-    def has_offer(self, local: LocalTrainer) -> bool:
-        """Whether this node has a contribution to this round in hand."""
-        offer = local.offer
-        return offer is not None and offer.parent == self.chain.tip and bool(offer.root)
-
-
-class Signer:
-    """How one identity says things in rounds, and the secrets that only it can make, the same in each of its lives.
-
-    So a restarted node contradicts itself nowhere.
-    """
-
-    def __init__(self, state: StateSync, sync: ChainSync, secret: bytes) -> None:
-        """`secret`: 32 bytes that this identity has in this run, in every life."""
-        self._state, self._sync, self._secret = state, sync, secret
-        self.beacon = HashChain(secret)
-        self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
-
-    async def publish(self, statement: S) -> Said[S] | None:
-        """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
-        if not isinstance(statement, ForkChoiceVote) and statement.parent == self.silent_after:
-            logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
-            return None
-        try:
-            record = await self._state.write(statement.key, statement.value)
-        except AlreadyWritten:
-            logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
-            return None
-        except StateError as error:
-            logger.warning("%s could not be said: %s", statement.key, error)
-            return None
-        said: Said[S] = self._sync.insert_own(record) or read(record)
-        self._state.hurry()
-        return said
-
-    def derive(self, purpose: str, chain: ChainState) -> bytes:
-        """32 secret bytes for one purpose in one round."""
-        text = f"swarmnode/open/{purpose}/1\0{chain.round:08d}".encode()
-        return hashlib.sha256(self._secret + text + chain.tip).digest()
 
 
 class OpenRounds:
@@ -213,7 +172,6 @@ class OpenRounds:
             store.log,
             store.arrived,
             follows_nothing=block.roster is None and block.chain.empties > 0,
-            block=block,
             evaluator=evaluator,
         )
         self._recall(context)
@@ -222,9 +180,9 @@ class OpenRounds:
     def _recall(self, context: RoundContext) -> None:
         """Take up what this node has already said in this round, before a restart or on another fork."""
         me, log = context.me, context.log
-        commit = log.own_commit(me)
+        commit, offered = log.own_commit(me), self._local.offered_for(context.chain.tip)
         cut = next((said.what for said in log.cuts.values() if said.author == me), None)
-        context.own = Own(commit, revealed=commit is not None and not context.has_offer(self._local), cut=cut)
+        context.own = Own(commit, revealed=commit is not None and not offered, cut=cut)
         if me in log.seals:  # what it sealed is known no more: it says nothing else
             context.own.sealed = Scores(context.chain.round, context.chain.tip, bytes(HASH), bytes(SALT), None, ())
             context.own.opened = True
@@ -272,12 +230,12 @@ class OpenRounds:
     async def reveal(self, context: RoundContext) -> None:
         """Open the commit and serve the contribution, where this life still has it."""
         context.own.revealed = True
-        chain, offer, commit = context.chain, self._local.offer, context.own.commit
-        if offer is None or commit is None or not context.has_offer(self._local):
+        chain, commit, contributions = context.chain, context.own.commit, self._store.contributions
+        root = self._local.offered_for(chain.tip)
+        if commit is None or not root:
             return
-        contributions = self._store.contributions
-        contributions.serve(offer.root)
-        opened = (self._salt(chain), offer.root, contributions.size, self._local.trace)
+        contributions.serve(root)
+        opened = (self._salt(chain), root, contributions.size, self._local.trace)
         await self._signer.publish(Reveal(chain.round, chain.tip, commit.id, *opened))
 
     def _salt(self, chain: ChainState) -> bytes:
@@ -288,7 +246,7 @@ class OpenRounds:
     async def cut(self, context: RoundContext, commits: tuple[bytes, ...]) -> None:
         """List these commits, once; with the hash of the nonce that draws what this judge measures on."""
         chain, nonce = context.chain, self._signer.derive("nonce", context.chain)
-        before = self._store.logs.get(context.block.parent)  # nobody is missed where nothing of that round is here
+        before = self._store.logs.get(self._store.tree[chain.tip].parent)  # who is missed is not known without it
         missed = set(before.judges) - before.cut_by.keys() if before is not None else set()
         window, absent = self._next_window(context), places_of(chain, missed)
         cut = AvailabilityVote(chain.round, chain.tip, commits, nonce_hash(nonce), window, absent)
@@ -422,9 +380,10 @@ class OpenRounds:
         mine = context.own.commit
         entries = first.roster.entries if first is not None and first.roster is not None else ()
         entry = next((entry for entry in entries if mine is not None and entry.commit == mine.id), None)
-        counted = entry is not None and entry.verdict == ACCEPTED and context.has_offer(local)
-        if counted and first is not None and local.offer is not None:
-            self._counted[first.id] = local.offer.root
+        root = local.offered_for(context.chain.tip)
+        counted = entry is not None and entry.verdict == ACCEPTED and bool(root)
+        if counted and first is not None:
+            self._counted[first.id] = root
         await self._settle_offer(entry, counted)
         kept = {block.id for block in path}
         reverted = {block.parent for block in path if block.roster is not None and block.roster.revert}
@@ -453,6 +412,41 @@ class OpenRounds:
             missing.add(self._parts.me)
         members = len(accepted)
         return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+
+
+class Signer:
+    """How one identity says things in rounds, and the secrets that only it can make, the same in each of its lives.
+
+    So a restarted node contradicts itself nowhere.
+    """
+
+    def __init__(self, state: StateSync, sync: ChainSync, secret: bytes) -> None:
+        """`secret`: 32 bytes that this identity has in this run, in every life."""
+        self._state, self._sync, self._secret = state, sync, secret
+        self.beacon = HashChain(secret)
+        self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
+
+    async def publish(self, statement: S) -> Said[S] | None:
+        """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
+        if not isinstance(statement, ForkChoiceVote) and statement.parent == self.silent_after:
+            logger.info("%s is not said: an earlier life may have, and nobody was there to tell", statement.key)
+            return None
+        try:
+            record = await self._state.write(statement.key, statement.value)
+        except AlreadyWritten:
+            logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
+            return None
+        except StateError as error:
+            logger.warning("%s could not be said: %s", statement.key, error)
+            return None
+        said: Said[S] = self._sync.insert_own(record) or read(record)
+        self._state.hurry()
+        return said
+
+    def derive(self, purpose: str, chain: ChainState) -> bytes:
+        """32 secret bytes for one purpose in one round."""
+        text = f"swarmnode/open/{purpose}/1\0{chain.round:08d}".encode()
+        return hashlib.sha256(self._secret + text + chain.tip).digest()
 
 
 def accepted_in(block: Block) -> set[PeerId]:

@@ -259,13 +259,12 @@ class ChainStore:
         """The round that this node takes part in."""
         return self.logs[self.tip]
 
-    async def begin(self, chain: ChainState, state: OuterState) -> str:
-        """Hold this chain from here on, and forget any other; the state hash there."""
-        hash = await self._put_state(chain.tip, chain.round, state)
+    async def begin(self, chain: ChainState, state: OuterState) -> None:
+        """Hold this chain from here on, and forget any other."""
+        await self._put_state(chain.tip, chain.round, state)
         self.tree, self.tip, self.arrived = Tree(chain), chain.tip, trio.current_time()
         self.logs, self.out_of_sync = {}, False
         self._forget_states()
-        return hash
 
     def move(self, to: Block) -> None:
         """Stand on a block whose log is open; let go of what is long past."""
@@ -335,15 +334,13 @@ class ChainStore:
 
         return await self._runner(applied)
 
-    async def _put_state(self, id: bytes, round: int, state: OuterState) -> str:
-        """Keep a state, after so many rounds; its hash."""
-        hash = await self._runner(lambda: state_hash(round, self._layout, state))
+    async def _put_state(self, id: bytes, round: int, state: OuterState) -> None:
+        """Keep a state, after so many rounds, with its hash."""
+        self.hashes[id] = await self._runner(lambda: state_hash(round, self._layout, state))
         self._states[id] = state
         self._states.move_to_end(id)
-        self.hashes[id] = hash
         while len(self._states) > FEWEST and len(self._states) * 8 * self._layout.parameters > STATES_BUDGET:
             self._states.popitem(last=False)
-        return hash
 
     def _forget_states(self) -> None:
         for id in [id for id in self.hashes if id not in self.tree]:

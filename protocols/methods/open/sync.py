@@ -55,6 +55,7 @@ from swarmnode.protocols.methods.open.store import (
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.transfer.catchup import CatchUp
 from swarmnode.protocols.wire import WireError
 from swarmnode.training.outer import OuterState
 
@@ -129,8 +130,8 @@ class Lost(Exception):
 class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
-    def __init__(self, parts: Context, store: ChainStore, state: StateBackend) -> None:
-        self.store, self._state = store, state
+    def __init__(self, parts: Context, store: ChainStore, state: StateBackend, catch_up: CatchUp) -> None:
+        self.store, self._state, self._catch_up = store, state, catch_up
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._examining: set[bytes] = set()  # rosters, and heads that are looked for
         self._invalid: set[bytes] = set()
@@ -144,18 +145,25 @@ class ChainSync:
 
     # --- where this node stands -------------------------------------------------------------------------------------
 
-    async def begin(self, chain: ChainState, state: OuterState) -> str:
-        """Follow the chain from here on, and forget any other; the state hash there."""
-        hash = await self.store.begin(chain, state)
+    async def begin(self, chain: ChainState, state: OuterState) -> None:
+        """Follow the chain from here on, and forget any other."""
+        await self.store.begin(chain, state)
         await self._open_round(self.store.block)
-        return hash
+        self._serve_state()
 
     async def move(self, to: Block) -> None:
-        """Stand on a block; let go of what is long past."""
+        """Stand on a block, of which the state is kept; let go of what is long past."""
         await self._open_round(to)  # it may have come into the tree with other empty ones, and no round be open yet
         self.store.move(to)
+        self._serve_state()
         self._follow_up()
         self.store.notify()
+
+    def _serve_state(self) -> None:
+        """Let others catch up with where this node stands."""
+        block, state = self.store.block, self.store.state(self.store.tip)
+        assert state is not None, "the state on which a node stands is kept"
+        self._catch_up.serve_state(block.chain.round, self.store.hashes[block.id], state)
 
     async def _open_round(self, block: Block) -> None:
         """Open the log of the round on a block, with what the state holds of it."""

@@ -153,21 +153,11 @@ class Audits(WorkCheck):
     # --- answering ----------------------------------------------------------------------------------------------------
 
     def _may_ask(self, peer: PeerId, query: ShowQuery) -> bool:
-        if not self._store.stands or query.roster not in self._store.tree or self._local.shown(query.trace) is None:
+        if not self._store.stands or query.roster not in self._store.tree or not self._local.keeps(query.trace):
             return False
         block = self._store.tree[query.roster]
         measured = self._store.measured(block)
         return peer in measured and whom(block.chain.seed, peer, measured) == self._parts.me
-
-    async def _find(self, id: bytes) -> bytes | None:
-        shown = self._local.shown(id)
-        if shown is not None:
-            return shown.raw
-        try:
-            vector = await self._local.vector(id)
-        except TrainerDied:
-            return None
-        return None if vector is None else vector.tobytes()
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
         now, whose = trio.current_time(), (peer, query.roster)
@@ -181,7 +171,7 @@ class Audits(WorkCheck):
             raise Refuse("enough", f"{MAX_ASKED} things of this round were shown to you")
         found = []
         for id in query.ids:
-            content = await self._find(id)
+            content = await self._local.show(id)
             found.append(content is not None)
             if content is not None:
                 self._parts.bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
