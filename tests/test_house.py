@@ -126,6 +126,7 @@ def imported() -> dict[Path, set[Path]]:
     return {path: imports(path) for path in trees()}
 
 
+@functools.cache
 def figures() -> dict[str, tuple[int, list[str]]]:
     """Each figure, with the places that make it up where a list of them helps."""
     small = [str(path) for path in trees() if path.name != "__init__.py" and lines_of(path) < SMALL]
