@@ -186,7 +186,7 @@ class AvailabilityVote(_OfRound):
 
 @dataclass(frozen=True)
 class Reveal(_OfRound):
-    """What opens a commit: the contribution is the shard `root`."""
+    """What opens a commit: the contribution is that with the id `root`."""
 
     kind = "reveal"
     commit: Id

@@ -168,7 +168,7 @@ class OpenRounds:
             longest=longest_norm(block.chain, store.rules),
         )
         context = RoundContext(
-            parts.me,
+            parts.network.me,
             store.log,
             store.arrived,
             follows_nothing=block.roster is None and block.chain.empties > 0,
@@ -201,7 +201,7 @@ class OpenRounds:
             await trio.sleep_until(self._offered + store.rules.shortest_window / 1000)
         self._offered = trio.current_time()
         members = len(self._parts.membership.members()) + 1
-        context.ready = volunteers(chain, store.rules, self._parts.me, members) and context.own.commit is None
+        context.ready = volunteers(chain, store.rules, context.me, members) and context.own.commit is None
         self.phase = "exchanging"
         store.notify()
 
@@ -216,7 +216,7 @@ class OpenRounds:
             return
         root = await self._store.contributions.keep(encoded, chain.round)
         local.offered(root)
-        binding = binding_of(chain.run_id, chain.round, self._parts.me, chain.tip, self._salt(chain), root, local.trace)
+        binding = binding_of(chain.run_id, chain.round, context.me, chain.tip, self._salt(chain), root, local.trace)
         said = await self._signer.publish(Commit(chain.round, chain.tip, binding, self._signer.beacon.anchor))
         if said is None:
             await local.settle(accepted=False)
@@ -308,7 +308,7 @@ class OpenRounds:
         """Make the roster of an attempt."""
         chain, signer = context.chain, self._signer
         context.own.led |= {action.attempt}
-        anchor = chain.anchors.get(self._parts.me)
+        anchor = chain.anchors.get(context.me)
         preimage = signer.beacon.preimage(anchor) if anchor is not None else b""
         state = bytes.fromhex(self._store.hashes[chain.tip])
         attempt, quoted, derived = action.attempt, action.quoted, action.derived
@@ -327,7 +327,7 @@ class OpenRounds:
 
     async def _followed(self, context: RoundContext, nursery: trio.Nursery) -> Block | None:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
-        store, chain, me = self._store, context.chain, self._parts.me
+        store, chain, me = self._store, context.chain, context.me
         heads = store.heads()
         wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=context.timers.attempt)
         if wanted == chain.tip:
@@ -408,8 +408,8 @@ class OpenRounds:
         before = {worked.author for worked in context.chain.history[-1]} if context.chain.history else set()
         accepted = accepted_in(block)
         missing = (before - accepted) if block.roster is not None else set()
-        if not counted and participates(context.chain, self._parts.me):
-            missing.add(self._parts.me)
+        if not counted and participates(context.chain, context.me):
+            missing.add(context.me)
         members = len(accepted)
         return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
 

@@ -14,6 +14,7 @@ replaying rosters from the nearest state that is kept. The same chain gives the 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -33,7 +34,6 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
-from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
 from swarmnode.training.outer import OuterState, state_hash
@@ -80,11 +80,11 @@ class Contribution:
 
 
 class Contributions:
-    """The encoded pseudo-gradients of the last rounds that this node holds and serves, by shard id.
+    """The encoded pseudo-gradients of the last rounds that this node holds and serves, by id.
 
-    They are shards in name and hash, and travel by `bulk` from memory: a contribution is wanted once by everybody
-    within seconds, and the way over a disk, a manifest and a question to every neighbour would take longer than the
-    bytes. Whoever has fetched one serves it, so that an author gives it to a few, and these to others.
+    They travel by `bulk` from memory, and not as shards: a contribution is wanted once by everybody within seconds, and
+    the way over a manifest and a question to every neighbour would take longer than the bytes. Whoever
+    has fetched one serves it, so that an author gives it to a few, and these to others.
 
     Bounded by CONTRIBUTIONS_BUDGET bytes; the oldest rounds go first. What no encoder makes is remembered as malformed,
     without its bytes.
@@ -207,8 +207,8 @@ class Contributions:
 
 
 def id_of(raw: bytes) -> bytes:
-    """The shard id of these bytes."""
-    return ShardManifest.of(raw).id
+    """What names a contribution with these bytes."""
+    return hashlib.sha256(b"swarmnode/contribution/1\0" + raw).digest()
 
 
 # --- the chain --------------------------------------------------------------------------------------------------------
