@@ -41,7 +41,7 @@ from swarmnode.protocols.methods.rollouts.messages import seal as seal_group
 from swarmnode.protocols.peers import hello
 from swarmnode.protocols.state import membership
 from swarmnode.protocols.state import wire as statewire
-from swarmnode.protocols.transfer import bulk_client, shard_wire
+from swarmnode.protocols.transfer import bulk, shard_wire
 from swarmnode.protocols.wire import WireError
 from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS, Codec, CodecError
@@ -168,7 +168,7 @@ def _message_seeds() -> Iterator[bytes]:
 
 
 _MESSAGES = _message_kinds(
-    messages, open_join, open_sync, hello, membership, shard_wire, statewire, rpc_frames, bulk_client, rollout_messages
+    messages, open_join, open_sync, hello, membership, shard_wire, statewire, rpc_frames, bulk, rollout_messages
 )
 
 

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from swarmnode.protocols.methods.known.messages import Owner, Part, RoundRoster, Seat, cut, owners_of
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
+from swarmnode.protocols.transfer.bulk import StreamingBuffer
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.base import STEP
 

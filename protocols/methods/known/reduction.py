@@ -21,8 +21,7 @@ from swarmnode.protocols.methods.known.messages import Part, PartsMissing, Round
 from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, ChunkStream
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
-from swarmnode.protocols.transfer.bulk import Key
-from swarmnode.protocols.transfer.bulk_client import StreamingBuffer
+from swarmnode.protocols.transfer.bulk import Key, StreamingBuffer
 from swarmnode.training.codecs import Codec, CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.outer import fold_in, shares_of
