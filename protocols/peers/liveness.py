@@ -1,4 +1,4 @@
-"""Which peers answer, asked only while somebody waits for them.
+"""Which peers answer, asked only while somebody waits for them; and how long a phase may take, by what it took before.
 
 A killed peer closes its connections within milliseconds; a frozen one keeps them open and says nothing. While a task
 waits for a peer inside `watching`, that peer is pinged; one that leaves several pings in a row unanswered, or cannot be
@@ -14,14 +14,20 @@ Where too little is known of a peer, and where there is nobody else to ask, unan
 A node that was itself stopped (SIGSTOP, a suspended laptop) would find that everybody missed a ping. `run` notices such
 gaps in its own time and forgets the failures counted across them; and silences are measured on a clock that stands
 still while this node does.
+
+A constant timeout is a guess: too short on a slow link, minutes too long when a peer is gone. `AdaptiveDeadline` keeps
+the last durations of one phase and allows the median plus several median absolute deviations (MAD), within the floor
+and ceiling of the RunSpec.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TypeVar
 
 import trio
@@ -38,6 +44,9 @@ FORGOTTEN_BY_HALF = 60.0  # seconds in which the longest silence comes to count 
 TICK = 0.05  # seconds between looks at who is silent
 PINGS_WITHIN = 4  # pings in the silence that a hurried watcher allows
 WITNESSES = 3  # peers asked at once whether this node hears anybody
+HISTORY = 16  # durations kept: long enough for a median, short enough to follow a changed link
+SPREAD = 5.0  # deviations allowed above the median; 5 MAD is about 3.4 standard deviations of normal noise
+SLACK = 2.0  # a phase may also take this multiple of its median, for durations that hardly vary
 
 
 class PeerGoneSilent(Exception):
@@ -304,3 +313,33 @@ def _remember(known: dict[PeerId, T], peer: PeerId, value: T) -> None:
     known[peer] = value
     while len(known) > PEERS_REMEMBERED:
         del known[next(iter(known))]
+
+
+class AdaptiveDeadline:
+    """Seconds to allow for a phase, from the durations observed so far."""
+
+    def __init__(self, *, floor: float, ceiling: float) -> None:
+        self._floor = floor
+        self._ceiling = ceiling
+        self._seen: deque[float] = deque(maxlen=HISTORY)
+
+    def observe(self, seconds: float) -> None:
+        """Record how long the phase took when it succeeded."""
+        self._seen.append(seconds)
+
+    @property
+    def usual(self) -> float | None:
+        """Median duration in seconds; None before the first observation."""
+        return median(self._seen) if self._seen else None
+
+    def seconds(self, *, first: float = float("inf")) -> float:
+        """What to allow now: `median + SPREAD · MAD`, at least `SLACK · median`, within floor and ceiling.
+
+        Before anything was observed it is `first`, seconds, within the same bounds: the ceiling where nothing else is
+        known, as a first round may be slow and must not be cut.
+        """
+        if not self._seen:
+            return min(max(first, self._floor), self._ceiling)
+        middle = median(self._seen)
+        deviation = median(abs(s - middle) for s in self._seen)
+        return min(max(middle + SPREAD * deviation, SLACK * middle, self._floor), self._ceiling)

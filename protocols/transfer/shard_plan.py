@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest, chunk_length
 from swarmnode.protocols.transfer.shard_wire import RUN, Holding, ShardLimits
 from swarmnode.protocols.wire import WireError

@@ -11,9 +11,9 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.statements import Score
-from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import RoundContext
+from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 NAMES = ("a", "b", "c", "d")

@@ -46,7 +46,6 @@ from typing import Protocol
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Link
 from swarmnode.protocols.methods.known.messages import (
@@ -74,7 +73,7 @@ from swarmnode.protocols.methods.known.messages import (
 from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.liveness import PeerGoneSilent
+from swarmnode.protocols.peers.liveness import AdaptiveDeadline, PeerGoneSilent
 
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
 WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round

@@ -16,10 +16,10 @@ import trio
 
 from swarmnode.protocols.chain.duty import RoundView
 from swarmnode.protocols.chain.state import participates, quorum
-from swarmnode.protocols.deadlines import AdaptiveDeadline
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.deadlines import HISTORY, AdaptiveDeadline
+from swarmnode.protocols.peers.liveness import HISTORY, AdaptiveDeadline
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=40))
