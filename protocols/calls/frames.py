@@ -11,7 +11,7 @@ from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import Stream
 from swarmnode.protocols.wire import encode
 
-PROTOCOL = "/swarmnode/rpc/1"
+PROTOCOL = "/swarmnode/rpc/2"
 CALL, CANCEL, REPLY, FAIL = range(4)  # kinds of frames
 TOGETHER = 64 * 1024  # bytes of small frames that are written at once: one yamux frame
 HEADROOM = 1024  # bytes of a frame beside its body: method, code, text and field names

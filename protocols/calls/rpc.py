@@ -1,6 +1,6 @@
 """Calls between peers: many in flight on one stream, each with a deadline, answered in any order.
 
-Protocol `/swarmnode/rpc/1`. Who wants to call opens one stream to the peer and keeps it; the callee answers on the same
+Protocol `/swarmnode/rpc/2`. Who wants to call opens one stream to the peer and keeps it; the callee answers on the same
 stream. For calls in the other direction the other node opens a stream of its own.
 
 Messages, each a `Frame` behind its varint length, at most `RpcLimits.frame` bytes:

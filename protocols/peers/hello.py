@@ -19,7 +19,7 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, S
 from swarmnode.protocols.wire import WireError, decode, encode
 
 PROTOCOL = "/swarmnode/hello"
-PROTOCOL_MAJOR = 1  # the number at the end of the other protocols' ids
+PROTOCOL_MAJOR = 2  # the number at the end of the other protocols' ids
 MAX_HELLO = 1024  # bytes
 MAX_AGENT = 80  # characters of an agent that are shown
 ANSWER_WITHIN = 10.0  # seconds that a greeter may take to send its Hello

@@ -37,7 +37,7 @@ from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import Rank, StateBackend
 
-PROTOCOL = "/swarmnode/state/1"
+PROTOCOL = "/swarmnode/state/2"
 CHUNK = 64  # elements verified in one go: 5 ms of a core
 THREADS = min(4, os.cpu_count() or 1)  # chunks verified at a time; Ed25519 lets go of the interpreter
 ELEMENTS = Allowance(rate=2_000, burst=8_000)  # from one peer: a fifth of what a core verifies

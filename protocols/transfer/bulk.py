@@ -1,6 +1,6 @@
 """Large buffers, pulled by name: a node offers bytes under a key, and peers that know the key fetch them.
 
-Protocol `/swarmnode/bulk/1`. Nobody can push: bytes enter a node only where it asked for them and where it made room.
+Protocol `/swarmnode/bulk/2`. Nobody can push: bytes enter a node only where it asked for them and where it made room.
 
 Messages on a stream, which the fetcher opened and uses again for one fetch after another:
 - fetcher: `BulkWant(key, offset, wait)`, a frame of at most 4 KiB;
@@ -47,7 +47,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channel, Channels
 from swarmnode.protocols.wire import WireError, decode, encode
 
-PROTOCOL = "/swarmnode/bulk/1"
+PROTOCOL = "/swarmnode/bulk/2"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_KEY = 16  # parts of a key
 DIGEST = 32  # bytes of a blake3

@@ -1,7 +1,7 @@
 """What nodes say to one another about shards and on which streams, what that may take of a node, what a store promises.
 
 The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; ShardWant and Piece travel on streams of
-`/swarmnode/shards/1`. `shards.py` tells the protocol's story.
+`/swarmnode/shards/2`. `shards.py` tells the protocol's story.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 
-PROTOCOL = "/swarmnode/shards/1"
+PROTOCOL = "/swarmnode/shards/2"
 HAVE = "shards.have"
 MANIFEST = "shards.manifest"
 RUN = 4  # chunks that one answer has at most: 1 MiB, so that a request's own cost is small beside its bytes

@@ -4,7 +4,7 @@ Calls (`calls.rpc`):
 - `shards.have`: which of these shards, and which of their chunks as a bitmap, do you have?
 - `shards.manifest`: size and leaf hashes of one shard (see `shard_manifest`).
 
-Protocol `/swarmnode/shards/1` carries chunks. The fetcher opens a stream and keeps it; it sends `ShardWant(shard,
+Protocol `/swarmnode/shards/2` carries chunks. The fetcher opens a stream and keeps it; it sends `ShardWant(shard,
 index)` for one chunk or up to RUN in a row, as many as it likes to have under way, and the server answers each in turn
 with a `Piece` and, where it has chunks, the raw bytes. Bulk offers whole buffers from memory under a key, with a hash
 over all of it; chunks are read from disk when asked for, come from half-fetched shards too, and have their hash in the

@@ -9,7 +9,7 @@ import trio
 
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import ProtocolUnsupported, Stream, StreamBroken
-from swarmnode.protocols.peers.hello import PROTOCOL, Hello, Incompatible, greet, serve_hello
+from swarmnode.protocols.peers.hello import PROTOCOL, PROTOCOL_MAJOR, Hello, Incompatible, greet, serve_hello
 from swarmnode.protocols.wire import encode
 from swarmnode.testing.simnet import SimWorld
 
@@ -22,7 +22,7 @@ def test_equal_versions_greet_each_other(simulated: Simulated) -> None:
         serve_hello(bob, "swarmnode/0.1.0")
         for node in (alice, bob):
             await nursery.start(node.run)
-        assert await greet(alice, bob.me, timeout=1) == Hello(1, "swarmnode/0.1.0")
+        assert await greet(alice, bob.me, timeout=1) == Hello(PROTOCOL_MAJOR, "swarmnode/0.1.0")
 
     simulated(main)
 
@@ -30,8 +30,8 @@ def test_equal_versions_greet_each_other(simulated: Simulated) -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (frame(encode(Hello(2, "swarmnode/0.9"))), r"speaks protocol 2 \(swarmnode/0.9\), .* 1: upgrade this node"),
-        (frame(encode(Hello(0, "old\n"))), r"speaks protocol 0 \(old\?\), .* 1: upgrade that peer"),
+        (frame(encode(Hello(3, "swarmnode/0.9"))), r"speaks protocol 3 \(swarmnode/0.9\), .* 2: upgrade this node"),
+        (frame(encode(Hello(1, "old\n"))), r"speaks protocol 1 \(old\?\), .* 2: upgrade that peer"),
         (b"\x05hello", "does not say hello"),
         (b"\xff\xff\x7f", "does not say hello"),
     ],
