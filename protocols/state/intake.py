@@ -223,20 +223,23 @@ class StateIntake:
         limit = trio.CapacityLimiter(THREADS)
         broken = False
 
-        async def look(number: int, chunk: Sequence[Element]) -> None:
+        async def look(number: int) -> None:
             nonlocal broken
-            async with limit:
-                if not broken:
-                    self.verified += len(chunk)
-                    right[number] = await self._runner(lambda: self._right(chunk))
-                    broken = broken or right[number] < len(chunk)
+            if not broken:
+                self.verified += len(chunks[number])
+                right[number] = await self._runner(lambda: self._right(chunks[number]))
+                broken = broken or right[number] < len(chunks[number])
 
-        if len(chunks) == 1:
-            await look(0, chunks[0])
+        async def look_in_turn(number: int) -> None:
+            async with limit:
+                await look(number)
+
+        if len(chunks) == 1:  # as nearly always: nobody to wait for
+            await look(0)
         elif chunks:
             async with trio.open_nursery() as nursery:
-                for number, chunk in enumerate(chunks):
-                    nursery.start_soon(look, number, chunk)
+                for number in range(len(chunks)):
+                    nursery.start_soon(look_in_turn, number)
         good: list[Element] = []
         for count, chunk in zip(right, chunks, strict=True):
             good += chunk[:count]
