@@ -5,7 +5,7 @@ Beside it the same lie told to the plain butterfly of `diloco`, whose members ch
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -82,7 +82,7 @@ async def _run(lie: ButterflyLie | None, method: str, rounds: int, within: float
                 lie.tell(node) if isinstance(node, Btard) else lie.undefended(node)
         honest = tuple(name for name in NAMES if name not in LIARS or lie is None)
         for number in range(rounds):
-            await swarm.round_done(number, *honest, within=within)
+            await swarm.until(partial(_is_past, swarm, honest, number), within=within)
             for name in LIARS if lie is not None else ():
                 if all(_bars(swarm, other, name) for other in honest):
                     banned.setdefault(name, number)
@@ -94,6 +94,12 @@ async def _run(lie: ButterflyLie | None, method: str, rounds: int, within: float
                     banned.setdefault(name, rounds)
         nursery.cancel_scope.cancel()
     return swarm, banned
+
+
+def _is_past(swarm: SimSwarm, honest: Sequence[str], number: int) -> bool:
+    """Whether the round has ended for all of these. One that a lie kept out of it tells later rounds only."""
+    told = [swarm.nodes[name].rounds for name in honest]
+    return any(number in rounds for rounds in told) and all(max(rounds, default=-1) >= number for rounds in told)
 
 
 def _recorded(swarm: SimSwarm) -> int:
@@ -111,7 +117,8 @@ def _bars(swarm: SimSwarm, name: str, other: str) -> bool:
 
 
 def _loss(swarm: SimSwarm, number: int) -> float:
-    found: float | None = swarm.nodes[NAMES[0]].rounds[number]["loss"]
+    told = [node.rounds for name, node in swarm.nodes.items() if name not in LIARS and number in node.rounds]
+    found: float | None = told[0][number]["loss"]
     return found if found is not None else float("inf")
 
 

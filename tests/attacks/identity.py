@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 import trio
@@ -66,11 +65,11 @@ async def slots(scene: Scene, *, room: int, attackers: int, honest: int) -> int:
     came_from = {each.me: scene.attackers_host for each in crowd}
     came_from |= {each.me: f"{20 + number}.8.8.8" for number, each in enumerate(others)}
 
-    def group_of(conn: Any, session: Any, *, direct: bool) -> Group:
-        host = came_from.get(str(session.peer_id))
+    def group_of(connection: connections.Connection) -> Group:
+        host = came_from.get(str(connection.session.peer_id))
         return scene.group(host) if host is not None else None
 
-    with patch.object(connections, "_group_of", group_of):
+    with patch.object(connections.Connection, "group", property(group_of)):
         async with AsyncExitStack() as stack:
             for each in (victim, *crowd, *others):
                 await stack.enter_async_context(_running(each))
