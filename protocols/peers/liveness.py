@@ -109,6 +109,7 @@ class Liveness:
         self._settings = settings
         self._watched: dict[PeerId, _Watched] = {}
         self._nursery: trio.Nursery | None = None
+        self._ended = False
         self._suspected_at: dict[PeerId, float] = {}  # trio time, until the peer answers again
         self._stalled_at = -math.inf  # trio time of the last gap in this node's own time
         self._listeners: list[Callable[[], None]] = []
@@ -136,14 +137,17 @@ class Liveness:
             nursery.start_soon(self._listen, nursery)
             task_status.started()
             before = trio.current_time()
-            while True:
-                await trio.sleep(self._settings.interval)
-                now = trio.current_time()
-                if now - before > self._settings.interval + self._settings.stall:
-                    self._stalled_at = now
-                    for watched in self._watched.values():
-                        watched.failures = 0
-                before = now
+            try:
+                while True:
+                    await trio.sleep(self._settings.interval)
+                    now = trio.current_time()
+                    if now - before > self._settings.interval + self._settings.stall:
+                        self._stalled_at = now
+                        for watched in self._watched.values():
+                            watched.failures = 0
+                    before = now
+            finally:
+                self._ended = True
 
     def stalled_since(self, time: float) -> bool:
         """Whether this node itself stood still at some moment after `time` (trio time)."""
@@ -163,7 +167,8 @@ class Liveness:
                 self._watched[peer] = watched
                 if trio.current_time() - self._suspected_at.get(peer, -math.inf) < self._settings.memory:
                     watched.suspected.set()
-                self._nursery.start_soon(self._ping_until_unwatched, peer, watched)
+                if not self._ended:  # else the node is about to end, and whoever waits here with it
+                    self._nursery.start_soon(self._ping_until_unwatched, peer, watched)
             if within is not None:
                 self._hurry(self._watched[peer], within)
         try:

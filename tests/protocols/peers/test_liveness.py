@@ -262,3 +262,16 @@ def test_what_is_remembered_of_peers_is_bounded(simulated: Simulated) -> None:
         assert len(liveness._suspected_at) == PEERS_REMEMBERED and not liveness._watched
 
     simulated(main)
+
+
+def test_who_begins_to_wait_as_the_node_ends_gets_no_error_for_it(simulated: Simulated) -> None:
+    """A task that was woken in the moment of the end goes on to its next checkpoint, and may begin to watch there."""
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        async with trio.open_nursery() as node:
+            liveness, peer = await pair(world, node)
+            node.cancel_scope.cancel()
+        with liveness.watching([peer]):
+            pass
+
+    simulated(main)
