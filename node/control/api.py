@@ -322,8 +322,9 @@ class Api:
             self._node.forgetting = True
             self._node.stop()
             await self._node.left.wait()
-        await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
-        await trio.to_thread.run_sync(lambda: release_forgotten(self._node.store, self._node.shard_store))
+        with trio.CancelScope(shield=True):  # the node ends meanwhile
+            await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
+            await trio.to_thread.run_sync(lambda: release_forgotten(self._node.store, self._node.shard_store))
         return {"run_id": run_id, "deleted": [str(folder)]}
 
 

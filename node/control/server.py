@@ -2,8 +2,7 @@
 
 Who may speak: processes of the daemon's own user, and root. The socket is 0600 in a 0700 directory, and the kernel's
 word on the peer (SO_PEERCRED) is checked besides. One client's requests are answered in order; clients do not wait for
-one another. A line that is too long or no JSON ends that client's connection; a method that fails
-ends only its request.
+one another. A line that is too long or no JSON ends that client's connection; a failing method ends only its request.
 """
 
 from __future__ import annotations
@@ -177,7 +176,8 @@ class ControlServer:
         except Exception:
             log.exception("control method %s failed", name)
             answer = _error(key, INTERNAL_ERROR, f"{name} failed inside the daemon; swarmnode logs has the traceback")
-        await _send(stream, answer)
+        with trio.CancelScope(shield=True):  # what was done is told, though the daemon is ending
+            await _send(stream, answer)
         return True
 
     async def _send_items(self, stream: trio.SocketStream, key: Any, items: AsyncIterator[Any]) -> bool:

@@ -146,18 +146,18 @@ class Rpc:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the streams of both directions until cancelled; calls in flight then raise PeerGone."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
                 with self._network.watch_peers() as events:
                     task_status.started()
                     async for event in events:
                         if event.moved and event.peer in self._connections:
                             self._connections.pop(event.peer).retire()
-        finally:
-            self._nursery = None
-            for connection in list(self._served):
-                connection.scope.cancel()
+            finally:
+                self._nursery = None  # before it closes: another task may call in the same turn
+                for connection in list(self._served):
+                    connection.scope.cancel()
 
     def measure(self, metrics: Metrics) -> None:
         server = self._server

@@ -316,17 +316,17 @@ class Shards:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, fetch and announce until cancelled."""
-        try:
-            with self.server.serving():
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(self._channels.run)
-                    self._nursery = nursery
+        with self.server.serving():
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._channels.run)
+                self._nursery = nursery
+                try:
                     for shard in reversed(self._store.recent(self._limits.announced)):
                         self._announce_soon(shard)
                     task_status.started()
                     await self._announce()
-        finally:
-            self._nursery = None
+                finally:
+                    self._nursery = None  # before it closes: another task may ask in the same turn
 
     # -- having
 

@@ -345,7 +345,6 @@ def open_weights(envelope: Envelope, *, run_id: str, trainer: PeerId, verify: Ve
 
 async def fetch_weights(weights: Weights, *, shards: Shards, runner: Runner) -> Vector:
     """The parameters (P,), from the trainer and whoever else has them. Raises ShardError or NoWeights."""
-    await trio.lowlevel.checkpoint()  # a node that is being stopped begins nothing more
     await shards.fetch(weights.shard, providers=[weights.trainer], announce=False)
     content = await shards.content(weights.shard)
 

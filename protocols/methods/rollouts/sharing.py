@@ -158,9 +158,9 @@ class Rollouts:
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take, pass on and answer until cancelled. What is held stays here, for `watch` to go on later."""
-        try:
-            async with self._open.open(), trio.open_nursery() as nursery:
-                self._nursery = nursery
+        async with self._open.open(), trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
                 task_status.started()
                 while True:
                     with trio.move_on_after(TICK * self._parts.rng.uniform(0.8, 1.2)):
@@ -168,9 +168,9 @@ class Rollouts:
                     self._hurry = trio.Event()
                     with self.runner.counted():
                         self._turn(nursery)
-        finally:
-            self._nursery = None
-            self._was_alone = True
+            finally:
+                self._nursery = None  # before it closes: a call may be answered in the same turn
+                self._was_alone = True
 
     @property
     def alone(self) -> bool:

@@ -135,6 +135,35 @@ def test_a_bug_in_a_method_ends_neither_server_nor_connection(tmp_path: Path, ca
     assert "a bug" in caplog.text
 
 
+def test_what_was_done_as_the_daemon_ended_is_answered(tmp_path: Path) -> None:
+    begun = trio.Event()
+
+    async def finish(params: dict[str, Any]) -> Any:
+        with trio.CancelScope(shield=True):
+            begun.set()
+            await trio.sleep(0.2)
+        return "done"
+
+    async def main() -> None:
+        data_dir = DataDir(tmp_path)
+        data_dir.prepare()
+        server = ControlServer(data_dir.prepare_socket(), {"finish": finish})
+        said: list[Any] = []
+
+        async def ask() -> None:
+            said.append(await trio.to_thread.run_sync(lambda: ControlClient(tmp_path).call("finish")))
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as client, trio.open_nursery() as daemon:
+                await daemon.start(server.run)
+                client.start_soon(ask)
+                await begun.wait()
+                daemon.cancel_scope.cancel()
+        assert said == ["done"]
+
+    trio.run(main)
+
+
 def test_an_unknown_method_is_named_beside_those_there_are(tmp_path: Path) -> None:
     async def check(home: DataDir) -> None:
         (answer,) = await talk(home, b'{"id":1,"method":"dance"}\n', 1)

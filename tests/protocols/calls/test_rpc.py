@@ -408,3 +408,24 @@ def test_a_slow_link_delivers_large_calls_that_have_time(simulated: Simulated) -
             await alice.rpc.call(bob.network.me, "work", Job(0.0, bytes(1 << 20)), Job, timeout=30)
 
     simulated(main, bandwidth=100_000)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_who_calls_in_any_turn_of_the_end_is_told_that_no_calls_are_made(simulated: Simulated, turns: int) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, carol = (world.node(name) for name in ("alice", "bob", "carol"))
+        for part in (alice, bob, carol, Rpc(bob)):
+            await nursery.start(part.run)
+        for _ in range(20):  # trio draws the order within a turn
+            caller = Rpc(alice)
+            async with trio.open_nursery() as node:
+                await node.start(caller.run)
+                await caller.ping(bob.me, timeout=5)
+                node.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    for _ in range(turns):
+                        await trio.lowlevel.checkpoint()
+                    with pytest.raises((PeerGone, DeadlineExceeded)):
+                        await caller.call(carol.me, "work", Job(), Job, timeout=0)
+
+    simulated(main)

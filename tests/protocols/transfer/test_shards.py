@@ -660,3 +660,19 @@ def test_a_rotten_disk_costs_the_shard_and_not_the_name(nodes: Callable[..., Non
             assert is_whole(rotten)
 
     nodes(main)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_who_fetches_in_any_turn_of_the_end_is_told_that_nothing_is_fetched(
+    nodes: Callable[..., None], turns: int
+) -> None:
+    async def main(swarm: Nodes) -> None:
+        for number in range(10):  # trio draws the order within a turn
+            me = await swarm.start(f"me {number}")
+            me.scope.cancel()
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            with trio.move_on_after(0), suppress(Unavailable):
+                await me.shards.fetch(SHARD)
+
+    nodes(main)
