@@ -225,7 +225,7 @@ def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
 
     account = one.account
     return {
-        "reasons": list(reasons(one, unique=ledger.unique(one.peer))),
+        "reasons": list(reasons(one, unique=ledger.unique(one.peer), owed=ledger.owed(one.peer))),
         "rating": {"mu": round(account.rating.mu, 3), "sigma": round(account.rating.sigma, 3)},
         "offences": round(account.violations, 3),
         "strikes": account.strikes,

@@ -25,8 +25,8 @@ from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.reputation.account import (
     CONTAINED_AFTER,
     MEASURED,
+    NEW,
     NEWCOMER,
-    TOLERATED,
     VIOLATION_DECAY,
     VIOLATIONS,
     Account,
@@ -66,6 +66,7 @@ NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, 
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
 WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about behaviour, but for CHANCE
 LIE = 4.0  # violations that work is which did not hold up when it was repeated: it halves a score
+OWED = 3  # audits that must hold up after one that did not: as many as a newcomer's rounds with a full score (SURE)
 AUDITS_KEPT = 8  # of a peer, the newest
 EXPORT = 2  # version of what `Ledger.export` gives
 
@@ -90,7 +91,7 @@ class _Seen:
     evidence: dict[Saw, bytes] = field(default_factory=dict)
     news: int = 0  # observations since it was attested last
     audits: deque[Audit] = field(default_factory=lambda: deque(maxlen=AUDITS_KEPT))
-    lies: float = 0.0  # audits that did not hold up, decayed with each that did
+    owed: int = 0  # audits that must hold up before this peer's work counts again
 
 
 class Ledger:
@@ -189,13 +190,21 @@ class Ledger:
             self.observe(peer, Saw.FORM, bad=2 if kind is Kind.LIE else 1)
 
     def audited(self, audit: Audit, broken: bool) -> None:
-        """What came of repeating a slice of a peer's work. `broken`: it shows nothing, time after time."""
+        """What came of repeating a slice of a peer's work. `broken`: it shows nothing, time after time, which is a lie.
+
+        Who lied has no weight and no credit here, nor did it ever, until OWED audits held up.
+        """
         good, bad = int(audit.verdict is Verdict.HELD), int(audit.verdict is Verdict.LIED)
         self.observe(audit.author, Saw.AUDIT, good=good, bad=bad, evidence=audit.commit)
         self.observe(audit.author, Saw.KEPT, bad=int(broken), evidence=audit.commit)
         seen = self._seen.setdefault(audit.author, _Seen())
         seen.audits.append(audit)
-        seen.lies = (seen.lies + bad) * VIOLATION_DECAY**good
+        seen.owed = OWED if bad or broken else max(0, seen.owed - good)
+        self._stale = True
+
+    def owed(self, peer: str) -> int:
+        """How many audits must hold up before a peer that lied counts again."""
+        return self._seen[peer].owed if peer in self._seen else 0
 
     def audits(self, peer: str) -> tuple[Audit, ...]:
         """The newest audits of a peer's work by this node."""
@@ -249,7 +258,10 @@ class Ledger:
         return tuple(sum(seen.pending[saw, fine] for saw in WORK) for fine in (True, False))  # type: ignore[return-value]
 
     def accounts(self) -> dict[str, Account]:
-        """Everybody's account here: work as the chain proves it, or else as it was seen; and all that was offended."""
+        """Everybody's account here: work as the chain proves it, or else as it was seen; and all that was offended.
+
+        Nothing that a liar did is left of its work.
+        """
         chain = self._stands[self._tip].accounts if self._stands else {}
         found = dict(chain)
         for peer, seen in self._seen.items():
@@ -257,6 +269,9 @@ class Ledger:
                 found[peer] = seen.account
             elif seen.account.violations:
                 found[peer] = replace(found[peer], violations=found[peer].violations + seen.account.violations)
+            if seen.owed:
+                lost = min(0.0, found[peer].earned)
+                found[peer] = replace(found[peer], rating=NEW, earned=lost, helped=0, strikes=CONTAINED_AFTER)
         return found
 
     # --- what others say, and what is said to them ------------------------------------------------------------------
@@ -362,11 +377,11 @@ class Ledger:
         """How much of its share a peer may have of what this node alone decides about, 0 to 1: its rollout pool.
 
         From `choosing.ESTABLISHED` on for who did verified work, NEWCOMER_STANDING for others, nothing for who is
-        contained. While nobody's work was verified, everybody has all of it. As of the end of the last epoch.
+        contained or lied. While nobody's work was verified, everybody has all of it. As of the end of the last epoch.
         """
         view = self._view if self._view is not None else self.view()
         one = view.get(peer)
-        if one is not None and one.contained:
+        if self.owed(peer) or (one is not None and one.contained):
             return 0.0
         if not self._anybody_verified:
             return 1.0
@@ -377,14 +392,14 @@ class Ledger:
     def roster_standing(self, peer: str) -> int:
         """What this node, as a judge, says of an author in its scores, in thousandths: from the chain, and its tests.
 
-        All of it for who is new, as the chain keeps newcomers on probation itself; never less than
-        LEAST_ROSTER_STANDING, as what judges measure cannot tell sabotage from honest work on unusual data.
+        All of it for who is new, as the chain keeps newcomers on probation itself, and nothing for who lied; never less
+        than LEAST_ROSTER_STANDING for gains alone, as what judges measure cannot tell sabotage from unusual data.
         """
+        if self.owed(peer):
+            return 0
         account = (self._stands[self._tip].accounts if self._stands else {}).get(peer, NEWCOMER)
-        lies = self._seen[peer].lies if peer in self._seen else 0.0
-        honest = TOLERATED / (TOLERATED + LIE * lies)
         usual = score(account) / behaviour(account) if account.rounds >= CONTAINED_AFTER else 1.0
-        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * honest * self.unique(peer)))
+        return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * self.unique(peer)))
 
     def to_contain(self) -> tuple[str, ...]:
         """Whom this node should be rid of: what they made did not hold up, epoch after epoch.
@@ -404,6 +419,7 @@ class Ledger:
             "round": self.round,
             "chain": {peer: _plain(account) for peer, account in sorted(chain.items())},
             "seen": {peer: _plain(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
+            "owed": {peer: seen.owed for peer, seen in self._seen.items() if seen.owed},
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -413,11 +429,13 @@ class Ledger:
                 raise ValueError(f"version {kept['version']}")
             round = int(kept["round"])
             chain = {str(peer): _account(fields) for peer, fields in kept["chain"].items()}
-            seen = {str(peer): _account(fields) for peer, fields in kept["seen"].items()}
+            seen = {str(peer): _Seen(_account(fields)) for peer, fields in kept["seen"].items()}
+            for peer, owed in kept.get("owed", {}).items():
+                seen.setdefault(str(peer), _Seen()).owed = int(owed)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no exported reputation: {error}") from error
         self.round, self._restored = round, (round, chain) if chain else None
-        self._seen = OrderedDict((peer, _Seen(account)) for peer, account in list(seen.items())[-MAX_PEERS:])
+        self._seen = OrderedDict(list(seen.items())[-MAX_PEERS:])
         self._stale = True
 
 

@@ -172,21 +172,24 @@ def standings(
     return {peer: replace(one, share=held.get(peer, 0.0)) for peer, one in found.items()}
 
 
-def reasons(standing: PeerScore, *, unique: float = 1.0) -> tuple[str, ...]:
+def reasons(standing: PeerScore, *, unique: float = 1.0, owed: int = 0) -> tuple[str, ...]:
     """Why a peer stands where it does, for a person; the evidence itself is in `account` and `words`.
 
-    `unique`: the share of its standing that tests of its work on its own data leave it (`of_own_data`).
+    `unique`: the share of its standing that tests of its work on its own data leave it (`of_own_data`); `owed`: audits
+    that must hold up before it counts again.
     """
     own, lines = standing.account, []
     if own.rounds:
         lines.append(f"its work was looked at in {_count(own.rounds, 'round')} and helped in {own.helped}")
     else:
         lines.append("no work of it was looked at here yet")
-    if own.strikes:
+    if own.strikes and not owed:
         last = "its last contribution" if own.strikes == 1 else f"each of its last {own.strikes} contributions"
         lines.append(f"{last} did harm, more than {100 * HARM_FROM:.0f} % of what others' help")
     if own.violations > 0.05:
         lines.append(f"it broke rules: that takes {100 * (1 - behaviour(own)):.0f} % of its score")
+    if owed:
+        lines.append(f"it lied about its work: nothing of it counts here until {_count(owed, 'audit')} held up")
     if unique < 1.0:
         lines.append(
             "its work is hardly better on the data it is to work on than on their like, as if it were not its own: "
@@ -198,7 +201,7 @@ def reasons(standing: PeerScore, *, unique: float = 1.0) -> tuple[str, ...]:
         lines.append(f"{_count(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
     if standing.unheard:
         lines.append(f"{_count(standing.unheard, 'attestation')} not heard: no work of who says so was verified here")
-    if standing.contained:
+    if standing.contained and not owed:
         lines.append("it is contained: it did harm round after round and has no score left")
     elif standing.probation:
         lines.append("it is on probation until some of its work was verified")

@@ -21,8 +21,11 @@ from swarmnode.protocols.reputation.ledger import (
     MAX_ATTESTATIONS,
     NEWCOMER_STANDING,
     NEWS,
+    OWED,
     Ledger,
 )
+from swarmnode.protocols.reputation.view import reasons
+from swarmnode.training.verify.replay import Audit, Verdict
 
 ME = "ann"
 JUDGES = ("ann", "bob", "cat", "dan", "eli")
@@ -248,3 +251,67 @@ def test_a_lie_is_found_out_whichever_comes_first_the_word_or_the_roster_that_it
         mine.insert(Attested("bob", b"", 0, Attestation(8, "zoe", 1000, 1000, 30)))
         step()
     assert [word.voice for word in mine.view()["zoe"].words] == [0.0]
+
+
+# --- audits ---------------------------------------------------------------------------------------------------------
+
+
+def audited(mine: Ledger, peer: str, verdict: Verdict, *, broken: bool = False) -> None:
+    mine.audited(Audit(1, peer, verdict, "", b"c" * 32), broken)
+
+
+def trusted() -> Ledger:
+    """A ledger in which bob and cat did full work for twelve rounds."""
+    mine = on_chain(12, {"bob": 1000, "cat": 1000})
+    assert mine.roster_standing("bob") == FULL_STANDING
+    assert mine.view()["bob"].weight > 0.8
+    return mine
+
+
+@pytest.mark.parametrize("lie", [(Verdict.LIED, False), (Verdict.NOT_SHOWN, True)], ids=["lied", "shows nothing"])
+def test_one_lie_costs_all_weight_and_credit_whatever_was_earned_before(lie: tuple[Verdict, bool]) -> None:
+    mine = trusted()
+    audited(mine, "bob", lie[0], broken=lie[1])
+    assert mine.roster_standing("bob") == 0
+    view = mine.view()
+    assert mine.standing("bob") == 0.0
+    assert (view["bob"].weight, view["bob"].share) == (0.0, 0.0)
+    assert mine.to_contain() == ()  # it loses weight, and no connection
+    assert any("lied about its work" in why for why in reasons(view["bob"], owed=mine.owed("bob")))
+    assert mine.roster_standing("cat") == FULL_STANDING
+    assert view["cat"].weight > 0.8
+
+
+def test_nothing_shown_within_the_allowance_costs_nothing() -> None:
+    mine = trusted()
+    audited(mine, "bob", Verdict.NOT_SHOWN)
+    assert mine.roster_standing("bob") == FULL_STANDING
+
+
+def test_a_liars_word_is_not_heard() -> None:
+    mine = trusted()
+    mine.insert(Attested("bob", b"", 0, Attestation(3, "zoe", 1000, 1000, 100)))
+    assert mine.view()["zoe"].score > 0
+    audited(mine, "bob", Verdict.LIED)
+    assert mine.view()["zoe"].score == 0
+
+
+def test_a_liar_counts_again_after_as_many_audits_as_a_newcomer_needs_and_not_one_earlier() -> None:
+    mine = trusted()
+    audited(mine, "bob", Verdict.LIED)
+    for passed in range(OWED):
+        assert (mine.owed("bob"), mine.roster_standing("bob")) == (OWED - passed, 0)
+        audited(mine, "bob", Verdict.NOT_SHOWN)  # showing nothing repays nothing
+        audited(mine, "bob", Verdict.HELD)
+    assert mine.roster_standing("bob") == FULL_STANDING
+    audited(mine, "bob", Verdict.HELD)
+    audited(mine, "bob", Verdict.LIED)
+    assert mine.owed("bob") == OWED  # nothing is saved up
+
+
+def test_a_restart_forgives_no_lie() -> None:
+    mine, after = trusted(), ledger()
+    audited(mine, "bob", Verdict.LIED)
+    audited(mine, "zoe", Verdict.LIED)
+    after.restore(json.loads(json.dumps(mine.export())))
+    assert [after.roster_standing(peer) for peer in ("bob", "zoe", "cat")] == [0, 0, FULL_STANDING]
