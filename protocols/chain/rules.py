@@ -50,6 +50,7 @@ from swarmnode.protocols.chain.state import (
     ChainRules,
     ChainState,
     Worked,
+    disproved,
     judges,
     leaders,
     majority,
@@ -61,6 +62,7 @@ from swarmnode.protocols.chain.state import (
     reseated,
     step,
     successors,
+    without,
 )
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
@@ -384,6 +386,7 @@ def advance(chain: ChainState, rules: ChainRules, said: Said[Roster], quoted: Qu
         window=roster.window,
         norms=norms,
     )
+    after = without(after, rules, disproved(chain, rules, quoted.cuts))
     after = reseated(replace(after, silent=next_silent(chain, rules, quoted.cuts)), rules)
     known = {one.author for worked in after.history for one in worked}.union(after.validators)
     return replace(after, anchors={author: anchors[author] for author in sorted(known) if author in anchors})

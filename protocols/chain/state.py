@@ -38,6 +38,11 @@ whom a quorum names in SILENCE rosters, none of which quotes a cut of its own, l
 - Seats change with the validator set: by `growth` (at least one) more where more have earned a place than there are
   seats, up to what validators may grow to, else as many fewer, down to the validators that there are.
 
+**Who loses the place for lies.** Whoever holds what a judge measured can measure it again (`methods/open/recheck.py`),
+and says in its cuts whose figures are false. A validator whom a majority of all judges names is none any more, and what
+it earned is forgotten; for `earn_window` rosters it cannot come back. That majority does not shrink with empty rosters,
+so no minority removes anybody; and as above nobody is removed of the last SMALL.
+
 A genesis validator that was away takes a seat again as soon as it works, while it needs no proof of work.
 
 **From what seeds are drawn.** An author draws a secret, hashes it LENGTH times and registers the end, its *anchor*, in
@@ -136,6 +141,7 @@ class ChainState:
     norms: tuple[float, ...] = ()  # to which the last rosters that accepted something clipped, oldest first
     seats: int = 0  # validators that there may be before the validator set next changes: see `seats`
     silent: Mapping[str, int] = field(default_factory=dict)  # of validators missed: rosters since they were last quoted
+    expelled: Mapping[str, int] = field(default_factory=dict)  # who was disproved lately: what `made` was then
 
     def encode(self) -> bytes:
         """Canonical bytes, for `decode`."""
@@ -146,7 +152,7 @@ class ChainState:
     @property
     def digest(self) -> bytes:
         """sha-256 over `encode`, 32 bytes."""
-        return hashlib.sha256(b"swarmnode/chain/1\0" + self.encode()).digest()
+        return hashlib.sha256(b"swarmnode/chain/2\0" + self.encode()).digest()
 
 
 def genesis(run_id: str, validators: tuple[str, ...], *, window: int) -> ChainState:
@@ -293,7 +299,9 @@ def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
     there = {one.author for one in chain.history[-1]} if chain.history else set()
     named = _named(chain, rules)
     proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
-    return sorted(proven.difference(chain.validators), key=lambda one: (one not in named, -work[one], one))
+    return sorted(
+        proven.difference(chain.validators, chain.expelled), key=lambda one: (one not in named, -work[one], one)
+    )
 
 
 def _named(chain: ChainState, rules: ChainRules) -> set[str]:
@@ -319,7 +327,9 @@ def _tally(history: Iterable[tuple[Worked, ...]]) -> tuple[Counter[str], Counter
 def successors(chain: ChainState) -> tuple[str, ...]:
     """The validators where those of `chain` are silent for good: with them, who did most of the remembered work."""
     rosters, work = _tally(chain.history)
-    others = sorted(set(rosters).difference(chain.validators), key=lambda peer: (-rosters[peer], -work[peer], peer))
+    others = sorted(
+        set(rosters).difference(chain.validators, chain.expelled), key=lambda peer: (-rosters[peer], -work[peer], peer)
+    )
     return tuple(sorted({*chain.validators, *others[:SUCCESSORS]}))
 
 
@@ -360,6 +370,28 @@ def next_silent(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[Availa
     missed = {validator for validator, count in named.items() if count >= quorum(chain, rules)}
     silent = {validator: chain.silent.get(validator, 0) + (validator in missed) for validator in chain.validators}
     return {validator: count for validator, count in silent.items() if count and validator not in quoted}
+
+
+def disproved(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[AvailabilityVote]]) -> set[str]:
+    """Validators whose figures a majority of all judges found false, by these cuts of judges, one of each."""
+    named = Counter(place for cut in cuts for place in {place for place, _ in cut.what.disproved})
+    return {
+        chain.validators[place]
+        for place in named
+        if named[place] >= majority(chain, rules) and place < len(chain.validators)
+    }
+
+
+def without(chain: ChainState, rules: ChainRules, liars: Iterable[str]) -> ChainState:
+    """The chain without these validators, down to SMALL, and without what they earned, after a roster."""
+    gone = sorted(liars)[: max(0, len(chain.validators) - SMALL)]
+    lately = {peer: made for peer, made in chain.expelled.items() if chain.made - made < rules.earn_window}
+    return replace(
+        chain,
+        validators=tuple(validator for validator in chain.validators if validator not in gone),
+        history=tuple(tuple(one for one in worked if one.author not in gone) for worked in chain.history),
+        expelled=lately | dict.fromkeys(gone, chain.made),
+    )
 
 
 def reseated(chain: ChainState, rules: ChainRules) -> ChainState:

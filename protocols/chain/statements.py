@@ -2,7 +2,8 @@
 
     kind     key                               said by
     commit   commit/ROUND/PARENT               who offers a contribution
-    cut      cut/ROUND/PARENT                  judges: the well-formed commits that I hold, and whom I missed before
+    cut      cut/ROUND/PARENT                  judges: the well-formed commits that I hold, whom I missed before, and
+                                               whose scores of rounds before I found false
     reveal   reveal/ROUND/PARENT               who committed, once more than half of the judges have cut
     score    score/ROUND/PARENT-seal, -open    judges: first the hash of their scores, then the scores
     roster   roster/ROUND/PARENT-ATTEMPT       the leader of the attempt
@@ -101,6 +102,15 @@ def _ascending(item: Check, most: int) -> Check:
     return check
 
 
+def _pair(first: Check, second: Check) -> Check:
+    def check(value: Any) -> tuple[Any, Any]:
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise ValueError("pairs expected")
+        return first(value[0]), second(value[1])
+
+    return check
+
+
 def _bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false expected")
@@ -133,6 +143,7 @@ def _checks_of(kind: type[Any]) -> dict[str, Check]:
 
 
 _GAIN = _integer(-MAX_GAIN, MAX_GAIN)
+_PLACE, _ROUND = _integer(0, MAX_VALIDATORS - 1), _integer(0, MAX_ROUND)
 Id: TypeAlias = Annotated[bytes, _bytes(HASH)]
 Salt: TypeAlias = Annotated[bytes, _bytes(SALT)]
 Window: TypeAlias = Annotated[int, _integer(0, MAX_WINDOW)]  # ms
@@ -174,14 +185,16 @@ class AvailabilityVote(_OfRound):
     """The commits that a judge holds when it stops waiting, and the hash of the nonce that draws its batch.
 
     `absent` are those of this round's validators who judged the round before, which the parent ended, and of whom the
-    author holds no cut of it: by their places in `ChainState.validators`, so that a cut has room for them.
+    author holds no cut of it: by their places in `ChainState.validators`, so that a cut has room for them. `disproved`
+    are those whose scores of some round before the author recomputed, and found other figures: place and round.
     """
 
     kind = "availability"
     commits: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_COMMITS)]  # ids of records, ascending
     nonce_hash: Id
     window: Window  # that the judge proposes for the next round's training
-    absent: Annotated[tuple[int, ...], _ascending(_integer(0, MAX_VALIDATORS - 1), MAX_JUDGES)] = ()  # ascending
+    absent: Annotated[tuple[int, ...], _ascending(_PLACE, MAX_JUDGES)] = ()  # ascending
+    disproved: Annotated[tuple[tuple[int, int], ...], _ascending(_pair(_PLACE, _ROUND), MAX_JUDGES)] = ()  # ascending
 
 
 @dataclass(frozen=True)
@@ -281,7 +294,7 @@ class ForkChoiceVote:
     """The roster that a validator follows, which it holds with every byte and serves."""
 
     roster: Id  # that of an empty roster as well
-    round: Annotated[int, _integer(0, MAX_ROUND)]  # rounds done: that of the roster plus one
+    round: Annotated[int, _ROUND]  # rounds done: that of the roster plus one
     state: Id  # state hash after the roster
 
     kind: ClassVar[str] = "vote"

@@ -211,7 +211,7 @@ def _statement(raw: bytes) -> None:
 
 _STATEMENTS: tuple[statements.Statement, ...] = (
     statements.Commit(3, ID, ID, ID),
-    statements.AvailabilityVote(3, ID, (ID,), ID, 5),
+    statements.AvailabilityVote(3, ID, (ID,), ID, 5, (1,), ((1, 2),)),
     statements.Reveal(3, ID, ID, bytes(16), ID, 5),
     statements.Seal(3, ID, ID),
     statements.Scores(3, ID, ID, bytes(16), None, (statements.Score(bytes(16), 0, 7),)),

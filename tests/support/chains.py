@@ -98,11 +98,18 @@ def nonce_of(chain: ChainState, judge: str) -> bytes:
 
 
 def cut(
-    chain: ChainState, judge: str, commits: Iterable[bytes], *, window: int = WINDOW, absent: Iterable[str] = ()
+    chain: ChainState,
+    judge: str,
+    commits: Iterable[bytes],
+    *,
+    window: int = WINDOW,
+    absent: Iterable[str] = (),
+    disproved: Iterable[str] = (),
 ) -> Said[AvailabilityVote]:
-    """`absent`: judges of the round before whom this one missed."""
+    """`absent`: judges of the round before whom this one missed; `disproved`: whose scores of it were false."""
     listed, nonce = tuple(sorted(commits)), nonce_hash(nonce_of(chain, judge))
-    return say(judge, AvailabilityVote(chain.round, chain.tip, listed, nonce, window, places_of(chain, absent)))
+    false = tuple((place, max(0, chain.round - 1)) for place in places_of(chain, disproved))
+    return say(judge, AvailabilityVote(chain.round, chain.tip, listed, nonce, window, places_of(chain, absent), false))
 
 
 def row(id: bytes, gain: int, *, found: int = JUDGED, standing: int = FULL_STANDING) -> Score:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+import pytest
 from chains import RULES, after_rounds, block, cut, hashed, offer, quote, row, scores, start
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from swarmnode.protocols.chain.state import (
     SMALL,
     ChainState,
     Worked,
+    disproved,
     judges,
     leaders,
     majority,
@@ -26,6 +28,7 @@ from swarmnode.protocols.chain.state import (
     places_of,
     quorum,
     reseated,
+    successors,
 )
 
 NAMES = tuple(f"validator-{number:02d}" for number in range(16))
@@ -146,6 +149,68 @@ def test_above_the_committee_s_size_those_who_do_not_judge_keep_their_places() -
         missed = dead.intersection(judged)
         chain = roster(following, {judge: missed for judge in judges(following, RULES) if judge not in dead})
     assert dead.isdisjoint(chain.validators)
+
+
+# --- who lies ---------------------------------------------------------------------------------------------------------
+
+
+def accused(chain: ChainState, naming: Mapping[str, Iterable[str]], authors: Collection[str] = NAMES) -> ChainState:
+    """The chain after a roster of work by these authors that quotes judges, who disproved so many others."""
+    offers = [offer(chain, author) for author in authors]
+    cuts = [
+        cut(chain, judge, (one.id for one in offers), disproved=naming.get(judge, ())) for judge in chain.validators
+    ]
+    scored = [scores(chain, judge, [row(one.id, one.gain) for one in offers]) for judge in chain.validators]
+    return block(chain, RULES, quote(cuts, scored, offers)).chain
+
+
+def test_whom_most_judges_disproved_is_no_validator_and_has_earned_nothing() -> None:
+    chain = after_rounds(start(NAMES), RULES, 20, NAMES)
+    enough = majority(chain, RULES)
+    assert accused(chain, dict.fromkeys(NAMES[1:enough], NAMES[:1])).validators == NAMES
+    after = accused(chain, dict.fromkeys(NAMES[1 : enough + 1], NAMES[:1]))
+    assert after.validators == NAMES[1:]
+    assert all(one.author != NAMES[0] for worked in after.history for one in worked)
+    assert all(len(worked) == len(NAMES) - 1 for worked in after.history)
+    assert chainstate.decode(after.encode()) == after and after.digest != replace(after, expelled={}).digest
+
+
+@pytest.mark.parametrize("made", [3, 20])  # while genesis validators need no proof of work, and later
+def test_who_was_disproved_comes_back_after_a_whole_window_and_not_before(made: int) -> None:
+    chain = after_rounds(start(NAMES), RULES, made, NAMES)
+    chain = accused(chain, dict.fromkeys(NAMES[1:], NAMES[:1]))
+    for _ in range(RULES.earn_window - 1):
+        assert NAMES[0] not in chain.validators and NAMES[0] not in successors(chain)
+        chain = after_rounds(chain, RULES, 1, NAMES)
+    chain = after_rounds(chain, RULES, 1 + RULES.earn_window, NAMES)
+    assert chain.validators == NAMES and chain.expelled == {}
+
+
+@given(st.integers(1, 16), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_no_minority_removes_anybody_however_many_rounds_ended_empty(n: int, empties: int, rng: random.Random) -> None:
+    chain = replace(start(NAMES[:n]), empties=empties)
+    liars = rng.sample(NAMES[:n], (n - 1) // 2)
+    said = [cut(chain, judge, (), disproved=NAMES) for judge in liars]
+    assert disproved(chain, RULES, said) == set()
+
+
+def test_a_validator_that_is_named_for_two_rounds_by_one_judge_is_named_once() -> None:
+    chain = start(NAMES[:3])
+    twice = replace(cut(chain, NAMES[1], ()).what, disproved=((0, 4), (0, 5), (99, 5)))
+    assert disproved(chain, RULES, [replace(cut(chain, NAMES[1], ()), what=twice)]) == set()
+
+
+def test_a_few_validators_are_left_however_many_are_disproved() -> None:
+    chain = accused(start(NAMES[:6]), dict.fromkeys(NAMES[:6], NAMES[:6]), NAMES[:6])
+    assert len(chain.validators) == SMALL and len(chain.expelled) == 2
+
+
+def test_judges_above_the_committee_s_size_are_removed_by_most_of_the_committee() -> None:
+    chain = start(tuple(f"{name}-{place}" for name in NAMES for place in "abc"))
+    judging = judges(chain, RULES)
+    for count, named in ((majority(chain, RULES) - 1, set()), (majority(chain, RULES), {judging[0]})):
+        said = [cut(chain, judge, (), disproved=judging[:1]) for judge in judging[1 : count + 1]]
+        assert disproved(chain, RULES, said) == named
 
 
 # --- who comes --------------------------------------------------------------------------------------------------------

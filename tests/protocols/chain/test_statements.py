@@ -199,7 +199,12 @@ def largest() -> list[Any]:
     return [
         Commit(*of, bytes(HASH), bytes(HASH)),
         AvailabilityVote(
-            *of, commits, bytes(HASH), MAX_WINDOW, tuple(range(MAX_VALIDATORS - MAX_JUDGES, MAX_VALIDATORS))
+            *of,
+            commits,
+            bytes(HASH),
+            MAX_WINDOW,
+            tuple(range(MAX_VALIDATORS - MAX_JUDGES, MAX_VALIDATORS)),
+            tuple((place, MAX_ROUND) for place in range(MAX_VALIDATORS - MAX_JUDGES, MAX_VALIDATORS)),
         ),
         Reveal(*of, bytes(HASH), bytes(SALT), bytes(HASH), MAX_SIZE),
         Seal(*of, bytes(HASH)),
@@ -228,6 +233,16 @@ def test_one_commit_more_than_the_most_is_refused() -> None:
 def test_who_was_missed_is_named_by_ascending_places_and_by_few(absent: Any) -> None:
     with pytest.raises(InvalidStatement):
         read(record_of("author", AvailabilityVote(0, bytes(HASH), (), bytes(HASH), 0, absent)))
+
+
+@pytest.mark.parametrize(
+    "disproved",
+    [((1, 0), (0, 0)), ((1, 0), (1, 0)), ((1,),), ((1, 2, 3),), (1,), ((MAX_VALIDATORS, 0),), ((0, MAX_ROUND + 1),),
+     ((True, 0),), tuple((place, 0) for place in range(MAX_JUDGES + 1)), None],
+)  # fmt: skip
+def test_who_was_disproved_is_named_by_ascending_places_with_rounds_and_by_few(disproved: Any) -> None:
+    with pytest.raises(InvalidStatement):
+        read(record_of("author", AvailabilityVote(0, bytes(HASH), (), bytes(HASH), 0, (), disproved)))
 
 
 def test_a_seal_is_the_hash_of_one_list_of_scores() -> None:

@@ -187,6 +187,7 @@ def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_
         "norms": (1.0, 0.5),
         "seats": 9,
         "silent": {"A": 1},
+        "expelled": {"B": 1},
     }
     assert set(other) == set(ChainState.__dataclass_fields__)
     digests = {replace(chain, **{name: value}).digest for name, value in other.items()}
