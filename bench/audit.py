@@ -34,6 +34,7 @@ from swarmnode.training.tasks import Assignment
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State, Stretch
+from swarmnode.training.verify.vectors import Vectors
 
 CAPABILITIES = ("default", "avx2", "avx512")  # of the CPU that torch may use; what it lacks it leaves out
 
@@ -59,7 +60,8 @@ def main() -> None:
     loop = make_loop(spec)
     parameters = layout_of(loop._task.model).parameters
     every = stretch_steps(spec.inner.steps, parameters)
-    recorder = Recorder(loop.state, every=every, budget=room(parameters))
+    folder = tempfile.TemporaryDirectory(prefix="swarmnode-audit-")
+    recorder = Recorder(loop.view, Vectors(Path(folder.name), budget=room(spec.inner.steps, parameters)), every=every)
     recording, kept = [0.0], list[tuple[Stretch, State, State]]()
 
     def before() -> bool:
@@ -74,8 +76,8 @@ def main() -> None:
         done = recorder.mark(*loop.place)
         for stretch in done[:: max(1, len(done) // options.each)]:
             start, end = recorder.state(stretch.start), recorder.state(stretch.end)
-            assert start is not None and end is not None  # of this round: memory is for two
-            kept.append((stretch, start, end))
+            assert start is not None and end is not None  # of this round: disk is for two
+            kept.append((stretch, copied(start), copied(end)))
     took = 0.0
     for stretch, start, end in kept:
         for threads in (1, 2):
@@ -124,7 +126,12 @@ def make_loop(spec: RunSpec) -> InnerLoop:
 def replay(loop: InnerLoop, stretch: Stretch, start: State, **changes: Any) -> State:
     """Where the stretch leads, or one with other steps or of another node."""
     whose = {"peer_id": "author", "round": stretch.round, "step": stretch.step, "steps": stretch.steps}
-    return loop.replay(start, **{**whose, **changes})
+    with loop.replayed(start, **{**whose, **changes}) as end:
+        return copied(end)
+
+
+def copied(state: State) -> State:
+    return State(state.parameters.copy(), state.moments.copy(), state.updates)
 
 
 def cheats(loop: InnerLoop, stretch: Stretch, start: State) -> Iterator[tuple[str, State]]:

@@ -6,6 +6,9 @@ trainer = SimTrainer(ToyModel(seed=0, peer_id=peer_id), seconds_per_step=0.1)
 from __future__ import annotations
 
 import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import trio
@@ -22,17 +25,19 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.outer import Layout
-from swarmnode.training.verify.recorder import Recorder, room
+from swarmnode.training.verify.recorder import Recorder
 from swarmnode.training.verify.replay import Distance, distance
-from swarmnode.training.verify.trace import State
+from swarmnode.training.verify.trace import Point, State
+from swarmnode.training.verify.vectors import Vectors, states_in
 
+ROOM = 1 << 20  # bytes of states
 _NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
 
 
 class SimTrainer(Trainer):
     """With `seconds_per_step` 0 training takes no time at all, only a checkpoint."""
 
-    capabilities = Capabilities(judges=True, draws=True, replays=True)
+    capabilities = Capabilities(judges=True, draws=True)  # and replays, once it records
 
     def __init__(self, toy: ToyModel, *, seconds_per_step: float = 0.0) -> None:
         self.toy = toy
@@ -92,21 +97,23 @@ class SimTrainer(Trainer):
 
     def record(self, every: int) -> None:
         """Keep states every so many steps from now on."""
-        self._recorder = recorder = Recorder(self._state, every=every, budget=room(self.layout.parameters))
+        self.capabilities = replace(self.capabilities, replays=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="swarmnode-toy-")
+        self._recorder = recorder = Recorder(self._state, Vectors(self.states[0], budget=ROOM), every=every)
         self.toy.before_step = lambda round, step: recorder.before(round, step, 0)
 
+    @property
+    def states(self) -> tuple[Path, Path, Path]:
+        return states_in(self._folder.name)
+
     def _state(self) -> State:
-        return State(self.toy.vector.copy(), _NONE, 0)
+        return State(self.toy.vector, _NONE, 0)
 
     async def mark(self) -> Marked:
         await trio.lowlevel.checkpoint()
         if self._recorder is None:
             return Marked(b"", ())
         return Marked(self._recorder.life, tuple(self._recorder.mark(*self.toy.place)))
-
-    async def kept(self, id: bytes) -> Vector | None:
-        await trio.lowlevel.checkpoint()
-        return self._recorder.kept(id) if self._recorder is not None else None
 
     async def places(self, batches: Batches) -> list[tuple[int, int]]:
         await trio.lowlevel.checkpoint()
@@ -119,11 +126,16 @@ class SimTrainer(Trainer):
     async def replay(self, slice: Slice) -> Replayed:
         """Takes the virtual time of the steps."""
         whose = {"round": slice.stretch.round, "step": slice.stretch.step, "steps": slice.stretch.steps}
-        parameters = self.toy.replay(slice.start.parameters, peer_id=slice.author, **whose)
+        start, claimed = (self._fetched(point) for point in (slice.stretch.start, slice.stretch.end))
+        parameters = self.toy.replay(start.parameters, peer_id=slice.author, **whose)
         seconds = slice.stretch.steps * self.seconds_per_step
         await trio.sleep(seconds)
-        replayed = State(parameters, slice.start.moments, slice.start.updates)
-        return Replayed((distance(slice.start, slice.claimed, replayed),), seconds)
+        return Replayed((distance(start, claimed, State(parameters, start.moments, start.updates)),), seconds)
+
+    def _fetched(self, point: Point) -> State:
+        parameters, moments = (Vectors(self.states[2]).get(id) for id in point.vectors)
+        assert parameters is not None and moments is not None
+        return State(parameters, moments, point.updates)
 
     async def calibrate(self) -> Replayed:
         """Simulated machines are all the same."""

@@ -14,11 +14,12 @@ import hashlib
 import itertools
 import math
 import time
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
@@ -101,10 +102,14 @@ class InnerLoop:
         """Round and step of the next batch, where the next call is for the same round as the last."""
         return self._round, self._step_in_round
 
+    def view(self) -> State:
+        """All that the next step depends on, besides its batch: on a CPU the memory itself, which steps overwrite."""
+        return State(self._vector.cpu().numpy(), self._moments.cpu().numpy(), self._updates)
+
     def state(self) -> State:
-        """A copy of all that the next step depends on, besides its batch."""
-        moments: np.ndarray = self._moments.cpu().numpy()
-        return State(self._vector.cpu().numpy().copy(), moments.copy(), self._updates)
+        """A copy of the same."""
+        now = self.view()
+        return State(now.parameters.copy(), now.moments.copy(), now.updates)
 
     def fits(self, state: State) -> bool:
         """Whether a state is one of this model and optimizer."""
@@ -114,21 +119,26 @@ class InnerLoop:
         """Go on from this state. Raises ValueError where it is of another shape."""
         if not self.fits(state):
             raise ValueError("a state of another model")
-        self._vector.copy_(torch.from_numpy(state.parameters.copy()))
-        self._moments.copy_(torch.from_numpy(state.moments.copy()))
+        with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
+            self._vector.copy_(torch.from_numpy(state.parameters))
+            self._moments.copy_(torch.from_numpy(state.moments))
         self._updates = state.updates
         for *_, updates in itertools.chain.from_iterable(self._groups.values()):
             updates.fill_(float(state.updates))
 
-    def replay(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> State:
-        """Where a node's steps from `state` lead, on the task's present text; this loop is then what it was before."""
+    @contextmanager
+    def replayed(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> Iterator[State]:
+        """Where a node's steps from `state` lead, on the task's present text, while the block lasts.
+
+        This loop is then what it was before. Raises ValueError for a state of another shape.
+        """
         mine, place, who = self.state(), self.place, self._peer_id
         try:
             self.take(state)
             self._peer_id, self._round, self._step_in_round = peer_id, round, step
             for _ in range(steps):
                 self._step()
-            return self.state()
+            yield self.view()
         finally:
             self.take(mine)
             self._peer_id, (self._round, self._step_in_round) = who, place

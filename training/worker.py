@@ -18,18 +18,18 @@ of `train` as well.
     answer    tasks, version, policy -> groups, reward, seconds    the same, asked by others
     learn     pool, sampled, probation -> reward, ...  a task of rollouts: one update from those and these
     mark      -> life, stretches                       before the parameters are touched: what was trained since then
-    kept      vector, its id -> vector                 of a state between two stretches
     places    peer, round, step, steps, size -> places     where another's steps read in a text of that many bytes
     drawn     peer, round, steps, size, pieces -> loss     on what another's steps read in that text
-    replay    state, claimed, ... -> distances, seconds    repeat another's steps, and compare
+    replay    start, claimed, ... -> distances, seconds    repeat another's steps from one point, and compare
     calibrate -> distances, seconds                    the same of the own newest steps, on one thread and on two
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
 there is room for a gradient, which takes no memory before there is one. On a CPU it is the very memory that is trained;
-a GPU trains a copy, written back at least every few seconds and after `train`. The process, which begins in
-`confined.py`, ends with its parent, also when the socket closes.
+a GPU trains a copy, written back at least every few seconds and after `train`. States from which steps are repeated lie
+in files of its directory (training/verify/vectors): its own, and others' that the daemon fetched. The process, which
+begins in `confined.py`, ends with its parent, also when the socket closes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ from swarmnode.training import sandbox
 from swarmnode.training.corpus import CorpusError
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
-from swarmnode.training.verify.trace import State, Stretch, row_of, state_of
+from swarmnode.training.verify.trace import Point, State, Stretch, point_of, row_of
+from swarmnode.training.verify.vectors import FREE_SHARE, Vectors, free, states_in
 
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
-READ_SIZE = 1 << 20  # bytes; a command with another's state is as large as three vectors
+READ_SIZE = 1 << 20  # bytes
 
 
 class Closed(Exception):
@@ -122,21 +123,26 @@ class Worker:
         size = 4 * layout.parameters
         if not keep:
             os.ftruncate(self._memory_fd, 2 * size)
+        audited = run.trust.audit_share > 0 and run.exchange.method == "open"
         if self._confined.enforced:
-            sandbox.cap_files()
+            sandbox.cap_files(2 * size if audited else 0)
         memory = torch.frombuffer(mmap.mmap(self._memory_fd, 2 * size), dtype=torch.float32)
         self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
         on_cpu = self._device == "cpu"
         self._vector = self._shared if on_cpu else self._shared.to(self._device)  # (P,)
         self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep)
         self._texts = len(assignment.texts)
-        every = stretch_steps(run.inner.steps, layout.parameters) if run.trust.audit_share > 0 else 0
-        if every and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
-            self._recorder = Recorder(self._loop.state, every=every, budget=room(layout.parameters))
+        self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
+        told: dict[str, Any] = {}
+        if audited and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
+            told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
+            self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
+            every = stretch_steps(run.inner.steps, layout.parameters)
+            self._recorder = Recorder(self._loop.view, self._states[0], every=every)
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
-        return {"layout": shape, "device": self._device, "sandbox": asdict(self._confined)}
+        return {"layout": shape, "device": self._device, "sandbox": asdict(self._confined), "states": told}
 
     def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
         recorder = self._recorder
@@ -231,10 +237,6 @@ class Worker:
         stretches = self._recorder.mark(*self._loop.place)
         return {"life": self._recorder.life, "stretches": [row_of(stretch) for stretch in stretches]}
 
-    def do_kept(self, *, vector: bytes) -> dict[str, Any]:
-        found = self._recorder.kept(vector) if self._recorder is not None else None
-        return {"vector": None if found is None else found.tobytes()}
-
     def do_places(self, *, peer: str, round: int, steps: Sequence[int], size: int) -> dict[str, Any]:
         """None where steps cannot be drawn from so little text, or the task cannot tell."""
         if not hasattr(self._task, "places"):
@@ -253,16 +255,25 @@ class Worker:
             return {"loss": self._loop.drawn(peer, round, steps)}
 
     def do_replay(
-        self, *, peer: str, state: Any, claimed: Any, size: int, pieces: Sequence[Any], **whose: int
+        self, *, peer: str, start: Any, claimed: Any, size: int, pieces: Sequence[Any], **whose: int
     ) -> dict[str, Any]:
         """`whose`: the round, the first of its steps, and how many."""
-        before, start = self._spent["audit"], state_of(state)
+        before = self._spent["audit"]
         found = Distance(math.inf, math.inf, math.inf)
         with self._timed("audit"):
-            if self._loop.fits(start):
-                with self._task.on(size, pieces) if size else nullcontext():
-                    found = distance(start, state_of(claimed), self._loop.replay(start, peer_id=peer, **whose))
+            first, last = self._state(point_of(start)), self._state(point_of(claimed))
+            if self._loop.fits(first):
+                text = self._task.on(size, pieces) if size else nullcontext()
+                with text, self._loop.replayed(first, peer_id=peer, **whose) as replayed:
+                    found = distance(first, last, replayed)
         return self._compared([found], self._spent["audit"] - before)
+
+    def _state(self, point: Point) -> State:
+        """What the daemon put there, or this trainer. Raises LookupError."""
+        found = [next((v for kept in self._states if (v := kept.get(id)) is not None), None) for id in point.vectors]
+        if found[0] is None or found[1] is None:
+            raise LookupError("a state that is not there")
+        return State(found[0], found[1], point.updates)
 
     def do_calibrate(self) -> dict[str, Any]:
         before, found = self._spent["audit"], []
@@ -280,7 +291,8 @@ class Worker:
         self._torch.set_num_threads(threads)
         try:
             whose = {"round": own.round, "step": own.step, "steps": own.steps}
-            return distance(start, end, self._loop.replay(start, peer_id=self._peer_id, **whose))
+            with self._loop.replayed(start, peer_id=self._peer_id, **whose) as replayed:
+                return distance(start, end, replayed)
         finally:
             self._torch.set_num_threads(usual)
 

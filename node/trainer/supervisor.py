@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import shutil
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +53,8 @@ from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode, hf_model
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.verify.replay import Distance
-from swarmnode.training.verify.trace import Stretch, state_row, stretches_of
+from swarmnode.training.verify.trace import Stretch, point_row, stretches_of
+from swarmnode.training.verify.vectors import FREE_SHARE, states_in
 
 logger = logging.getLogger(__name__)
 
@@ -178,9 +181,9 @@ class TrainerProcess(Trainer):
         answer = await self._present_child().call("mark")
         return Marked(answer["life"], stretches_of(answer["stretches"]))
 
-    async def kept(self, id: bytes) -> Vector | None:
-        vector = (await self._present_child().call("kept", vector=id))["vector"]
-        return None if vector is None else np.frombuffer(vector, "<f4")
+    @property
+    def states(self) -> tuple[Path, Path, Path]:
+        return states_in(self._settings.scratch)
 
     async def places(self, batches: Batches) -> list[tuple[int, int]]:
         answer = await self._ask("places", size=batches.size, **_whose(batches))
@@ -195,8 +198,8 @@ class TrainerProcess(Trainer):
         answer = await self._ask(
             "replay",
             peer=slice.author,
-            state=state_row(slice.start),
-            claimed=state_row(slice.claimed),
+            start=point_row(slice.stretch.start),
+            claimed=point_row(slice.stretch.end),
             size=slice.size,
             pieces=list(slice.pieces),
             **_steps(slice.stretch),
@@ -231,6 +234,7 @@ class TrainerProcess(Trainer):
                 await fetch_model(self._settings.policy)
                 await self._keep_running(memory_fd, task_status)
             finally:
+                shutil.rmtree(self.states[0].parent, ignore_errors=True)
                 os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
 
     async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
@@ -325,6 +329,14 @@ class TrainerProcess(Trainer):
             await child.call("feed", texts=list(more))
         self.device = answer["device"]
         self._tell_sandbox(answer["sandbox"])
+        if (disk := answer["states"]) and disk["free"] * FREE_SHARE < disk["wanted"]:
+            logger.warning(
+                "audits need %.1f GB of disk for states of this node's work, and may have half of the %.1f GB that are "
+                "free; what it cannot show counts as a lie. Make room on the disk of %s",
+                disk["wanted"] / 1e9,
+                disk["free"] / 1e9,
+                self._settings.scratch,
+            )
         self._tell_sampling(child.sampling)
         self._child = child
         self._ready.set()

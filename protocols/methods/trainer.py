@@ -9,6 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.verify.replay import Distance
-from swarmnode.training.verify.trace import State, Stretch
+from swarmnode.training.verify.trace import Stretch
 
 Vector = NDArray[np.float32]
 
@@ -86,12 +87,10 @@ class Marked:
 
 @dataclass(frozen=True)
 class Slice:
-    """Steps of somebody's to repeat: what they are said to lead from and to, and the text that they were drawn from."""
+    """Steps of somebody's to repeat, from a state to another in `Trainer.states`, and the text that they drew from."""
 
     author: PeerId
     stretch: Stretch
-    start: State
-    claimed: State
     size: int = 0  # bytes of that text; 0: the task reads none
     pieces: tuple[tuple[int, bytes], ...] = ()  # of it, by offset: what `places` names
 
@@ -110,7 +109,7 @@ class Capabilities:
 
     judges: bool = False  # `heldout` and `gradient`
     draws: bool = False  # `places` and `drawn`
-    replays: bool = False  # `mark`, `kept`, `replay` and `calibrate`; such a trainer draws as well
+    replays: bool = False  # `mark`, `states`, `replay` and `calibrate`; such a trainer draws as well
     rollouts: bool = False  # `rollouts`, `answer` and `learn`: it trains a policy
 
 
@@ -194,8 +193,9 @@ class Trainer(ABC):
         """The stretches since the last mark. To be called before the parameters are touched. Raises TrainerDied."""
         raise self._cannot("be audited")
 
-    async def kept(self, id: bytes) -> Vector | None:
-        """A vector of a state between two stretches, while it is kept. Raises TrainerDied."""
+    @property
+    def states(self) -> tuple[Path, Path, Path]:
+        """Folders of vectors (training/verify/vectors): its own states, what it offered, and others' states."""
         raise self._cannot("be audited")
 
     async def replay(self, slice: Slice) -> Replayed:

@@ -27,7 +27,6 @@ from swarmnode.protocols.reputation.account import (
     MEASURED,
     NEW,
     NEWCOMER,
-    VIOLATION_DECAY,
     VIOLATIONS,
     Account,
     Rating,
@@ -65,7 +64,6 @@ NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
 WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about behaviour, but for CHANCE
-LIE = 4.0  # violations that work is which did not hold up when it was repeated: it halves a score
 OWED = 3  # audits that must hold up after one that did not: as many as a newcomer's rounds with a full score (SURE)
 AUDITS_KEPT = 8  # of a peer, the newest
 EXPORT = 2  # version of what `Ledger.export` gives
@@ -194,12 +192,11 @@ class Ledger:
 
         Who lied has no weight and no credit here, nor did it ever, until OWED audits held up.
         """
-        good, bad = int(audit.verdict is Verdict.HELD), int(audit.verdict is Verdict.LIED)
+        good, bad = int(audit.verdict is Verdict.HELD), int(audit.verdict is Verdict.LIED or broken)
         self.observe(audit.author, Saw.AUDIT, good=good, bad=bad, evidence=audit.commit)
-        self.observe(audit.author, Saw.KEPT, bad=int(broken), evidence=audit.commit)
         seen = self._seen.setdefault(audit.author, _Seen())
         seen.audits.append(audit)
-        seen.owed = OWED if bad or broken else max(0, seen.owed - good)
+        seen.owed = OWED if bad else max(0, seen.owed - good)
         self._stale = True
 
     def owed(self, peer: str) -> int:
@@ -242,12 +239,8 @@ class Ledger:
                 worth = (good - HARSH * bad) / (good + bad)
                 gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
                 seen.account = after_work(seen.account, gain, round=self.round)
-            bad_of = {saw: n for (saw, fine), n in seen.pending.items() if not fine and saw not in WORK | CHANCE}
-            wrong = sum(n * (LIE if saw is Saw.AUDIT else 1.0) for saw, n in bad_of.items())
-            if repeated := seen.pending[Saw.AUDIT, True]:
-                kept = seen.account.violations * VIOLATION_DECAY**repeated
-                seen.account = replace(seen.account, violations=kept)
-            if wrong:
+            aside = WORK | CHANCE | {Saw.AUDIT}
+            if wrong := sum(n for (saw, fine), n in seen.pending.items() if not fine and saw not in aside):
                 seen.account = after_violations(seen.account, bad=wrong, round=self.round)
             seen.pending.clear()
         self._stale = True

@@ -87,9 +87,9 @@ def set_limits(*, memory: int) -> list[str]:
     return []
 
 
-def cap_files() -> None:
-    """From now on no file may grow beyond SCRATCH_FILE: the memory of the parameters has its size."""
-    _lower(resource.RLIMIT_FSIZE, SCRATCH_FILE)
+def cap_files(largest: int = 0) -> None:
+    """From now on no file may grow beyond SCRATCH_FILE or `largest`: the memory of the parameters has its size."""
+    _lower(resource.RLIMIT_FSIZE, max(SCRATCH_FILE, largest))
 
 
 def _lower(which: int, to: int) -> None:

@@ -1,26 +1,28 @@
-"""Keeps a trainer's states between stretches of steps, so that others may repeat them. In memory, of a bounded size.
+"""Keeps a trainer's states between stretches of steps on disk, so that others may repeat them.
 
-    recorder = Recorder(loop.state, every=10, budget=room(parameters))
+    recorder = Recorder(loop.view, Vectors(folder, budget=room(parameters)), every=10)
     recorder.before(round, step, texts)        # before each step
     recorder.mark(round, step)                 # before somebody else touches the parameters: the stretches since then
-    recorder.kept(id)                          # a vector of a point, while it is kept
+    recorder.state(point)                      # the state of a point, while it is kept
 
-A stretch ends after `every` steps, where the round or the texts change, and at a mark. Vectors are kept by their ids,
-those asked for or made longest ago are let go of first.
+A stretch ends after `every` steps, where the round or the texts change, and at a mark. A state is hashed and written
+where it lies, never copied in memory; of what did not change since the point before, nothing is written again. Where
+the disk takes no more, what was trained until then cannot be shown.
 """
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarmnode.training.verify.trace import Point, State, Stretch, Vector
+from swarmnode.training.verify.trace import Point, State, Stretch
+from swarmnode.training.verify.vectors import Vectors
 
-MEMORY = 512 << 20  # bytes of states that a trainer keeps: enough for eight stretches of 1.8 M parameters
-STRETCHES = 8  # into which the steps of a round are divided, where there is memory for it …
-SPARE = 4  # … and for so many more points: where legs begin and end
+STRETCHES = 8  # into which the steps of a round are divided …
+FEWEST = 4  # … or so few, where the states of so many would take more than …
+STATES = 64 << 30  # … these bytes of disk
+SPARE = 4  # more points of a round: where legs begin and end
 WINDOWS = 2  # contributions whose states are kept: the one that is looked at, and the next
 
 
@@ -35,28 +37,26 @@ class _Open:
 
 
 def stretch_steps(steps: int, parameters: int) -> int:
-    """Steps of a stretch, where rounds have `steps` (H) and the model so many parameters; 0: it is too large to audit.
+    """Steps of a stretch, where rounds have `steps` (H) and the model so many parameters.
 
     A function of the run alone, so that nobody can say that its own work cannot be looked at.
     """
-    points = MEMORY // (12 * max(1, parameters) * WINDOWS)  # parameters and two moments of float32
-    stretches = min(STRETCHES, points - SPARE)
-    return -(-steps // stretches) if stretches > 0 else 0
+    points = STATES // (12 * max(1, parameters) * WINDOWS)  # parameters and two moments of float32
+    return -(-steps // max(FEWEST, min(STRETCHES, points - SPARE)))
 
 
-def room(parameters: int) -> int:
-    """Bytes that the states of WINDOWS contributions take, of a model of so many parameters; MEMORY at the most."""
-    return min(MEMORY, WINDOWS * (STRETCHES + SPARE) * 12 * parameters)
+def room(steps: int, parameters: int) -> int:
+    """Bytes of disk that the states of WINDOWS contributions take."""
+    return WINDOWS * (-(-steps // stretch_steps(steps, parameters)) + SPARE) * 12 * parameters
 
 
 class Recorder:
     """The states of one life of a trainer."""
 
-    def __init__(self, capture: Callable[[], State], *, every: int, budget: int) -> None:
-        """`capture` copies the present state; `every` steps are a stretch; `budget` bytes are kept."""
-        self._capture, self._every, self._budget = capture, every, budget
-        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()  # the longest unused first
-        self._bytes = 0
+    def __init__(self, view: Callable[[], State], vectors: Vectors, *, every: int) -> None:
+        """`view` is the present state, which may be the memory that is trained; `every` steps are a stretch."""
+        self._view, self._vectors, self._every = view, vectors, every
+        self._point: Point | None = None  # the newest
         self._open: _Open | None = None
         self._done: list[Stretch] = []
         self.last: Stretch | None = None  # the newest whole one, for calibration
@@ -75,11 +75,12 @@ class Recorder:
             if same and step - begun.step < self._every:
                 return
             if begun.round == round and step > begun.step:
-                self._close(begun, step)
-                self._open = _Open(self._done[-1].end, round, step, texts)
+                end = self._close(begun, step)
+                self._open = _Open(end, round, step, texts) if end is not None else None
                 return
             self.lose()  # the end of the round before was not told
-        self._open = _Open(self._point(), round, step, texts)
+        start = self._keep()
+        self._open = _Open(start, round, step, texts) if start is not None else None
 
     def mark(self, round: int, step: int) -> list[Stretch]:
         """The stretches since the last mark; `step` of `round` would be next."""
@@ -94,30 +95,27 @@ class Recorder:
         self._open, self._done, self.last = None, [], None
         self.life = os.urandom(8)
 
-    def kept(self, id: bytes) -> Vector | None:
-        """The vector with this id, unless it was let go of."""
-        if id in self._vectors:
-            self._vectors.move_to_end(id)
-        return self._vectors.get(id)
-
     def state(self, point: Point) -> State | None:
         """The state at a point, unless it was let go of."""
-        parameters, moments = self.kept(point.parameters), self.kept(point.moments)
+        parameters, moments = self._vectors.get(point.parameters), self._vectors.get(point.moments)
         return State(parameters, moments, point.updates) if parameters is not None and moments is not None else None
 
-    def _close(self, begun: _Open, step: int) -> None:
-        steps = step - begun.step
-        self.last = Stretch(begun.start, self._point(), begun.round, begun.step, steps, begun.texts)
-        self._done.append(self.last)
+    def _close(self, begun: _Open, step: int) -> Point | None:
+        end = self._keep()
+        if end is not None:
+            steps = step - begun.step
+            self.last = Stretch(begun.start, end, begun.round, begun.step, steps, begun.texts)
+            self._done.append(self.last)
+        return end
 
-    def _point(self) -> Point:
-        state = self._capture()
-        point = state.point
-        for id, vector in ((point.parameters, state.parameters), (point.moments, state.moments)):
-            if id not in self._vectors:
-                self._bytes += vector.nbytes
-            self._vectors[id] = vector
-            self._vectors.move_to_end(id)
-        while self._bytes > self._budget and len(self._vectors) > 2:
-            self._bytes -= self._vectors.popitem(last=False)[1].nbytes
-        return point
+    def _keep(self) -> Point | None:
+        """The point of the present state, now on disk; None where the disk does not take it."""
+        state, before = self._view(), self._point
+        try:
+            same = before is not None and before.updates == state.updates and self._vectors.touch(before.moments)
+            moments = before.moments if same and before is not None else self._vectors.put(state.moments)
+            self._point = Point(self._vectors.put(state.parameters), moments, state.updates)
+        except OSError:
+            self.lose()
+            return None
+        return self._point

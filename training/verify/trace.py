@@ -24,11 +24,12 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
 
-VERSION = 1
+VERSION = 2
 ID = 32  # bytes of ids
 MAX_TRACE = 1 << 20  # bytes
 MAX_LEGS = 16
@@ -69,6 +70,10 @@ class Point:
     parameters: bytes
     moments: bytes
     updates: int
+
+    @property
+    def vectors(self) -> tuple[bytes, bytes]:
+        return self.parameters, self.moments
 
 
 @dataclass(frozen=True)
@@ -154,20 +159,9 @@ def root_of(raw: bytes) -> bytes:
 
 def vector_id(vector: Vector) -> bytes:
     """The id of a float32 vector, of its bytes in little-endian order."""
-    digest = hashlib.sha256(b"swarmnode/vector/1\0")
-    digest.update(np.ascontiguousarray(vector, dtype="<f4").data)
+    digest = blake3(b"swarmnode/vector/2\0")  # a quarter of the time of sha-256
+    digest.update(np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data)
     return digest.digest()
-
-
-def state_row(state: State) -> list[Any]:
-    """A state as it crosses from process to process."""
-    return [state.parameters.tobytes(), state.moments.tobytes(), state.updates]
-
-
-def state_of(row: Sequence[Any]) -> State:
-    """What `state_row` made."""
-    parameters, moments, updates = row
-    return State(np.frombuffer(parameters, "<f4"), np.frombuffer(moments, "<f4"), updates)
 
 
 def gap(trace: Trace) -> str:
@@ -195,8 +189,12 @@ def gap(trace: Trace) -> str:
 
 def row_of(stretch: Stretch) -> list[Any]:
     """A stretch as msgpack carries it."""
-    points = [[point.parameters, point.moments, point.updates] for point in (stretch.start, stretch.end)]
-    return [*points, stretch.round, stretch.step, stretch.steps, stretch.texts]
+    return [*map(point_row, (stretch.start, stretch.end)), stretch.round, stretch.step, stretch.steps, stretch.texts]
+
+
+def point_row(point: Point) -> list[Any]:
+    """A point as msgpack carries it."""
+    return [point.parameters, point.moments, point.updates]
 
 
 def _parse(row: Any) -> Trace:
@@ -220,12 +218,13 @@ def _parse(row: Any) -> Trace:
 def stretches_of(rows: Sequence[Any]) -> tuple[Stretch, ...]:
     """What `row_of` made. Raises BadTrace, TypeError or ValueError."""
     return tuple(
-        Stretch(_point(start), _point(end), _number(round), _number(step), _number(steps, 1), _number(texts))
+        Stretch(point_of(start), point_of(end), _number(round), _number(step), _number(steps, 1), _number(texts))
         for start, end, round, step, steps, texts in rows
     )
 
 
-def _point(row: Any) -> Point:
+def point_of(row: Any) -> Point:
+    """What `point_row` made. Raises BadTrace, TypeError or ValueError."""
     parameters, moments, updates = row
     return Point(_id(parameters), _id(moments), _number(updates))
 

@@ -40,6 +40,7 @@ from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.replay import DECAY
 from swarmnode.training.verify.trace import MAX_LEGS, Leg, Origin, Trace, gap, vector_id
+from swarmnode.training.verify.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +355,10 @@ class TracedTrainer(LocalTrainer):
         self._trained = False  # by this trainer, ever
         self._start = self._start_before = trainer.parameters()  # of what is being written down, and of the offer
         self._offered: Trace | None = None
-        self._shown: OrderedDict[bytes, dict[bytes, memoryview]] = OrderedDict()  # by root: bytes by id
+        self._shown: OrderedDict[bytes, bytes] = OrderedDict()  # records by root
+        recorded, offers, _ = trainer.states
+        self._recorded = Vectors(recorded)
+        self._offers = Vectors(offers, budget=RECORDS_KEPT * 8 * self.feedback.size)  # an end and a residual each
 
     # --- what others may ask for --------------------------------------------------------------------------------------
 
@@ -366,16 +370,15 @@ class TracedTrainer(LocalTrainer):
         """Whether the record with this root is kept: it is of one of the last contributions."""
         return root in self._shown
 
-    async def show(self, id: bytes) -> bytes | None:
-        """A record by its root, or a vector that a record names; None where it is kept no more."""
-        for kept in self._shown.values():
-            if id in kept:
-                return bytes(kept[id])
-        try:
-            vector = await self.audited.kept(id)
-        except TrainerDied:
-            return None
-        return None if vector is None else vector.tobytes()
+    async def show(self, id: bytes) -> memoryview | None:
+        """A record by its root, or a vector that a record names, mapped; None where it is kept no more."""
+        if id in self._shown:
+            return memoryview(self._shown[id])
+        for vectors in (self._recorded, self._offers):
+            vector = await self._runner(lambda vectors=vectors: vectors.get(id))  # type: ignore[misc]
+            if vector is not None and vector.size in (0, self.feedback.size, 2 * self.feedback.size):
+                return memoryview(vector.view(np.uint8))
+        return None
 
     # --- what is written down -----------------------------------------------------------------------------------------
 
@@ -393,6 +396,7 @@ class TracedTrainer(LocalTrainer):
             return
         if marked.life != self._life:
             if self._life:
+                logger.warning("what was trained until now cannot be shown to auditors: the trainer lost its states")
                 self.unlink()
             self._life = marked.life
         self._trained = self._trained or bool(marked.stretches)
@@ -419,13 +423,21 @@ class TracedTrainer(LocalTrainer):
             self.unlink()
             return None
         local = self.offer.local
-        start, end, left = await self._runner(lambda: [vector_id(vector) for vector in (self._start, local, residual)])
+
+        def keep() -> list[bytes]:
+            return [vector_id(self._start), *(self._offers.put(vector) for vector in (local, residual))]
+
+        try:
+            start, end, left = await self._runner(keep)
+        except OSError as error:
+            logger.warning("the disk does not take the record of this node's work, which audits need: %s", error)
+            self.unlink()
+            return encoded
         legs = tuple(self._legs)
         trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts.given())
         if self._life and not gap(trace):
             self._offered = trace
-            vectors = {end: local.data.cast("B"), left: residual.data.cast("B")}  # that are not the trainer's
-            self._shown[trace.root] = {trace.root: memoryview(trace.encode()), **vectors}
+            self._shown[trace.root] = trace.encode()
             while len(self._shown) > RECORDS_KEPT:
                 self._shown.popitem(last=False)
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")

@@ -52,7 +52,6 @@ from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.transfer.catchup import CatchUp
-from swarmnode.training.verify.recorder import stretch_steps
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +111,9 @@ class Open(Method):
         spec, trainer = parts.spec, parts.trainer
         if spec.trust.audit_share <= 0:
             return LocalTrainer(trainer, parts.runner, spec)
-        if trainer.capabilities.replays and stretch_steps(spec.inner.steps, trainer.layout.parameters):
+        if trainer.capabilities.replays:
             return TracedTrainer(trainer, parts.runner, spec, parts.texts)
-        logger.warning("the model is too large for audits, or this trainer cannot take part in them")
+        logger.warning("this trainer cannot take part in audits")
         return LocalTrainer(trainer, parts.runner, spec)
 
     def measure(self, metrics: Metrics) -> None:

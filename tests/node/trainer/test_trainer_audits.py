@@ -17,7 +17,8 @@ from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import Batches, Marked, Slice
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.verify.replay import LEAST
-from swarmnode.training.verify.trace import Point, State, Stretch, vector_id
+from swarmnode.training.verify.trace import Point, Stretch
+from swarmnode.training.verify.vectors import Vectors
 
 Use = Callable[[TrainerProcess, TrainerProcess], Awaitable[None]]
 
@@ -72,11 +73,13 @@ def _with_trainers(spec: RunSpec, texts: list[Path], use: Use, *, threads: int =
     trio.run(main)
 
 
-async def _state(author: TrainerProcess, point: Point) -> State:
-    parameters, moments = await author.kept(point.parameters), await author.kept(point.moments)
-    assert parameters is not None and moments is not None
-    assert vector_id(parameters) == point.parameters
-    return State(parameters, moments, point.updates)
+def _show(author: TrainerProcess, auditor: TrainerProcess, point: Point) -> None:
+    """Have a state of one where the other looks for what it is to repeat."""
+    kept, fetched = Vectors(author.states[0]), Vectors(auditor.states[2])
+    for id in point.vectors:
+        vector = kept.get(id)
+        assert vector is not None
+        assert fetched.put(vector) == id
 
 
 async def _slice(author: TrainerProcess, auditor: TrainerProcess, stretch: Stretch, texts: list[Path]) -> Slice:
@@ -86,8 +89,9 @@ async def _slice(author: TrainerProcess, auditor: TrainerProcess, stretch: Stret
     places = await auditor.places(Batches("author", stretch.round, steps, len(text)))
     assert len(places) == 2 * stretch.steps
     pieces = tuple((start, text[start:stop]) for start, stop in places)
-    start, end = await _state(author, stretch.start), await _state(author, stretch.end)
-    return Slice("author", stretch, start, end, len(text), pieces)
+    _show(author, auditor, stretch.start)
+    _show(author, auditor, stretch.end)
+    return Slice("author", stretch, len(text), pieces)
 
 
 async def _worked(author: TrainerProcess, texts: list[Path]) -> Marked:

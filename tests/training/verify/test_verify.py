@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.verify.recorder import MEMORY, Recorder, stretch_steps
+from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import (
     DECAY,
     LEAST,
@@ -33,6 +34,7 @@ from swarmnode.training.verify.replay import (
     whom,
 )
 from swarmnode.training.verify.trace import BadTrace, Leg, Origin, Point, State, Stretch, Trace, gap, vector_id
+from swarmnode.training.verify.vectors import Vectors
 
 SIZE = 4096  # one chunk of top-k
 CODEC = "topk"
@@ -140,13 +142,13 @@ def test_a_budget_is_a_share_and_saves_up_little() -> None:
     assert sum(budget.affords(1.0) and not budget.spend(1.0) for _ in range(100)) == SAVED
 
 
-def test_a_recorder_ends_stretches_where_texts_and_rounds_change_and_forgets_the_oldest() -> None:
+def test_a_recorder_ends_stretches_where_texts_and_rounds_change_and_forgets_the_oldest(tmp_path: Path) -> None:
     counter = [0]
 
     def capture() -> State:
         return State(np.full(4, counter[0], np.float32), np.full(8, counter[0], np.float32), counter[0])
 
-    recorder = Recorder(capture, every=3, budget=2 * 48 + 47)
+    recorder = Recorder(capture, Vectors(tmp_path, budget=2 * 48 + 47), every=3)
     for step in range(7):
         recorder.before(0, step, 1 if step < 4 else 2)
         counter[0] += 1
@@ -156,15 +158,57 @@ def test_a_recorder_ends_stretches_where_texts_and_rounds_change_and_forgets_the
     assert [one.start.updates for one in done] == [0, 3, 4]
     assert recorder.state(done[0].start) is None and recorder.state(done[2].end) is not None
     assert not recorder.is_open and recorder.mark(0, 7) == []
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 48 + 47
 
 
-def test_the_states_of_some_contributions_fit_into_memory_or_nothing_is_recorded() -> None:
-    assert stretch_steps(80, 800_000) == 10
+def test_what_did_not_change_between_two_points_is_written_once(tmp_path: Path) -> None:
+    state = State(np.ones(4, np.float32), np.zeros(8, np.float32), 0)
+    recorder = Recorder(lambda: state, Vectors(tmp_path), every=3)
+    recorder.before(0, 0, 1)
+    state = replace(state, parameters=2 * state.parameters, moments=state.moments + 1, updates=3)
+    (first,) = recorder.mark(0, 3)
+    written = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert len(written) == 4
+    recorder.before(0, 3, 1)  # a judge was here, and left all as it was
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == written
+    state = replace(state, parameters=state.parameters + 1, updates=4)
+    assert recorder.mark(0, 4)[0].start == first.end
+
+
+def test_a_disk_that_is_full_costs_the_record_and_not_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    recorder = Recorder(
+        lambda: State(np.ones(4, np.float32), np.ones(8, np.float32), 0), Vectors(tmp_path / "file"), every=1
+    )
+    life = recorder.life
+    for step in range(3):
+        recorder.before(0, step, 1)
+    assert recorder.mark(0, 3) == []
+    assert recorder.life != life
+
+
+def test_every_size_of_model_can_be_audited_and_its_disk_is_known_before() -> None:
+    assert stretch_steps(80, 800_000) == stretch_steps(80, 135_000_000) == 10
     assert stretch_steps(3, 1000) == 1
-    for parameters in (10**5, 10**6, 10**7, 10**8):
-        steps = stretch_steps(80, parameters)
-        assert steps == 0 or 2 * 12 * parameters * (-(-80 // steps) + 4) <= MEMORY * 1.01
-    assert stretch_steps(80, 10**8) == 0
+    assert stretch_steps(80, 10**9) == 20
+    assert room(80, 135_000_000) == 2 * 12 * 12 * 135_000_000
+
+
+def test_a_name_that_leads_elsewhere_or_to_other_bytes_is_no_vector(tmp_path: Path) -> None:
+    vectors, elsewhere = Vectors(tmp_path / "states"), tmp_path / "key"
+    ones = np.ones(4, np.float32)
+    id = vectors.put(ones)
+    np.testing.assert_array_equal(vectors.get(id), ones)
+    elsewhere.write_bytes(b"secret  ")
+    (vectors.folder / bytes(32).hex()).symlink_to(elsewhere)
+    assert vectors.get(bytes(32)) is None
+    (vectors.folder / (b"\1" * 32).hex()).mkdir()
+    assert vectors.get(b"\1" * 32) is None
+    other = Vectors(tmp_path / "fetched")
+    for content, expected in ((ones, True), (2 * ones, False)):
+        other.room(id, 64)[:16] = content.tobytes()
+        assert (other.fill(id, 16) is not None) == expected
+    assert other.get(id) is None
 
 
 def test_what_is_not_finite_or_of_another_count_is_infinitely_far() -> None:

@@ -66,19 +66,21 @@ from swarmnode.training.verify.trace import (
     MAX_TRACE,
     BadTrace,
     Origin,
-    State,
     Stretch,
     Trace,
     root_of,
     vector_id,
 )
+from swarmnode.training.verify.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
 SHOW = "audit.show"
 TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
-FETCH_WITHIN = 120.0  # seconds for one thing
-SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched
+FETCH_WITHIN = 120.0  # seconds for one thing, and …
+SLOWEST = 1e6  # … bytes a second at the least
+STALL = 60.0  # seconds without a byte: the author hashes what it shows first
+SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched, and those for a dozen vectors
 MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
 AT_ONCE = 16  # auditors whom something is shown: one a round in the mean
 PATIENCE = 2  # audits in a row in which an author may show nothing
@@ -143,6 +145,7 @@ class Audits(WorkCheck):
         self._until: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()  # auditor, roster: until when it is shown
         self._asked: Counter[tuple[PeerId, bytes]] = Counter()  # ids
         self._shown_bytes = 0
+        self._vectors_here, self._have = Vectors(parts.trainer.states[2]), dict[bytes, Vector]()  # of the audit in hand
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
 
     def measure(self, metrics: Metrics) -> None:
@@ -163,7 +166,7 @@ class Audits(WorkCheck):
         now, whose = trio.current_time(), (peer, query.roster)
         if query.run_id != self._parts.run_id or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
-        self._until[whose] = now + SHOWN_FOR
+        self._until[whose] = now + SHOWN_FOR + 12 * _within(4 * self._local.feedback.size)
         self._until.move_to_end(whose)
         self._tidy(now)
         self._asked[whose] += len(query.ids)
@@ -175,7 +178,7 @@ class Audits(WorkCheck):
             found.append(content is not None)
             if content is not None:
                 self._parts.bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
-                self._shown_bytes += len(content)
+                self._shown_bytes += content.nbytes
         return Showing(tuple(found))
 
     def _tidy(self, now: float) -> None:
@@ -202,8 +205,11 @@ class Audits(WorkCheck):
         work = _Work(block, author, commit, self._store.logs[block.parent].reveals[commit].what)
         try:
             self._conclude(await self._audit(work))
-        except (Unknown, TrainerDied) as reason:
+        except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
             logger.info("round %d: the work of %s is not audited: %s", block.chain.round, author, reason)
+        finally:
+            self._have.clear()
+            await self._parts.runner(self._vectors_here.clear)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
@@ -274,47 +280,53 @@ class Audits(WorkCheck):
 
     async def _record(self, work: _Work, root: bytes) -> Trace:
         """The record with this root. Raises NotShown, and BadTrace where the author signed what is none."""
-        (raw,) = (await self._fetch(work, (root,), MAX_TRACE)).values()
+        await self._ask(work, (root,))
+        raw = bytes(await self._fetch(work, root, MAX_TRACE))
         if root_of(raw) != root:
             raise NotShown("it sent another record than the one that it signed")
         return Trace.decode(raw)
 
     async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
-        """Parameters (P,) and moments (2 P,) or (0,) by their ids, all finite. Raises NotShown, Wrong."""
+        """Parameters (P,) and moments (2 P,) or (0,) by their ids, all finite, mapped. Raises NotShown, Wrong."""
         found, parameters = {}, self._local.feedback.size
-        for id, raw in (await self._fetch(work, tuple(sorted(ids)), 8 * parameters)).items():
-            vector = np.frombuffer(raw, "<f4") if len(raw) % 4 == 0 else np.zeros(0, np.float32)
-            if await self._parts.runner(lambda vector=vector: vector_id(vector)) != id:  # type: ignore[misc]
+        missing = sorted(id for id in ids if id not in self._have)
+        if missing:
+            await self._ask(work, tuple(missing))
+        for id in missing:
+            into = await self._parts.runner(lambda id=id: self._vectors_here.room(id, 8 * parameters))  # type: ignore[misc]
+            size = len(await self._fetch(work, id, 8 * parameters, into=into))
+            vector = await self._parts.runner(lambda id=id, size=size: self._vectors_here.fill(id, size))  # type: ignore[misc]
+            if vector is None:
                 raise NotShown("it sent another state than the one that it signed")
+            self._have[id] = vector
+        for id in ids:
+            vector = found[id] = self._have[id]
             if vector.size not in (0, parameters, 2 * parameters):
                 raise Wrong("states of another model")
             if not np.isfinite(vector).all():
                 raise Wrong("states that are not finite")
-            found[id] = vector
         return found
 
-    async def _fetch(self, work: _Work, ids: tuple[bytes, ...], most: int) -> dict[bytes, bytes]:
-        """What the author signed, of at most so many bytes each, by id. Raises NotShown."""
-        author, roster = work.author, work.block.id
-        query = ShowQuery(self._parts.run_id, roster, work.reveal.trace, ids)
+    async def _ask(self, work: _Work, ids: tuple[bytes, ...]) -> None:
+        """Have the author offer what it signed. Raises NotShown."""
+        query = ShowQuery(self._parts.run_id, work.block.id, work.reveal.trace, ids)
         try:
-            showing = await self._parts.rpc.call(author, SHOW, query, Showing, timeout=TIMEOUT)
+            showing = await self._parts.rpc.call(work.author, SHOW, query, Showing, timeout=TIMEOUT)
         except CallError as error:
             raise NotShown(f"it does not answer: {error}") from error
         if len(showing.found) != len(ids) or not all(showing.found):
             raise NotShown("it has what it signed no more")
-        found = {}
-        prefix = self._prefix(self._parts.me, roster)
-        for id in ids:
-            try:
-                with trio.fail_after(FETCH_WITHIN):
-                    raw = await self._parts.bulk.fetch(author, (*prefix, id.hex()), max_size=max(1, most))
-            except NetworkError as error:
-                raise NotShown(f"it does not send what it shows: {error}") from error
-            except trio.TooSlowError:
-                raise NotShown(f"it took more than {FETCH_WITHIN:.0f} s for one thing") from None
-            found[id] = bytes(raw)
-        return found
+
+    async def _fetch(self, work: _Work, id: bytes, most: int, *, into: memoryview | None = None) -> memoryview:
+        """What the author offers under an id, of at most so many bytes. Raises NotShown."""
+        key, within = (*self._prefix(self._parts.me, work.block.id), id.hex()), _within(most)
+        try:
+            with trio.fail_after(within):
+                return await self._parts.bulk.fetch(work.author, key, into=into, max_size=max(1, most), stall=STALL)
+        except NetworkError as error:
+            raise NotShown(f"it does not send what it shows: {error}") from error
+        except trio.TooSlowError:
+            raise NotShown(f"it took more than {within:.0f} s for one thing") from None
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
@@ -408,11 +420,10 @@ class Audits(WorkCheck):
 
     async def _replay(self, work: _Work, trace: Trace, stretch: Stretch) -> Distance:
         points = (stretch.start, stretch.end)
-        vectors = await self._vectors(work, {id for point in points for id in (point.parameters, point.moments)})
-        start, claimed = (State(vectors[p.parameters], vectors[p.moments], p.updates) for p in points)
-        if not start.parameters.size == claimed.parameters.size == self._local.feedback.size:
+        vectors = await self._vectors(work, {id for point in points for id in point.vectors})
+        if any(vectors[point.parameters].size != self._local.feedback.size for point in points):
             raise Wrong("states of another model")
-        slice = Slice(work.author, stretch, start, claimed)
+        slice = Slice(work.author, stretch)
         if stretch.texts and not self._parts.texts.shared:
             raise Unknown("this node has no access to the run's text")
         if stretch.texts:
@@ -440,6 +451,11 @@ class Audits(WorkCheck):
             return replace(slice, size=text.size, pieces=await text.pieces(slice.author, places))
         except ShardError as error:
             raise NotShown(f"the text that it trained on cannot be had: {error}") from error
+
+
+def _within(size: int) -> float:
+    """Seconds for one thing of so many bytes."""
+    return FETCH_WITHIN + size / SLOWEST
 
 
 def _has_moments(trace: Trace, parameters: int) -> bool:
