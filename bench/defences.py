@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -90,7 +89,6 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
-    from swarmnode.training.open_step import control_variate, gain_of, plan_for, trial
     from swarmnode.training.runspec import ModelSection
 
     spent = [0.0]  # CPU seconds of all judges together
@@ -98,35 +96,17 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     class Undefended(methods.Open):
         """Everything counts in full."""
 
-        def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
-            return np.ones((1, len(raws)))
+        def _units(self, round: int, raws: list[memoryview]) -> list[int]:
+            return [1] * len(raws)
 
     class Judged(methods.Open):
-        """Every worker judges, as `open/judge.py` does, and measures what the round before cost."""
+        """Every worker judges."""
 
-        def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
-            began, workers, phi = time.process_time(), self._workers, self._state.parameters
-            before, self._before = getattr(self, "_before", phi), phi
-            plan = plan_for(contributions=len(raws), trained=LM_INTERVAL * workers.size.batch)
-
-            def judge(number: int) -> list[float]:
-                seed = methods._seed(f"judge {number} of {workers.seed} {round}")
-                loss = partial(workers.heldout_on, number, seed=seed)
-                parts = [(0, plan.each), (plan.each, plan.gradient)]
-                slopes = [workers.slope_on(number, phi, seed=seed, first=a, last=b) for a, b in parts]
-                correction, few = control_variate(*slopes, plan), loss(phi, sequences=plan.each)
-                loss(before, sequences=plan.most)
-                gains = []
-                for raw in raws:
-                    step = trial(raw, phi.size, lr=self._arm.outer_lr, codec_name=self._arm.codec)
-                    measured = few - loss(step.taken_from(phi), sequences=plan.each)
-                    gains.append(gain_of(measured, step.derivative(slopes[0]), step.derivative(correction)))
-                gains[number] = float("nan")
-                return gains
-
-            gains = np.array(workers.map(judge, range(len(workers.peers))))
+        def _units(self, round: int, raws: list[memoryview]) -> list[int]:
+            began = time.process_time()
+            units = super()._units(round, raws)
             spent[0] += time.process_time() - began
-            return gains
+            return units
 
     arm = methods.Arm("open", steps=LM_STEPS, lr=3e-3, interval=LM_INTERVAL, codec="topk", decay=0.95)
     size = Size(model=ModelSection(layers=2, heads=2, width=64, context=64))
@@ -253,9 +233,8 @@ def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> flo
         spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")
         parts: Any = SimpleNamespace(spec=spec, runner=inline, ledger=None)
         local = LocalTrainer(trainer, inline, spec)  # type: ignore[arg-type]
-        await Evaluator(local, parts, state=state, before=state, seed=1).measure(
-            found, dict.fromkeys(found, "peer"), among=contributions
-        )
+        judge = Evaluator(local, parts, state=state, before=state, seed=1)
+        await judge.measure(found, dict.fromkeys(found, "peer"), ["peer"])
 
     began = time.process_time()
     trio.run(measure)
@@ -274,37 +253,32 @@ def judged(nodes: int) -> tuple[int, int]:
 
 def growth() -> Iterator[dict[str, Any]]:
     """Verification's share of a node's compute."""
-    from swarmnode.training.open_step import SEQUENCES, plan_for
+    from swarmnode.training.open_step import sequences_for
 
     steps = {batch: step_seconds(batch) for batch in BATCHES}
     trainer = InProcess(BATCHES[0])
     judging_seconds(trainer, 1, 80 * 4)
-    began = time.process_time()
-    for seed in range(TIMED):
-        trainer.task.evaluate(thorough=False, seed=seed)
-    whole = (time.process_time() - began) / TIMED
-    told = {**{f"step_{batch}": round(steps[batch], 4) for batch in BATCHES}, f"on_{SEQUENCES}": round(whole, 4)}
-    yield {"bench": "defences", "cpu_seconds": told}
+    yield {"bench": "defences", "cpu_seconds": {f"step_{batch}": round(steps[batch], 4) for batch in BATCHES}}
     known: dict[tuple[int, int], float] = {}
     for nodes in SIZES:
         count, contributions = judged(nodes)
         line: dict[str, Any] = {"nodes": nodes, "judges": count, "contributions": contributions}
         for name, number, batch in (
+            ("5 steps of 4", 5, 4),
+            ("20 steps of 4", 20, 4),
             ("example: 80 steps of 4", 80, 4),
             ("500 steps of 4", LONG_ROUND, 4),
             ("500 steps of 32", LONG_ROUND, 32),
         ):
-            trained, plan = number * steps[batch], plan_for(contributions=contributions, trained=number * batch)
+            trained = number * steps[batch]
             if (contributions, number * batch) not in known:
                 known[contributions, number * batch] = judging_seconds(trainer, contributions, number * batch)
             spent = known[contributions, number * batch]
             line[name] = {
-                "slope": plan.gradient,
-                "each": plan.each,
+                "sequences": sequences_for(number * batch),
                 "cpu_seconds": round(spent, 3),
                 "judge": _share(spent, trained),
                 "mean": _share(spent * count / nodes, trained),
-                "before": _share((contributions + 2) * whole, trained),
             }
         yield {"bench": "defences", **line}
 
@@ -320,7 +294,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
 
     from swarmnode.testing.simnet import run_simulation
     from swarmnode.testing.toytrainer import SimTrainer
-    from swarmnode.training.open_step import BACKWARD, plan_for
+    from swarmnode.training.open_step import BACKWARD, sequences_for
 
     counted, trained = [0], [0]
     usual_heldout, usual_gradient = SimTrainer.heldout, SimTrainer.gradient
@@ -354,7 +328,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
         "simulated_nodes": nodes,
         "sequences_trained": trained[0],
         "passes_of_a_node_in_a_round": round(counted[0] / nodes / rounds, 2),
-        "by_the_rules": plan_for(contributions=nodes, trained=trained[0]).passes(nodes),
+        "by_the_rules": (2 * BACKWARD + 1) * sequences_for(trained[0]),
     }
 
 

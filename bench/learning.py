@@ -40,7 +40,7 @@ FIRST_SEED = 1  # of the common checkpoint, and of what begins from scratch
 SYNCHRONOUS = Arm("synchronous", steps=480, lr=1e-3)
 DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=15, codec="int4", outer_lr=0.4, momentum=0.9)
 INT8 = replace(DILOCO, interval=30, codec="int8", outer_lr=0.7, momentum=0.6)
-OPEN = Arm("open", steps=480, lr=1e-3, interval=5, codec="sign3", outer_lr=0.7, momentum=0.8, decay=0.95, judged=0.125)
+OPEN = Arm("open", steps=480, lr=1e-3, interval=5, codec="sign3", outer_lr=0.7, momentum=0.8, decay=0.95)
 SPARSE = replace(OPEN, codec="topk", outer_lr=2.0, momentum=0.0)
 
 
@@ -67,7 +67,7 @@ class Plan:
         replace(DILOCO, outer_lr=0.5, momentum=0.8),
         replace(DILOCO, outer_lr=0.7, momentum=0.8),
         DILOCO,
-        replace(SPARSE, interval=4, outer_lr=1.0, judged=0.25),
+        replace(SPARSE, interval=4, outer_lr=1.0),
         replace(SPARSE, outer_lr=1.0),
         SPARSE,
         replace(SPARSE, decay=1.0),

@@ -19,7 +19,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import learning
-from learned.methods import Arm, Outcome, gate, train
+from learned.methods import Arm, Outcome, train
 from learned.report import put
 from learned.workers import DataParallel, Size, Workers
 
@@ -118,11 +118,3 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
 def test_a_page_without_room_for_a_table_is_an_error() -> None:
     with pytest.raises(ValueError, match="continued"):
         put("nothing here", "continued", "| a |")
-
-
-def test_the_gate_takes_the_median_of_those_who_judged() -> None:
-    nan = np.nan
-    gains = np.array(
-        [[0.1, -0.1, 0.1, 9.0, nan, 0.0], [0.1, 0.2, 0.1, -0.1, nan, 0.0], [0.1, -0.2, nan, -0.1, 0.5, 0.0]]
-    )
-    assert gate(gains, noise=0.01).tolist() == [True, False, True, False, False, False]

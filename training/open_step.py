@@ -8,24 +8,15 @@ A contribution is the encoded pseudo-gradient of one node, bytes of a stranger. 
 an integer weight and an integer clip factor each; from there on nothing is chosen by a machine: factors come from
 integers, sums run element by element in the roster's order, and norms are correctly rounded whatever the order.
 
-**What a step is worth on held-out text, measured on few sequences:** one gradient for all steps, and a look at each.
+**What each contribution is worth on held-out text, by two gradients** however many there are. The step of a round takes
+φ to φ - s, where s is the sum of what the contributions add. What it gains is the integral of the gradient along it, so
 
-    plan = plan_for(contributions=16, trained=320)        # SamplePlan(gradient=8, each=1), in sequences
-    step = trial(raw, elements, lr=1.0, codec_name="topk")        # an eighth of a contribution
-    gain = gain_of(before - after, step.derivative(few), step.derivative(correction))  # from `control_variate`
+    gain_i = ⟨(∇L(φ) + ∇L(φ - s)) / 2, lr · clip_i · x_i⟩               (1)
 
-The gain of a step s is the loss before it minus the loss after it, L(φ) - L(φ - s). On k sequences it is measured with
-the noise of k, at k passes for each contribution: on sixteen each, a judge of sixty contributions spent as much time on
-them as on its own training, in short rounds. Most of that noise is in the part of the gain that is linear in s, and one
-gradient on m > k sequences tells that part for all contributions. So, with ∇L_k of the first k of the same sequences,
-
-    gain = L_k(φ) - L_k(φ - s) + ⟨∇L_m(φ) - ∇L_k(φ), s⟩           (1)
-
-which has the expectation of the gain itself, whatever m and k (∇L_k is a control variate of the loss, as in Glasserman,
-"Monte Carlo Methods in Financial Engineering", 4.1). The gradient alone would not do: it does not see curvature, and a
-step along the steepest of it looks twice as good as an honest one while it does twenty times its good in harm. There
-the product on k sequences tells nothing of the loss on them, and (1) is noisier than the loss alone: so where the two
-differ by more than CURVED of the linear part, the lesser of both estimates is taken (bench/judging.py).
+with the trapezoid rule in place of the integral: the shares of Aumann and Shapley ("Values of Non-Atomic Games", 1974),
+which sum to the gain of the whole step. A contribution is so measured among the others. Alone, honest work on skewed
+data does look harmful: it leads past the bottom, where the mean of many does not; and the gradient at φ alone does not
+see that a step along the steepest of it goes too far.
 """
 
 from __future__ import annotations
@@ -189,96 +180,26 @@ def _add(total: Vector, raw: Raw, factor: np.float32, codec_name: str) -> None:
         np.add(total[part], values[part], out=total[part])
 
 
-# --- what a step is worth ---------------------------------------------------------------------------------------------
+# --- what a contribution is worth -------------------------------------------------------------------------------------
 
-TRIAL = 0.125  # of a contribution is tried
-SEQUENCES = 16  # that a judge draws in a round; more tell nothing that the median of judges does not
-JUDGE_SHARE = 0.036  # of the work of a round's own training that a judge means to spend on judging
-ENOUGH = 8  # sequences, of contributions or of a gradient, whose noise the median of judges bears easily …
-LEAST_GRADIENT = 4  # … and the fewest of a gradient, which thirty judges bear
-CURVED = 0.5  # of the linear part of a gain, that curvature may take off it; a quarter refused work on rare classes
-SHORT = 128  # sequences: in a round that trains on fewer, a share says nothing, and nothing is saved
+SEQUENCES = 8  # that a judge draws in a round, at the most; more tell nothing that the median of judges does not
+JUDGE_SHARE = 0.06  # of the work of a round's own training that a judge spends on judging at most
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 
-@dataclass(frozen=True)
-class SamplePlan:
-    """On how many of the sequences that it draws a judge measures."""
+def sequences_for(trained: int) -> int:
+    """On how many sequences a judge measures that trained on `trained`: two gradients, and one loss before the roster.
 
-    gradient: int  # m, of the gradient, and of what the last roster cost; 0: no gradient
-    each: int  # k, of every contribution
-
-    @property
-    def most(self) -> int:
-        return max(self.gradient, self.each)
-
-    def passes(self, contributions: int) -> int:
-        """Forward passes of one sequence that measuring so many costs, with what the last roster cost."""
-        base = (BACKWARD + 1) * self.gradient if self.gradient else 2 * self.each
-        return base + contributions * self.each
-
-
-def plan_for(*, contributions: int, trained: int) -> SamplePlan:
-    """How a judge measures so many contributions who trained on `trained` sequences in the round.
-
-    Each on ENOUGH or more where that costs at most JUDGE_SHARE of its training. Else by a gradient, and each on as many
-    as are left beside it, one at the least: nothing counts that was not itself looked at. With one each, sixty cost
-    three times the share in rounds of 320 sequences. In rounds of fewer than SHORT they are measured as if nothing
-    were to be saved: the share would be less than a look at each.
+    One at the least: the median of judges bears its noise, as a rule of the chain knows how large that is.
     """
-    if trained < SHORT:
-        return SamplePlan(0, SEQUENCES)
-    budget = int(JUDGE_SHARE * BACKWARD * trained)
-    if (each := budget // (contributions + 2)) >= ENOUGH:
-        return SamplePlan(0, min(each, SEQUENCES))
-    gradient = min(max((budget - contributions) // (BACKWARD + 1), LEAST_GRADIENT), ENOUGH)
-    each = (budget - (BACKWARD + 1) * gradient) // max(1, contributions)
-    return SamplePlan(gradient, min(max(each, 1), gradient - 1))
+    return max(1, min(SEQUENCES, int(JUDGE_SHARE * BACKWARD * trained) // (2 * BACKWARD + 1)))
 
 
-def control_variate(few: Vector, rest: Vector, plan: SamplePlan) -> Vector:
-    """∇L_m - ∇L_k, (P,), from the gradients (P,) on the first k sequences and on the m - k others."""
-    share = np.float32((plan.gradient - plan.each) / plan.gradient)
-    return np.asarray(share * (rest - few), np.float32)
-
-
-def gain_of(measured: float, linear: float, correction: float) -> float:
-    """The gain of a step that on k sequences is `measured`, with a linear part of `linear` there.
-
-    `correction`: of the linear part, from k sequences to m.
-    """
-    quiet = measured + correction
-    return min(measured, quiet) if linear - measured > CURVED * abs(linear + correction) else quiet
-
-
-@dataclass(frozen=True)
-class TrialStep:
-    """What is taken off the parameters to try a contribution."""
-
-    values: Vector  # (k,)
-    places: NDArray[np.int64] | None = None  # (k,), where they stand; None: everywhere
-
-    def taken_from(self, parameters: Vector) -> Vector:
-        """φ - s, (P,)."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.places is None:
-                return parameters - self.values
-            after = parameters.copy()
-            after[self.places] -= self.values
-            return after
-
-    def derivative(self, gradient: Vector) -> float:
-        """The directional derivative ⟨gradient, s⟩ for a gradient (P,)."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            there = gradient if self.places is None else gradient[self.places]
-            return float(np.multiply(there, self.values, dtype=np.float64).sum())  # BLAS would wake threads for so few
-
-
-def trial(raw: Raw, elements: int, *, lr: float, codec_name: str, shrink: float = 1.0) -> TrialStep:
-    """lr · x / 8 of the contribution x of `elements` values, shrunk by a factor of at most 1. Raises CodecError."""
-    factor, found = np.float32(lr * TRIAL * shrink), codec(codec_name)
+def inner_product(raw: Raw, direction: Vector, *, codec_name: str = DEFAULT_CODEC) -> float:
+    """⟨direction, x⟩ of a contribution x of as many elements, in float64. Raises CodecError."""
+    chosen = codec(codec_name)
     with np.errstate(over="ignore", invalid="ignore"):
-        if isinstance(found, TopK):
-            places, values = found.decode_sparse(raw, elements)
-            return TrialStep(factor * values, places)
-        return TrialStep(factor * found.decode(raw, elements))
+        if isinstance(chosen, TopK):
+            places, values = chosen.decode_sparse(raw, direction.size)
+            return float(np.multiply(direction[places], values, dtype=np.float64).sum())
+        return float(np.multiply(direction, chosen.decode(raw, direction.size), dtype=np.float64).sum())

@@ -180,14 +180,6 @@ class TrustSection:
         maximum=96,  # commits that a judge's cut has room for
         since=2,
     )
-    gain_floor: float = option(
-        0.0,
-        "held-out loss that an eighth of a contribution must take off, beyond the noise, to count",
-        unit="bits per byte",
-        minimum=0,
-        maximum=8,
-        since=2,
-    )
     revert_above: float = option(
         0.05,
         "worsening of the held-out loss by a round from which on the round is undone",

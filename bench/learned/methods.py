@@ -10,26 +10,36 @@ them, sent by a node on average; it receives as many.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from learned.workers import DataParallel, Vector, Workers
+from swarmnode.protocols.chain.rules import work_units
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
+from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop
-from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
+from swarmnode.training.open_step import (
+    CLIP_UNIT,
+    Factor,
+    apply_contributions,
+    clip_units,
+    exact_norm,
+    inner_product,
+    norm_of,
+    sequences_for,
+)
 from swarmnode.training.outer import OuterState, outer_step, weighted_sum
 from swarmnode.training.runspec import RunSpec
 
 JUDGES = 3  # of a round, taking turns; nobody judges what it made itself
-NOISE = 0.0  # bits per byte that a median gain must exceed
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,6 @@ class Arm:
     outer_lr: float = 1.0
     momentum: float = 0.0
     decay: float = 1.0  # of the residual
-    judged: float = 1.0  # share of a whole outer step by which judges try a contribution
 
 
 @dataclass(frozen=True)
@@ -55,20 +64,6 @@ class Outcome:
     curve: tuple[tuple[int, float], ...]  # steps done, held-out bits per byte
     bytes_per_node: float  # sent, and as many received
     accepted: float  # share of contributions that counted
-
-
-def gate(gains: NDArray[np.float64], noise: float) -> NDArray[np.bool_]:
-    """Who is let in: rows with a median gain above `noise`.
-
-    `gains` (judges, n) are losses before minus losses after each contribution alone, in bits per byte, on batches drawn
-    after the contributions were fixed; NaN where a judge did not evaluate. Contributions that fewer than half of the
-    judges evaluated stay out.
-    """
-    judged = np.sum(~np.isnan(gains), axis=0) * 2 >= gains.shape[0]
-    medians = np.array(
-        [np.median(column[~np.isnan(column)]) if ok else -np.inf for column, ok in zip(gains.T, judged, strict=True)]
-    )
-    return np.asarray(medians > noise, np.bool_)
 
 
 class Method(Protocol):
@@ -182,13 +177,14 @@ class Open:
         for left in self._left:
             left.codec = codec_in(round, arm.codec)
         raws = workers.map(lambda pair: pair[0].encode(pair[1]), zip(self._left, deltas, strict=True))
-        accepted = gate(self._gains(round, raws), NOISE)
+        units = self._units(round, raws)
+        accepted = [unit > 0 for unit in units]
         roster = [raw for raw, good in zip(raws, accepted, strict=True) if good]
         clips = clip_units([exact_norm(raw, size, codec_name=arm.codec) for raw in roster])
         self._state = apply_contributions(
             self._state,
             roster,
-            [Factor(1, clip, len(roster)) for clip in clips],
+            [Factor(unit, clip, sum(units)) for unit, clip in zip(filter(None, units), clips, strict=True)],
             lr=arm.outer_lr,
             momentum=arm.momentum,
             codec_name=arm.codec,
@@ -208,26 +204,29 @@ class Open:
         self.sent += sum(len(raw) for raw in raws) * (len(workers.peers) - 1)
         return self._state.parameters
 
-    def _gains(self, round: int, raws: list[memoryview]) -> np.ndarray:
-        """Gains (judges, contributions) in bits per byte, on held-out windows that each judge draws for itself.
+    def _units(self, round: int, raws: list[memoryview]) -> list[int]:
+        """Work of each contribution by the rules of the chain; each judge draws windows of its own."""
+        workers, state, arm, count = self._workers, self._state, self._arm, len(self._workers.peers)
+        clips = clip_units([exact_norm(raw, workers.parameters, codec_name=arm.codec) for raw in raws])
+        equal = [Factor(1, clip, len(raws)) for clip in clips]
+        after = apply_contributions(state, raws, equal, lr=arm.outer_lr, codec_name=arm.codec).parameters
+        sequences = sequences_for(arm.interval * workers.size.batch)
 
-        NaN where a judge made the contribution.
-        """
-        workers, state = self._workers, self._state
-        count = len(workers.peers)
+        def judge(number: int) -> list[int]:
+            seed = _seed(f"judge {number} of {workers.seed} {self._stream} {round}")
+            slopes = [
+                workers.slope_on(number, at, seed=seed, first=0, last=sequences) for at in (state.parameters, after)
+            ]
+            direction = sum(slopes) * np.float32(arm.outer_lr / 2 / CLIP_UNIT)
+            return [
+                builtins.round(MICRO * clip * inner_product(raw, direction, codec_name=arm.codec))
+                for raw, clip in zip(raws, clips, strict=True)
+            ]
+
         judges = [(round * JUDGES + k) % count for k in range(min(JUDGES, count))]
-        seeds = [_seed(f"judge {judge} of {workers.seed} {self._stream} {round}") for judge in judges]
-        (before,) = workers.losses([state.parameters], seeds)
-
-        def moved() -> Iterator[Vector]:
-            for raw in raws:
-                values = codec(self._arm.codec).decode(raw, workers.parameters)
-                yield state.parameters - np.float32(self._arm.judged * self._arm.outer_lr) * values
-
-        gains = (before - workers.losses(moved(), seeds)).T  # (judges, contributions)
-        for row, judge in enumerate(judges):
-            gains[row, judge] = np.nan
-        return gains
+        rows = dict(zip(judges, workers.map(judge, judges), strict=True))
+        gains = {bytes([i]): [row[i] for number, row in rows.items() if number != i] for i in range(len(raws))}
+        return list(work_units(gains, list(gains)).values())
 
 
 def _seed(text: str) -> int:

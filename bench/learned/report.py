@@ -134,7 +134,7 @@ def described(arm: dict[str, Any]) -> str:
     words = [f"`{arm['codec']}`", f"H = {arm['interval']}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}"]
     words += [f"inner rate {arm['lr']:g}"] * (arm["lr"] != USUAL_RATE)
     words += [f"decay {arm['decay']:g}"] * (arm["decay"] < 1)
-    return ", ".join(words + [f"judged at {arm['judged']:g}"] * (arm["method"] == "open"))
+    return ", ".join(words)
 
 
 def draw_continued(file: Path, panels: Sequence[tuple[str, Sequence[Line]]]) -> None:

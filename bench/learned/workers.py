@@ -94,23 +94,6 @@ class Workers:
         self._judged.numpy()[:] = parameters
         return self.map(lambda task: task.evaluate(thorough=True), [self._judge])[0]
 
-    def losses(self, models: Iterable[Vector], seeds: Sequence[int]) -> NDArray[np.float64]:
-        """Loss (models, seeds) of at most as many models as there are workers, on windows that a judge's seed draws."""
-
-        def judge(given: tuple[int, Vector]) -> list[float]:
-            number, parameters = given
-            self.vectors[number].numpy()[:] = parameters
-            return [self.tasks[number].evaluate(thorough=False, seed=seed) for seed in seeds]
-
-        return np.array(self.map(judge, enumerate(models)), np.float64)
-
-    def heldout_on(self, number: int, parameters: Vector, *, seed: int, sequences: int) -> float:
-        """Loss at a worker, on the first of the windows that a judge's seed draws."""
-        self.vectors[number].numpy()[:] = parameters
-        task = self.tasks[number]
-        with torch.no_grad():
-            return float(task.loss(task.heldout(seed)[:sequences]))
-
     def drawn_by(self, number: int, parameters: Vector, *, stream: str, round: int, steps: Sequence[int]) -> float:
         """Loss on what a worker's steps draw from its own slice."""
         self.vectors[number].numpy()[:] = parameters

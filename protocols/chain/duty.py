@@ -12,31 +12,41 @@ waits are over, and chooses how long they are.
     cut      once, when the wait for commits is over; at once when a quorum of others has cut or a commit was opened, as
              what is committed from then on may be a copy
     reveal   when a quorum has cut, and one of them lists the commit
-    judge    every opened contribution that the cuts list
-    seal     when all of them are measured, or the wait for them is over: what is not here is said to be missing
+    judge    the contributions that the cuts list, together, once all are here or the wait for them is over: what is not
+             here then is said to be missing
+    seal     when all of them are judged
     open     when a quorum has sealed. `rules.check` cannot see in which order judges spoke: a liar may open after it
-             read the others, which gains it nothing while a quorum has to vouch (`derive`)
+             read the others, which moves a median no further than any other lie (`derive`)
     lead     when its attempt runs and all judges have opened, or the wait for them is over and a quorum has. It quotes
              all that it holds: every cut whose commits are all here, every opened score that was sealed
     follow   a validator follows the heads of others; where there are none, the roster of the earliest attempt, and when
              all attempts are over the empty one. It passes over rosters of attempts that have not begun here, unless
-             most validators follow them, so that the last leader cannot be the first. Others follow the heads; where no
-             validator is there, which is when their attempts are over, the empty roster
+             most validators follow them, so that the last leader cannot be the first; and likewise over rosters that
+             leave out whose scores it held, so that a leader cannot choose who judges. Others follow the heads; where
+             no validator is there, which is when their attempts are over, the empty roster
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.rules import Derived, NotHeld, Quoted, derive, empty_id, listed_commits
-from swarmnode.protocols.chain.state import ChainRules, ChainState, judges, leaders, participates, quorum, ticket
+from swarmnode.protocols.chain.state import (
+    SMALL,
+    ChainRules,
+    ChainState,
+    judges,
+    leaders,
+    majority,
+    participates,
+    quorum,
+    ticket,
+)
 from swarmnode.protocols.chain.statements import (
     MAX_COMMITS,
-    MISSING,
-    PREFIX,
     AvailabilityVote,
     Commit,
     Reveal,
@@ -236,6 +246,7 @@ class RoundView:
     follows_nothing: bool = False  # the round before ended empty: its contributions wait to be offered again
     ready: bool = False  # this node has a contribution to offer
     timers: Timers = field(default_factory=Timers)
+    heard: frozenset[str] = frozenset()  # judges whose opened scores were here when the wait for scores was over
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
 
@@ -243,6 +254,22 @@ class RoundView:
     def chain(self) -> ChainState:
         """That the round builds on."""
         return self.log.chain
+
+    def omitting(self) -> frozenset[bytes]:
+        """Rosters of this round that leave out judges who were heard; before the wait for them is over, any judge.
+
+        None below SMALL validators, nor while fewer than most judges are enough: there most may never stand behind one.
+        """
+        log, chain = self.log, self.chain
+        if len(chain.validators) < SMALL or log.quorum < majority(chain, log.rules) or not log.rosters:
+            return frozenset()
+        due = set(self.heard if self.timers.scores else log.judges)
+        omitting = set()
+        for id, said in log.rosters.items():
+            scores = map(log.scores.get, said.what.scores)
+            if not due.issubset(one.author for one in scores if one is not None):
+                omitting.add(id)
+        return frozenset(omitting)
 
 
 @dataclass(frozen=True)
@@ -264,9 +291,10 @@ class WriteReveal:
 
 @dataclass(frozen=True)
 class Judge:
-    """Get these contributions and measure them, in any order."""
+    """Get these contributions, and measure them once `complete`: what is not here then is missing."""
 
     commits: tuple[bytes, ...]  # ids, not yet in `RoundView.judged`
+    complete: bool  # all are here, or the wait for them is over
 
 
 @dataclass(frozen=True)
@@ -314,13 +342,13 @@ def duties(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
     if listed and enough and not own.revealed:
         actions.append(WriteReveal())
     if view.me in log.judges:
-        actions.extend(_judging(view))
+        actions.extend(_judging(view, norms))
     if (attempt := view.timers.attempt) not in own.led and view.me in log.leaders[attempt : attempt + 1]:
         actions.extend(_leading(view, norms))
     return tuple(actions)
 
 
-def _judging(view: RoundView) -> Iterable[Action]:
+def _judging(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
     log, own, timers = view.log, view.own, view.timers
     enough = len(log.cut_by) >= log.quorum
     if own.cut is None:
@@ -335,10 +363,13 @@ def _judging(view: RoundView) -> Iterable[Action]:
         return
     listed = _to_score(tuple(log.cuts.values()))
     left = [id for id in listed if id not in view.judged]
-    if timers.contributions or (not left and len(log.cut_by) == len(log.judges)):
-        yield WriteSeal(tuple(view.judged.get(id, Score(id[:PREFIX], MISSING, 0)) for id in listed))
-    elif wanted := tuple(id for id in left if id in log.reveals):
-        yield Judge(wanted)
+    all_cut = len(log.cut_by) == len(log.judges)
+    if not left and (timers.contributions or all_cut):
+        yield WriteSeal(tuple(view.judged[id] for id in listed))
+    elif timers.contributions or (left and all_cut and norms.keys() >= set(left)):
+        yield Judge(tuple(left), complete=True)
+    elif wanted := tuple(id for id in left if id in log.reveals and id not in norms):
+        yield Judge(wanted, complete=False)
 
 
 def _leading(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
@@ -369,11 +400,21 @@ def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
     return tuple(sorted([*listed, *others][:MAX_COMMITS]))
 
 
-def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int) -> bytes:
+def follow(
+    tree: Tree,
+    rules: ChainRules,
+    heads: Mapping[str, bytes],
+    *,
+    me: str,
+    tip: bytes,
+    attempt: int,
+    omitting: Set[bytes] = frozenset(),
+) -> bytes:
     """The id of the roster to stand on, `tip` where it is the present one.
 
     It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
     here. `heads`: of the validators, this node's own among them, by id of a roster. `attempt`: as in Timers.
+    `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`).
     """
     chain = tree[tip].chain
     attempts = {child: _attempt_of(tree, rules, child) for child in tree.children(tip)}
@@ -381,14 +422,14 @@ def follow(tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str
     if me not in chain.validators:
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
-    early = {child for child, its in attempts.items() if its > attempt}
-    early = {child for child in early if 2 * tree.support(child, heads) <= len(chain.validators)}
-    if early:
-        heads = {peer: head for peer, head in heads.items() if early.isdisjoint(tree.ancestry(head))}
+    passed = {child for child, its in attempts.items() if its > attempt or child in omitting}
+    passed = {child for child in passed if 2 * tree.support(child, heads) <= len(chain.validators)}
+    if passed:
+        heads = {peer: head for peer, head in heads.items() if passed.isdisjoint(tree.ancestry(head))}
     best = _forward(tree, tip, tree.best(heads))
     if best != tip:
         return best
-    begun = sorted((its, child) for child, its in attempts.items() if its <= attempt)
+    begun = sorted((its, child) for child, its in attempts.items() if its <= attempt and child not in passed)
     if begun:
         return begun[0][1]
     return empty_id(chain) if over else tip

@@ -11,17 +11,18 @@ which cuts and scores to quote; the rest follows here:
 
 1. Every commit in more than a third of the quoted cuts is in the roster, accepted or refused with its reason; of more
    than MAX_COMMITS those in most cuts.
-2. Accepted is what a *quorum of the judges* found and measured to gain more than the floor. Who is not quoted did not:
-   so the gain that counts, that of the last judge needed, is vouched for by one honest judge while a majority is
-   honest, whichever scores a leader picks. A leader can have a contribution refused, and not accepted. Where all are
-   quoted this is the median (METHODS, "Verifying and scoring"). A judge's word about its own contribution counts for
-   nothing, and one vote less is needed; only where it is the one judge, it is believed.
+2. Accepted is what a *quorum of the judges* retrieved and what is not seen to do harm. A judge says what share of the
+   gain of the whole step is a contribution's (`methods/open/judge.py`). The median of the judges counts. Its standard
+   error s follows from how far they lie apart, or where few judge, from how far they lie apart usually. Weight falls
+   from 1 at a harm of s to a tenth at 3 s; refused is only what harms by more than 4 s and is an outlier among the
+   validators' contributions as well. So noise costs nobody much, where nothing can be told apart all weigh alike, and
+   a minority of judges can move a median and widen an error, and decide nothing. A judge's word about its own
+   contribution counts for nothing; only where it is the one judge, it is believed.
 3. Accepted is only what a quorum of judges cut. Judges cut before anything is revealed, so whoever copies what was
    revealed comes too late, whichever cuts a leader quotes. Of several who reveal the same bytes nonetheless, the one in
    most cuts counts, then the lower id. Who committed twice is refused.
-4. Weights are audited work: an accepted contribution counts as much as its gain, and no more than the median one, times
-   the judges' opinion of its author (`Score.standing`: the seam for reputation). Probationers together hold at most
-   their share; nothing that an author says of itself is read.
+4. That weight is multiplied with the judges' opinion of the author (`Score.standing`: the seam for reputation).
+   Probationers together hold at most their share; nothing that an author says of itself is read.
 5. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules"). Both
    medians are those of the validators' contributions, where any is accepted: many strangers move neither. Where liars
    can have honest work refused, they are most of what is accepted and the median norm is theirs. So it is at most
@@ -40,6 +41,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 from statistics import median_low
 
 from swarmnode.protocols.chain.state import (
@@ -74,10 +76,10 @@ from swarmnode.protocols.chain.statements import (
     REFUSED_DUPLICATE,
     REFUSED_EQUIVOCATED,
     REFUSED_FOREIGN,
+    REFUSED_HARMFUL,
     REFUSED_LATE,
     REFUSED_MALFORMED,
     REFUSED_MISSING,
-    REFUSED_NO_GAIN,
     REFUSED_NO_STANDING,
     REFUSED_REVERTED,
     REFUSED_UNINVITED,
@@ -94,7 +96,15 @@ from swarmnode.protocols.chain.statements import (
 )
 from swarmnode.training.open_step import clip_units, median_norm
 
-UNITS = 1000  # of work: the median gain of a round, or more
+UNITS = 1000  # of work that is not seen to do harm …
+LEAST_UNITS = 100  # … and of work that harms by 3 standard errors or more, but is not refused
+MEDIAN_ERROR = (
+    3_452_714  # millionths: (1.2533 * 1.4826)^2, the variance of a median of n normal values times n, by their MAD^2
+)
+NORMAL_MAD = 2_198_103  # millionths: 1.4826^2, the variance of normal values by their MAD^2
+FEW_JUDGES = 4  # may be close to one another by chance: as far apart as over other contributions they are taken for
+HARMFUL = 4  # standard errors of harm from which on an outlier is refused
+OUTLIER = 3  # deviations from the median of contributions that make an outlier
 SCALE = 1 << 10  # weights are units times this, so that shares of probationers can be fine
 
 
@@ -117,7 +127,7 @@ class Derived:
     total: int
     revert: bool
     window: int
-    worked: tuple[Worked, ...]  # by author: accepted work, before standing and probation
+    worked: tuple[Worked, ...]  # by author: delivered work, before standing and probation
     norm: float  # to which all are clipped; 0: nothing was accepted, or nothing that moves anything
 
 
@@ -134,7 +144,7 @@ class _Verdict:
     """What the judges make of one commit."""
 
     verdict: int
-    gain: int = 0
+    gains: tuple[int, ...] = ()  # as each judge measured it, micro-bits per byte
     standing: int = 0
 
 
@@ -163,6 +173,9 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
             found[id] = _Verdict(REFUSED_LATE)
         else:
             found[id] = _judge(chain, rules, id, author, rows)
+    solid = [id for id in listed if found[id].gains and quoted.commits[id].author in chain.validators]
+    units = work_units({id: found[id].gains for id in listed if found[id].gains}, solid)
+    found.update({id: _Verdict(REFUSED_HARMFUL) for id in units if not units[id]})
     roots: set[bytes] = set()
     for id in sorted((id for id in listed if found[id].verdict == ACCEPTED), key=lambda id: (-times[id], id)):
         reveal = quoted.reveals.get(id)
@@ -176,13 +189,13 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
         if id not in quoted.norms:
             raise NotHeld(id)
     proven = [id for id in accepted if quoted.commits[id].author in chain.validators]
-    units = _units(found, accepted, proven or accepted)
-    weights, total = _weights(found, units, set(proven), probation_share(chain, rules))
+    weights, total = _weights(found, {id: units[id] for id in accepted}, set(proven), probation_share(chain, rules))
     norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain, rules)
     clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
+    delivered = [id for id in listed if found[id].verdict in (ACCEPTED, REFUSED_HARMFUL)]
     worked = tuple(
-        sorted((Worked(quoted.commits[id].author, units[id]) for id in accepted), key=lambda one: one.author)
+        sorted((Worked(quoted.commits[id].author, units[id]) for id in delivered), key=lambda one: one.author)
     )
     return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked, norm)
 
@@ -230,11 +243,9 @@ def _judge(
     if len(judged) < needed:
         malformed = sum(score is not None and score.found == MALFORMED for score in given)
         return _Verdict(REFUSED_MALFORMED if 2 * malformed > len(given) - len(judged) else REFUSED_MISSING)
-    gain = _vouched((score.gain for score in judged), needed)
     standing = _vouched((score.standing for score in judged), needed)
-    if gain <= rules.gain_floor:
-        return _Verdict(REFUSED_NO_GAIN)
-    return _Verdict(ACCEPTED if standing else REFUSED_NO_STANDING, gain, standing)
+    gains = tuple(score.gain for score in judged)
+    return _Verdict(ACCEPTED, gains, standing) if standing else _Verdict(REFUSED_NO_STANDING)
 
 
 def _vouched(values: Iterable[int], needed: int) -> int:
@@ -242,12 +253,36 @@ def _vouched(values: Iterable[int], needed: int) -> int:
     return sorted(values, reverse=True)[needed - 1]
 
 
-def _units(found: Mapping[bytes, _Verdict], accepted: Sequence[bytes], among: Sequence[bytes]) -> dict[bytes, int]:
-    """Work of each accepted commit: UNITS for the median gain of `among`, or more."""
-    if not accepted:
+def work_units(gains: Mapping[bytes, Sequence[int]], solid: Sequence[bytes]) -> dict[bytes, int]:
+    """Work of each contribution by what judges measured of it: UNITS, less for likely harm, 0 for what is refused.
+
+    `solid`: those by which outliers are told, where there are any.
+    """
+    gain = {id: _median(values) for id, values in gains.items()}
+    apart = {id: _median(abs(value - gain[id]) for value in values) for id, values in gains.items()}
+    if not gains:
         return {}
-    middle = max(1, median_low(found[id].gain for id in among))
-    return {id: min(UNITS, max(1, UNITS * found[id].gain // middle)) for id in accepted}
+    usual = _median(apart[id] for id in solid or gains)
+    among = [gain[id] for id in solid or gains]
+    middle = _median(among)
+    spread = NORMAL_MAD * _median(abs(value - middle) for value in among) ** 2 // MILLION
+    units = {}
+    for id, values in gains.items():
+        least = usual * FEW_JUDGES // max(FEW_JUDGES, len(values))
+        variance = MEDIAN_ERROR * max(apart[id], least) ** 2 // (MILLION * len(values))
+        harm, error = max(0, -gain[id]), isqrt(variance)
+        outlier = len(among) < SMALL or middle - gain[id] > OUTLIER * isqrt(spread + variance)
+        excess = min(max(0, harm - error), 2 * error) if error else harm
+        units[id] = UNITS - (UNITS - LEAST_UNITS) * excess // max(1, 2 * error if error else excess)
+        if harm > HARMFUL * error and outlier:
+            units[id] = 0
+    return units
+
+
+def _median(values: Iterable[int]) -> int:
+    """Of an even count the mean of the two in the middle, rounded down."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
 
 
 def _weights(

@@ -5,10 +5,12 @@ whoever trusts a roster can take the state from anybody. The rest are pure funct
 
 **Who takes part.**
 
-- Validators: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out; the genesis
-  validators during the first GENESIS_EPOCHS without that. They change with every `earn_window`-th roster. They grow by
-  at most `growth` (at least one), by most audited work first, and to no more than VALIDATORS_SHARE of the participants;
-  at most half of them lapse at a time, those with the least work. So no change gives newcomers a majority.
+- Validators: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out, becomes
+  one. Who delivered work in as many, accepted or refused as harmful, stays one: what judges measure is noisy, and seats
+  follow who is there and works. Genesis validators stay during the first GENESIS_EPOCHS without that. They change with
+  every `earn_window`-th roster. They grow by at most `growth` (at least one), by most accepted work first, and to no
+  more than VALIDATORS_SHARE of the participants; at most half of them lapse at a time, those with the least work. So no
+  change gives newcomers a majority.
   Between the changes who is silent leaves, and others take the seats (below).
 - Judges: all validators, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of
   whom those that were missed lately come last.
@@ -73,11 +75,10 @@ MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 
 class ChainRules:
     """The numbers of a run's chain. Gains in micro-bits per byte, shares in millionths, times in ms.
 
-    The first five are in a run's `[trust]` table (`rules_of`), the others are the same in all runs.
+    The first four are in a run's `[trust]` table (`rules_of`), the others are the same in all runs.
     """
 
     participants: int = 64  # contributions a round that are aimed at
-    gain_floor: int = 0  # a contribution must gain more than this
     revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
     shortest_window: int = 1_000
     longest_window: int = 24 * 3_600_000
@@ -104,7 +105,6 @@ def rules_of(trust: TrustSection) -> ChainRules:
     """The rules that a RunSpec gives its chain, in integers: they are part of what all nodes compute alike."""
     return ChainRules(
         participants=trust.participants,
-        gain_floor=round(trust.gain_floor * MILLION),
         revert_above=round(trust.revert_above * MILLION),
         shortest_window=round(trust.shortest_window * 1000),
         longest_window=round(trust.longest_window * 1000),
@@ -113,10 +113,10 @@ def rules_of(trust: TrustSection) -> ChainRules:
 
 @dataclass(frozen=True)
 class Worked:
-    """Accepted work of one author in one roster."""
+    """Work of one author that one roster judged."""
 
     author: str
-    units: int  # audited: 1000 is the median gain of the round or more
+    units: int  # 1000; less where judges saw likely harm; 0 where it was refused for that
 
 
 @dataclass(frozen=True)
@@ -274,10 +274,10 @@ def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """The validators after `chain.made` rosters, where they change with the last of them; else as before."""
     if chain.made % rules.earn_window:
         return chain.validators
-    rosters, work = _earned(chain, rules)
-    proven = {author for author, count in rosters.items() if count >= rules.earn_rounds}
+    delivered, _, work = _earned(chain, rules)
+    proven = {author for author, count in delivered.items() if count >= rules.earn_rounds}
     lapsed = sorted(
-        set(chain.validators) - proven - _named(chain, rules), key=lambda peer: (rosters[peer], work[peer], peer)
+        set(chain.validators) - proven - _named(chain, rules), key=lambda peer: (delivered[peer], work[peer], peer)
     )
     stay = set(chain.validators).difference(lapsed[: len(chain.validators) // 2])
     new = candidates(chain, rules)
@@ -295,7 +295,7 @@ def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
 
     That are those who earned it and, before all others while they need no proof, the genesis validators.
     """
-    rosters, work = _earned(chain, rules)
+    _, rosters, work = _earned(chain, rules)
     there = {one.author for one in chain.history[-1]} if chain.history else set()
     named = _named(chain, rules)
     proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
@@ -309,26 +309,27 @@ def _named(chain: ChainState, rules: ChainRules) -> set[str]:
     return set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
 
 
-def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter[str]]:
-    """Rosters with accepted work and units of it, by author, in those of the last rosters that count by now."""
+def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """As `_tally`, of those of the last rosters that count by now."""
     return _tally(chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :])
 
 
-def _tally(history: Iterable[tuple[Worked, ...]]) -> tuple[Counter[str], Counter[str]]:
-    """Rosters with accepted work and units of it, by author."""
-    rosters, work = Counter[str](), Counter[str]()
+def _tally(history: Iterable[tuple[Worked, ...]]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Rosters that judged work, that accepted it, and units of it, by author."""
+    delivered, accepted, work = Counter[str](), Counter[str](), Counter[str]()
     for worked in history:
         for one in worked:
-            rosters[one.author] += 1
+            delivered[one.author] += 1
+            accepted[one.author] += one.units > 0
             work[one.author] += one.units
-    return rosters, work
+    return delivered, accepted, work
 
 
 def successors(chain: ChainState) -> tuple[str, ...]:
     """The validators where those of `chain` are silent for good: with them, who did most of the remembered work."""
-    rosters, work = _tally(chain.history)
+    _, rosters, work = _tally(chain.history)
     others = sorted(
-        set(rosters).difference(chain.validators, chain.expelled), key=lambda peer: (-rosters[peer], -work[peer], peer)
+        set(+rosters).difference(chain.validators, chain.expelled), key=lambda peer: (-rosters[peer], -work[peer], peer)
     )
     return tuple(sorted({*chain.validators, *others[:SUCCESSORS]}))
 

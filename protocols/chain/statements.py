@@ -46,13 +46,13 @@ ONE = 1 << 20  # clip factor 1
 # how a judge found a contribution
 JUDGED, MISSING, MALFORMED = 0, 1, 2
 # what a roster says of a commit
-ACCEPTED, REFUSED_MISSING, REFUSED_MALFORMED, REFUSED_NO_GAIN, REFUSED_EQUIVOCATED, REFUSED_DUPLICATE = range(6)
+ACCEPTED, REFUSED_MISSING, REFUSED_MALFORMED, REFUSED_HARMFUL, REFUSED_EQUIVOCATED, REFUSED_DUPLICATE = range(6)
 REFUSED_NO_STANDING, REFUSED_UNINVITED, REFUSED_REVERTED, REFUSED_FOREIGN, REFUSED_LATE = 6, 7, 8, 9, 10
 VERDICTS = (
     "accepted",
     "not retrieved by most judges",
     "malformed",
-    "no gain on held-out text",
+    "does harm on held-out text",
     "its author committed twice",
     "another revealed the same bytes",
     "its author has no standing with the judges",
@@ -223,7 +223,9 @@ class Score:
 
     commit: Annotated[bytes, _bytes(PREFIX)]  # the first bytes of the commit's id
     found: Annotated[int, _integer(JUDGED, MALFORMED)]  # JUDGED, MISSING or MALFORMED
-    gain: Annotated[int, _GAIN]  # held-out loss before minus after, in micro-bits per byte; 0 unless JUDGED
+    gain: Annotated[
+        int, _GAIN
+    ]  # its share of the held-out loss that the step takes off, micro-bits per byte; 0 unless JUDGED
     standing: Annotated[int, _integer(0, FULL_STANDING)] = FULL_STANDING  # what the judge thinks of the author
 
 

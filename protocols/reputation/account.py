@@ -65,8 +65,8 @@ from swarmnode.protocols.chain.statements import (
     PREFIX,
     REFUSED_DUPLICATE,
     REFUSED_EQUIVOCATED,
+    REFUSED_HARMFUL,
     REFUSED_MALFORMED,
-    REFUSED_NO_GAIN,
     REFUSED_NO_STANDING,
     Roster,
 )
@@ -214,7 +214,7 @@ def _at(account: Account, round: int) -> Account:
 OWN_AMONG_JUDGES = 0.5  # weight of a judge's own measurement of one round, as a share of that of all others together
 FULL_VOICE = 0.5  # weight from which on a judge's voice is full
 LEAST_VOICE = 0.05  # of a judge of whom no work was verified here: validators were, by the chain
-MEASURED = frozenset({ACCEPTED, REFUSED_NO_GAIN, REFUSED_NO_STANDING})
+MEASURED = frozenset({ACCEPTED, REFUSED_HARMFUL, REFUSED_NO_STANDING})
 VIOLATIONS = {REFUSED_MALFORMED: 1.0, REFUSED_EQUIVOCATED: 2.0}
 
 
@@ -350,6 +350,7 @@ def at_joining(chain: ChainState) -> dict[str, Account]:
     first = max(0, chain.round - len(chain.history))
     for round, worked in enumerate(chain.history, first):
         for one in worked:
-            gain = one.units / UNITS
-            accounts[one.author] = after_work(accounts.get(one.author, NEWCOMER), gain, round=round)
+            if one.units:
+                gain = one.units / UNITS
+                accounts[one.author] = after_work(accounts.get(one.author, NEWCOMER), gain, round=round)
     return accounts

@@ -3,9 +3,8 @@
 Training and held-out losses are the task's; all else is the product's own: encoded contributions with error feedback,
 `chain.derive` for who is accepted with which weight and clip factor, `chain.validity` for the chain after it, and
 `apply_contributions`. What is left out is the network. Liars know everything that honest peers offer before they offer
-anything, refuse in their scores whatever is honest, praise one another, ask for every roster to be undone, say that no
-honest judge is there, and when they lead they quote themselves and as few honest judges as they may: those who think
-best of the liars.
+anything, refuse in their scores whatever is honest, praise one another, ask for every roster to be undone, and say that
+no honest judge is there. Rosters quote all judges: who leaves out whom others heard is not followed (`chain/duty.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from swarmnode.protocols.chain.state import (
     judges,
     leaders,
     next_silent,
-    quorum,
 )
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
@@ -34,15 +32,14 @@ from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.open_step import (
-    TRIAL,
+    CLIP_UNIT,
     Factor,
-    TrialStep,
     apply_contributions,
-    control_variate,
+    clip_units,
     exact_norm,
-    gain_of,
+    median_norm,
     norm_of,
-    plan_for,
+    sequences_for,
 )
 from swarmnode.training.outer import OuterState
 from swarmnode.training.verify.replay import DECAY
@@ -230,11 +227,11 @@ class OpenSwarm:
         return offered(self._chain, name, root=id_of(raw), norm=norm)
 
     def _quoted(self, offers: dict[str, Offer], values: dict[bytes, Floats], lying: set[str]) -> Quoted:
-        """What the leader quotes: all, or what suits the liars."""
+        """What the leader quotes: all who were heard, liars and honest."""
         chain = self._chain
         false, true = [offers[name].id for name in sorted(lying)], [offers[n].id for n in offers if n not in lying]
         everything = sorted(values)
-        cuts, scored, opinions = {}, {}, {}
+        cuts, scored = {}, {}
         for judge in judges(chain, RULES):
             if judge in lying:
                 others = [name for name in self._names if name not in lying]
@@ -242,41 +239,30 @@ class OpenSwarm:
                 rows = [row(id, MAX_GAIN) for id in false] + [row(id, 0, found=MISSING) for id in true]
                 scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
                 continue
-            gains, undo = self._measure(judge, values)
+            gains, undo = self._measure(judge, offers, values)
             if self._lie.fools:
                 gains |= dict.fromkeys(false, max(gains.values()))
             cuts[judge] = cut(chain, judge, true if self._lie.late else everything)
             scored[judge] = scores(chain, judge, [row(id, gain) for id, gain in gains.items()], undo=undo)
-            opinions[judge] = sum(gains[id] > RULES.gain_floor for id in false)
-        chosen = set(judges(chain, RULES))
-        if leaders(chain, RULES)[0] in lying:
-            needed = quorum(chain, RULES) - len(chosen & lying)
-            kind = sorted(opinions, key=lambda judge: -opinions[judge])[: max(0, needed)]
-            chosen = (chosen & lying).union(kind)
-        return quote(
-            [cuts[judge] for judge in sorted(chosen)], [scored[judge] for judge in sorted(chosen)], offers.values()
-        )
+        return quote(list(cuts.values()), list(scored.values()), offers.values())
 
-    def _measure(self, judge: str, values: dict[bytes, Floats]) -> tuple[dict[bytes, int], int]:
-        """What an honest judge measures: the gain of each contribution, and what the last roster cost."""
+    def _measure(
+        self, judge: str, offers: dict[str, Offer], values: dict[bytes, Floats]
+    ) -> tuple[dict[bytes, int], int]:
+        """What an honest judge measures: the share of each contribution, and what the last roster cost."""
         task, phi = self._task, self.course.phi
         before = self._before.parameters if self._before is not None else phi
-        seed, longest = batch_seed(judge.encode(), self._chain.seed), longest_norm(self._chain, RULES)
-        plan = plan_for(contributions=len(values), trained=TRAINED)
-        steps = [
-            TrialStep(np.float32(self._lr * TRIAL * min(1.0, longest / max(norm_of(x), 1e-30))) * x)
-            for x in values.values()
-        ]
+        seed, count = batch_seed(judge.encode(), self._chain.seed), sequences_for(TRAINED)
+        norms = {one.id: one.norm for one in offers.values()}
+        solid = [one.id for name, one in offers.items() if name in self._chain.validators] or list(norms)
+        norm = min(median_norm([norms[id] for id in solid]), longest_norm(self._chain, RULES))
+        units = dict(zip(norms, clip_units(list(norms.values()), norm), strict=True))
         with np.errstate(over="ignore", invalid="ignore"):
-            tried = np.stack([phi, *(step.taken_from(phi) for step in steps)])
-            few, *after = task.losses(tried, seed=seed, samples=plan.each * SEQUENCE)
-            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=plan.most * SEQUENCE)
-            gains = few - np.array(after)
-            if plan.gradient:
-                slopes = [task.slope(phi, seed, *part) for part in ((0, plan.each), (plan.each, plan.gradient))]
-                correction = control_variate(*slopes, plan)
-                along = [(step.derivative(slopes[0]), step.derivative(correction)) for step in steps]
-                gains = np.array([gain_of(gain, *each) for gain, each in zip(gains, along, strict=True)])
+            clipped = {id: np.float32(self._lr * units[id] / CLIP_UNIT) * values[id] for id in values}
+            after = phi - np.mean([clipped[id] for id in solid], axis=0)
+            direction = sum(task.slope(at, seed, 0, count).astype(np.float64) for at in (phi, after)) / 2
+            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=count * SEQUENCE)
+            gains = [float(direction @ clipped[id]) for id in values]
             found = np.nan_to_num(MICRO * np.append(gains, now - was), nan=-MAX_GAIN, posinf=-MAX_GAIN)
         better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int)
         return dict(zip(values, better[:-1].tolist(), strict=True)), int(better[-1])

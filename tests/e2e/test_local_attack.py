@@ -34,7 +34,7 @@ def test_a_flipped_sign_is_refused_and_the_honest_learn(tmp_path: Path, corpus: 
     assert [event.get("lie") for event in events[:5]] == [None] * 4 + ["sign-flip"]
     assert (attack["attack"], attack["liars"], attack["lies_accepted"]) == ("sign-flip", 1, 0)
     assert attack["lies_refused"] >= 1 and attack["honest_accepted"] > attack["honest_refused"]
-    assert "no gain on held-out text" in attack["nodes"][4]["refused"]  # it may also come too late
+    assert "does harm on held-out text" in attack["nodes"][4]["refused"]  # it may also come too late
     assert attack["nodes"][4]["score"] == 0 < max(node["score"] for node in attack["nodes"][:4])
     assert summary["hashes_agree"] and losses[-1] < losses[0] - 0.5
     assert "Traceback" not in done.stderr

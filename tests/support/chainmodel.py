@@ -55,6 +55,7 @@ from swarmnode.protocols.chain.state import ChainState, leaders, quorum
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     JUDGED,
+    MISSING,
     AvailabilityVote,
     Commit,
     ForkChoiceVote,
@@ -376,6 +377,8 @@ class Model:
             log.insert(said, b"", 0.0)
         timers = timers or Timers(attempt=node.attempt)
         judged = {id: row(id, self._offers[id].gain) for id in log.reveals}
+        if timers.contributions:
+            judged |= {id: row(id, 0, found=MISSING) for id in log.commits if id not in log.reveals}
         view = RoundView(me, log, ready=me in self.authors, timers=timers, own=self._own(node), judged=judged)
         return view, {id: self._offers[id].norm for id in log.reveals}
 

@@ -102,7 +102,7 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
     spec = spec_of(run={"name": "t", "seed": 7, "members": ["12D3", 'a"b\\']}, exchange={"codec": "fp16"})
     assert parse_runspec(tomllib.loads(to_toml(spec)), source="again") == spec
     assert decode(encode(spec), expected_run_id=spec.run_id) == spec
-    spec = spec_of(run={"name": "t", "trust": "open"}, trust={"gain_floor": 0.01}).begun_by("12D3")
+    spec = spec_of(run={"name": "t", "trust": "open"}, trust={"revert_above": 0.01}).begun_by("12D3")
     assert parse_runspec(tomllib.loads(to_toml(spec)), source="again") == spec
     assert decode(encode(spec), expected_run_id=spec.run_id) == spec
 

@@ -1,33 +1,38 @@
-"""How a judge measures contributions: held-out loss before and after each of them, on sequences that nobody could know.
+"""How a judge measures contributions: what share of the gain of the whole step is each one's, on held-out text.
 
 The sequences are drawn by the judge's nonce, of which its cut had the hash before anybody revealed, and by the seed of
-the round. What is measured of one contribution is φ − lr · x / 8, without the others; training waits meanwhile
-(`local.py`). An eighth, as x is meant to be one of many: work on data of another kind than what is held out leads down
-with the others' and, taken whole and alone, past the bottom. With sixteen peers, seven of them liars, and classes drawn
-by Dirichlet(0.3), steps taken whole had over 90 % of the honest work refused. Of an x longer than any that a roster may
-apply (`derive.longest_norm`), what it would be clipped to is tried.
-
-How many sequences it takes is the judge's own business: as many as cost a twenty-fifth of what it trained in the round,
-and how they are used is told in `training/open_step.py`. Scores are one judge's statements, and differ between honest
-ones anyway.
+the round: nobody could know them. All contributions are measured together, by two gradients (training/open_step.py):
+at the shared parameters φ, and where the mean of the validators' contributions, clipped as a roster clips, would take
+them. They are as many as cost JUDGE_SHARE of a round's training: so anybody can measure the same again. A task that
+gives no gradient is judged by what the mean gains from one more of each contribution, at the cost of one evaluation for
+each. Training waits meanwhile (`local.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from swarmnode.protocols.chain.statements import FULL_STANDING, JUDGED, MALFORMED, MAX_GAIN, PREFIX, Score
+import numpy as np
+
+from swarmnode.protocols.chain.statements import FULL_STANDING, JUDGED, MAX_GAIN, PREFIX, Score
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Trainer, Vector
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.open_step import SEQUENCES, SamplePlan, TrialStep, control_variate, gain_of, plan_for, trial
+from swarmnode.training.open_step import (
+    CLIP_UNIT,
+    Factor,
+    apply_contributions,
+    clip_units,
+    inner_product,
+    median_norm,
+    sequences_for,
+)
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import RunSpec
 
 MICRO = 1_000_000  # of gains
 
@@ -35,16 +40,6 @@ MICRO = 1_000_000  # of gains
 def batch_seed(nonce: bytes, seed: bytes) -> int:
     """What draws the sequences that a judge measures on, 63 bits. `nonce`: the judge's; `seed`: of the round."""
     return int.from_bytes(hashlib.sha256(b"swarmnode/batch/1\0" + nonce + seed).digest()[:8], "big") >> 1
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What contributions of a round are measured against."""
-
-    plan: SamplePlan
-    loss: float  # of the state, on the first `plan.each` sequences
-    few: Vector | None  # (P,), gradient of that loss; None: so many sequences are enough
-    correction: Vector | None  # (P,), what the gradient on `plan.gradient` sequences is beyond that
 
 
 class Evaluator:
@@ -63,83 +58,86 @@ class Evaluator:
         """`before`: the state before the last roster, where it can be undone; `longest`: norm that a roster applies."""
         self._local, self._parts, self._state, self._before = local, parts, state, before
         self._seed, self._longest = seed, longest
-        self._baseline: Baseline | None = None
+        self._sequences = sequences_for(parts.spec.inner.steps * parts.spec.inner.batch)
         self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte
 
     async def measure(
-        self, contributions: Mapping[bytes, Contribution], authors: Mapping[bytes, PeerId], *, among: int
+        self, contributions: Mapping[bytes, Contribution], authors: Mapping[bytes, PeerId], validators: Sequence[PeerId]
     ) -> dict[bytes, Score]:
-        """Score of each contribution, by the id of its commit; `among` so many in the round. Raises TrainerDied."""
-        scores = {}
+        """Score of each contribution, by the id of its commit. Raises TrainerDied."""
         async with self._local.lent() as trainer:
-            if self._baseline is None:
-                self._baseline = await self._measure_baseline(trainer, max(among, len(contributions)))
-            for id in sorted(contributions):
-                gain = await self._gain(trainer, self._baseline, contributions[id])
-                scores[id] = Score(id[:PREFIX], JUDGED, _micro(gain, -MAX_GAIN), self._standing(authors[id]))
-        return scores
+            first = await self._gradient(trainer, self._state.parameters)
+            await self._measure_last(trainer, None if first is None else first[0])
+            solid = {id for id in authors if authors[id] in validators}
+            gains = await self._gains(trainer, contributions, solid, None if first is None else first[1])
+        return {
+            id: Score(id[:PREFIX], JUDGED, _micro(gain, -MAX_GAIN), self._standing(authors[id]))
+            for id, gain in gains.items()
+        }
 
     def _standing(self, author: PeerId) -> int:
         """What this node thinks of an author, in thousandths: the seam for reputation. Without it all are alike."""
         ledger = self._parts.ledger
         return ledger.roster_standing(author) if ledger is not None else FULL_STANDING
 
-    def malformed(self, id: bytes) -> Score:
-        """What is said of bytes that no encoder makes."""
-        return Score(id[:PREFIX], MALFORMED, 0, FULL_STANDING)
+    def unmeasured(self, id: bytes, found: int) -> Score:
+        """What is said of bytes that no encoder makes (MALFORMED), or that did not come in time (MISSING)."""
+        return Score(id[:PREFIX], found, 0, FULL_STANDING)
 
-    async def _measure_baseline(self, trainer: Trainer, contributions: int) -> Baseline:
-        """Measure the state, and what the last roster cost."""
-        inner = self._parts.spec.inner
-        trained = self._local.offered_work.samples or inner.steps * inner.batch
-        plan = plan_for(contributions=contributions, trained=trained)
-        trainer.load(self._state.parameters)
-        few = await self._gradient(trainer, 0, plan.each) if plan.gradient else None
-        rest = await self._gradient(trainer, plan.each, plan.gradient) if few is not None else None
-        gradient: Vector | None = None
-        correction: Vector | None = None
-        if few is None or rest is None:
-            plan = SamplePlan(0, SEQUENCES) if plan.gradient else plan
-            loss = now = await self._loss(trainer, plan.each)
-        else:
-            gradient, others = few[1], rest[1]
-            loss, now = few[0], (plan.each * few[0] + (plan.gradient - plan.each) * rest[0]) / plan.gradient
-            correction = await self._parts.runner(lambda: control_variate(few[1], others, plan))
-        if self._before is not None:
-            trainer.load(self._before.parameters)
-            was = await self._loss(trainer, plan.most)
-            self.undo = _micro(now - was, MAX_GAIN if math.isfinite(was) else -MAX_GAIN)
-        return Baseline(plan, loss, gradient, correction)
+    async def _measure_last(self, trainer: Trainer, now: float | None) -> None:
+        """Measure what the last roster cost; `now`: the loss at the shared parameters, where it is known."""
+        if self._before is None or self.undo is not None:
+            return
+        now = await self._loss(trainer, self._state.parameters) if now is None else now
+        was = await self._loss(trainer, self._before.parameters)
+        self.undo = _micro(now - was, MAX_GAIN if math.isfinite(was) else -MAX_GAIN)
 
-    async def _gradient(self, trainer: Trainer, first: int, last: int) -> tuple[float, Vector] | None:
-        """Loss and gradient on these of the sequences; None where the trainer or its task gives no gradient."""
+    async def _gains(
+        self, trainer: Trainer, contributions: Mapping[bytes, Contribution], solid: set[bytes], first: Vector | None
+    ) -> dict[bytes, float]:
+        """What share of the gain of the step is each contribution's, bits per byte.
+
+        `solid`: those of validators; `first`: the gradient (P,) at the shared parameters, None where there is none.
+        """
+        spec, phi, run = self._parts.spec, self._state.parameters, self._parts.runner
+        ids = sorted(contributions)
+        among = [id for id in ids if id in solid] or ids
+        norm = min(median_norm([contributions[id].norm for id in among]), self._longest)
+        clips = dict(zip(ids, clip_units([contributions[id].norm for id in ids], norm), strict=True))
+        lr, codec_name = spec.outer.lr, spec.exchange.codec
+
+        def step(*more: bytes) -> Vector:
+            raws = [contributions[id].raw for id in (*among, *more)]
+            factors = [Factor(1, clips[id], len(among)) for id in (*among, *more)]
+            try:
+                return apply_contributions(self._state, raws, factors, lr=lr, codec_name=codec_name).parameters
+            except ValueError:  # not finite
+                return phi
+
+        after = await run(step)
+        last = await self._gradient(trainer, after) if first is not None else None
+        if first is not None and last is not None:
+            direction = np.asarray((first + last[1]) * np.float32(lr / 2 / CLIP_UNIT), np.float32)
+
+            def share(id: bytes) -> float:
+                return clips[id] * inner_product(contributions[id].raw, direction, codec_name=codec_name)
+
+            return {id: await run(partial(share, id)) for id in ids}
+        whole = await self._loss(trainer, after)
+        return {id: len(among) * (whole - await self._loss(trainer, await run(partial(step, id)))) for id in ids}
+
+    async def _gradient(self, trainer: Trainer, parameters: Vector) -> tuple[float, Vector] | None:
+        """Loss and its gradient (P,) on the judge's sequences; None where the trainer or its task gives none."""
         if not trainer.capabilities.judges:
             return None
-        return await trainer.gradient(seed=self._seed, first=first, last=last)
+        trainer.load(parameters)
+        return await trainer.gradient(seed=self._seed, first=0, last=self._sequences)
 
-    async def _gain(self, trainer: Trainer, baseline: Baseline, contribution: Contribution) -> float:
-        """Held-out loss that an eighth of a contribution takes off, bits per byte."""
-
-        def try_out() -> tuple[Vector, float, float]:
-            step = trial_of(contribution, self._state.parameters.size, self._parts.spec, self._longest)
-            slopes = [0.0 if each is None else step.derivative(each) for each in (baseline.few, baseline.correction)]
-            return step.taken_from(self._state.parameters), slopes[0], slopes[1]
-
-        after, linear, corrected = await self._parts.runner(try_out)
-        trainer.load(after)
-        measured = baseline.loss - await self._loss(trainer, baseline.plan.each)
-        return measured if baseline.correction is None else gain_of(measured, linear, corrected)
-
-    async def _loss(self, trainer: Trainer, sequences: int) -> float:
+    async def _loss(self, trainer: Trainer, parameters: Vector) -> float:
+        trainer.load(parameters)
         if trainer.capabilities.judges:
-            return await trainer.heldout(seed=self._seed, sequences=sequences)
+            return await trainer.heldout(seed=self._seed, sequences=self._sequences)
         return await trainer.evaluate(thorough=False, seed=self._seed)
-
-
-def trial_of(contribution: Contribution, elements: int, spec: RunSpec, longest: float) -> TrialStep:
-    """The step by which a contribution is tried, clipped to the longest norm that a roster applies."""
-    shrink = min(1.0, longest / contribution.norm) if contribution.norm > 0 else 1.0
-    return trial(contribution.raw, elements, lr=spec.outer.lr, codec_name=spec.exchange.codec, shrink=shrink)
 
 
 def _micro(bits: float, unknown: int) -> int:

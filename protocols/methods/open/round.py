@@ -50,6 +50,9 @@ from swarmnode.protocols.chain.state import ChainState, HashChain, participates,
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     HASH,
+    JUDGED,
+    MALFORMED,
+    MISSING,
     ONE,
     SALT,
     VERDICTS,
@@ -133,9 +136,9 @@ class OpenRounds:
                             await self.cut(context, commits)
                         case WriteReveal():
                             await self.reveal(context)
-                        case Judge(commits) if not context.measuring:
+                        case Judge(commits, complete) if not context.measuring:
                             context.measuring = True
-                            nursery.start_soon(self.judge, context, commits)
+                            nursery.start_soon(self.judge, context, commits, complete)
                         case WriteSeal(scores):
                             await self.seal(context, scores)
                         case WriteScores():
@@ -262,23 +265,26 @@ class OpenRounds:
         wanted = int(1000 * WINDOW_SLACK * took[(len(took) - 1) // 2])
         return min(max(wanted, rules.shortest_window), rules.longest_window)
 
-    async def judge(self, context: RoundContext, commits: tuple[bytes, ...]) -> None:
-        """Measure those of these contributions that are here; the others are being fetched."""
+    async def judge(self, context: RoundContext, commits: tuple[bytes, ...], complete: bool) -> None:
+        """Measure these contributions if `complete`, those that are here; else get what is not here yet."""
         contributions, reveals = self._store.contributions, context.log.reveals
         roots = {id: reveals[id].what.root for id in commits if id in reveals}
         for id, root in roots.items():
             if contributions.is_malformed(root) or reveals[id].what.size != contributions.size:
-                context.judged[id] = context.evaluator.malformed(id)
-        found = {id: contributions[root] for id, root in roots.items() if root in contributions}
-        authors = {id: context.log.commits[id].author for id in found}
-        listed = len(context.own.cut.commits) if context.own.cut is not None else len(commits)
-        try:
-            context.judged.update(await context.evaluator.measure(found, authors, among=listed))
-        except TrainerDied as error:
-            logger.warning("round %d: the trainer died while judging: %s", context.chain.round, error)
-            await trio.sleep(AGAIN)
-        left = [id for id in roots if id not in context.judged]
-        if left:  # some are not here yet
+                context.judged[id] = context.evaluator.unmeasured(id, MALFORMED)
+        left = [id for id in commits if id not in context.judged]
+        if complete:
+            again = [id for id, score in context.judged.items() if score.found == JUDGED]  # all are measured together
+            roots |= {id: reveals[id].what.root for id in again}
+            found = {i: contributions[roots[i]] for i in (*again, *left) if i in roots and roots[i] in contributions}
+            authors = {id: context.log.commits[id].author for id in found}
+            try:
+                context.judged.update(await context.evaluator.measure(found, authors, context.chain.validators))
+                context.judged.update({i: context.evaluator.unmeasured(i, MISSING) for i in left if i not in found})
+            except TrainerDied as error:
+                logger.warning("round %d: the trainer died while judging: %s", context.chain.round, error)
+                await trio.sleep(AGAIN)
+        elif left:
             self._sync.fetch_listed(context.log)
             await self._store.until(
                 lambda: any(roots[id] in contributions or contributions.is_malformed(roots[id]) for id in left),
@@ -329,7 +335,8 @@ class OpenRounds:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, context.me
         heads = store.heads()
-        wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=context.timers.attempt)
+        attempt, omitting = context.timers.attempt, context.omitting()
+        wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting)
         if wanted == chain.tip:
             return None
         try:
@@ -405,7 +412,7 @@ class OpenRounds:
 
     def _outcome(self, context: RoundContext, block: Block, counted: bool) -> Completed | Partial:
         """What the round that `block` ended came to: missing is whose work counted before and does not now."""
-        before = {worked.author for worked in context.chain.history[-1]} if context.chain.history else set()
+        before = {one.author for one in context.chain.history[-1] if one.units} if context.chain.history else set()
         accepted = accepted_in(block)
         missing = (before - accepted) if block.roster is not None else set()
         if not counted and participates(context.chain, context.me):
@@ -453,7 +460,7 @@ def accepted_in(block: Block) -> set[PeerId]:
     """Authors whose work a roster accepted."""
     if block.roster is None or not block.chain.history or not block.roster.accepted:
         return set()
-    return {worked.author for worked in block.chain.history[-1]}
+    return {one.author for one in block.chain.history[-1] if one.units}
 
 
 def verdicts_in(store: ChainStore, block: Block) -> dict[PeerId, str]:

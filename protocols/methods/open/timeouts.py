@@ -57,12 +57,13 @@ class Timeouts:
             latest = self._due(context) + self._patience("cuts")
             await self._wait_for_late(judges, lambda: log.cut_by, needed, latest)
         if len(log.cut_by) >= needed:
-            await self._wait_for("reveals", lambda: self._unjudged(context))
+            await self._wait_for("reveals", lambda: self._not_here(context))
             self._set(context, contributions=True)
             await self._wait_for("scores", lambda: log.cut_by.keys() - log.scores_by_judge().keys())
             if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
                 await self._wait_for_late(set(log.cut_by), log.scores_by_judge, needed, latest)
+            context.heard = frozenset(said.author for said in log.quotable(self._store.norms(log)).scores)
             self._set(context, scores=True)
         if len(log.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
@@ -154,10 +155,11 @@ class Timeouts:
             lately = {self._me, *context.chain.validators, *self._store.newcomers()}
         return {peer for peer in lately if participates(context.chain, peer)}
 
-    def _unjudged(self, context: RoundView) -> set[PeerId]:
-        """Authors of listed commits that this judge has no score for, and judges without a cut."""
+    def _not_here(self, context: RoundView) -> set[PeerId]:
+        """Authors of listed commits whose contribution this judge does not hold."""
         log = context.log
-        lacking = {log.commits[id].author for id in log.listed() if id not in context.judged and id in log.commits}
+        here = {*self._store.norms(log), *context.judged}
+        lacking = {log.commits[id].author for id in log.listed() if id not in here and id in log.commits}
         return lacking if self._me in log.judges else set()
 
     def _without_roster(self, context: RoundView, leader: PeerId) -> set[PeerId]:

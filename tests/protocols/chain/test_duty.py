@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from swarmnode.protocols.chain.duty import (
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import check, compose
 from swarmnode.protocols.chain.state import leaders
-from swarmnode.protocols.chain.statements import MAX_COMMITS, MISSING, Said, Seal
+from swarmnode.protocols.chain.statements import MAX_COMMITS, Said, Seal
 
 CHAIN = start("ABCDE")
 LEADER = leaders(CHAIN, RULES)[0]
@@ -83,15 +84,16 @@ def test_a_judge_cuts_when_its_wait_is_over_or_when_what_comes_may_be_a_copy() -
     assert does(*COMMITS.values(), me="X", timers=Timers(commits=True)) == ()
 
 
-def test_a_judge_measures_what_was_opened_and_seals_when_it_has_all_or_waited() -> None:
+def test_a_judge_measures_together_what_was_opened_and_seals_when_it_has_all_or_waited() -> None:
     own = Own(cut=CUT)
-    here = (*COMMITS.values(), *BOTH.cuts)
-    assert does(*here, own=own) == ()
-    assert does(*here, REVEALS[0], own=own) == (Judge((X.id,)),)
+    here, both = (*COMMITS.values(), *BOTH.cuts), tuple(sorted(COMMITS))
+    assert does(*here, own=own, norms={}) == ()
+    assert does(*here, REVEALS[0], own=own, norms={}) == (Judge((X.id,), complete=False),), "to be fetched"
+    assert does(*here, *REVEALS, own=own) == (Judge(both, complete=True),)
     (sealed,) = does(*here, *REVEALS, own=own, judged=JUDGED)
     assert isinstance(sealed, WriteSeal) and {one.commit for one in sealed.scores} == {id[:16] for id in COMMITS}
-    (partial,) = does(*here, own=own, judged={X.id: JUDGED[X.id]}, timers=Timers(contributions=True))
-    assert [one.found for one in partial.scores if one.commit == Y.id[:16]] == [MISSING]
+    late = {"own": own, "norms": {X.id: 1.0}, "timers": Timers(contributions=True)}
+    assert does(*here, REVEALS[0], **late) == (Judge(both, complete=True),), "what is not here is missing"
     few = (*COMMITS.values(), *BOTH.cuts[:2])
     assert does(*few, own=own, judged=JUDGED, timers=Timers(contributions=True)) == ()
 
@@ -177,8 +179,16 @@ def grown(*attempts: int) -> tuple[Tree, list[bytes]]:
     return tree, [one.id for one in made]
 
 
-def go(tree: Tree, heads: dict[str, bytes], *, me: str = "A", tip: bytes = CHAIN.tip, attempt: int = 0) -> bytes:
-    return follow(tree, RULES, heads, me=me, tip=tip, attempt=attempt)
+def go(
+    tree: Tree,
+    heads: dict[str, bytes],
+    *,
+    me: str = "A",
+    tip: bytes = CHAIN.tip,
+    attempt: int = 0,
+    omitting: Set[bytes] = frozenset(),
+) -> bytes:
+    return follow(tree, RULES, heads, me=me, tip=tip, attempt=attempt, omitting=omitting)
 
 
 def test_a_validator_moves_first_to_the_roster_of_the_earliest_attempt_that_has_begun() -> None:
@@ -196,6 +206,27 @@ def test_the_last_leader_cannot_be_the_first_unless_most_validators_follow_it() 
     assert go(tree, {"C": early, "D": early, "E": early}) == early
     assert go(tree, {"E": early}, attempt=4) == early
     assert go(tree, {"E": early}, me="X") == early
+
+
+def test_who_leaves_out_judges_that_were_heard_is_not_followed_unless_most_validators_do() -> None:
+    tree, (few, later) = grown(0, 1)
+    assert go(tree, {}, attempt=0, omitting={few}) == CHAIN.tip
+    assert go(tree, {"D": few, "E": few}, attempt=1, omitting={few}) == later
+    assert go(tree, {"C": few, "D": few, "E": few}, omitting={few}) == few, "others did not hear them"
+    assert go(tree, {}, attempt=5, omitting={few, later}) == empty_block(CHAIN).id
+
+
+def test_a_roster_leaves_out_whose_scores_were_here_when_the_wait_for_them_was_over() -> None:
+    log, heard = RoundLog(CHAIN, RULES), frozenset("ABCDE")
+    for said in (*BOTH.cuts, *BOTH.scores):
+        log.insert(said, b"", 0.0)
+    quoted = tuple(sorted(said.id for said in BOTH.scores if said.author != "E"))
+    roster = say(LEADER, replace(block(CHAIN, RULES, BOTH).roster, scores=quoted))
+    log.insert(roster, b"", 0.0)
+    view = RoundView("A", log)
+    assert view.omitting() == {roster.id}, "before the wait is over only who quotes all is followed"
+    assert replace(view, timers=Timers(scores=True), heard=heard).omitting() == {roster.id}
+    assert replace(view, timers=Timers(scores=True), heard=heard - {"E"}).omitting() == set()
 
 
 def test_when_all_attempts_are_over_the_round_ends_empty() -> None:

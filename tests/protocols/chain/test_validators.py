@@ -107,8 +107,8 @@ def test_who_works_becomes_a_validator_one_after_the_other() -> None:
     assert len(chain.validators) == 3
 
 
-def test_of_newcomers_the_most_audited_work_comes_first() -> None:
-    chain = after_rounds(start("A"), RULES, 16, "AXYZ", gains={"A": 1000, "X": 100, "Y": 900, "Z": 500})
+def test_of_newcomers_who_is_not_seen_to_do_harm_comes_first() -> None:
+    chain = after_rounds(start("A"), RULES, 16, "AXYZ", gains={"A": 1000, "X": -1, "Y": 900, "Z": -1})
     assert chain.validators == ("A", "Y")
 
 

@@ -35,7 +35,6 @@ from swarmnode.protocols.chain.rules import longest_norm
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.checks.check import WorkCheck
 from swarmnode.protocols.methods.open.checks.texts import TrainingText
-from swarmnode.protocols.methods.open.judge import trial_of
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.methods.trainer import Batches, TrainerDied, Vector
@@ -43,11 +42,12 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.transfer.shard_wire import ShardError
-from swarmnode.training.open_step import BACKWARD
+from swarmnode.training.open_step import BACKWARD, Factor, apply_contributions, clip_units
 
 logger = logging.getLogger(__name__)
 
 SHARE = 0.005  # of the compute, in addition to judging
+PARTS = 8  # of a contribution one is tried: whole and alone, work on rare data leads past the bottom
 SAMPLES = 16  # on which a gain is measured
 OWN = 16  # tests of the own contributions that are remembered; others are told of from half as many on …
 TELLING = 0.8  # … of which this share passed
@@ -122,8 +122,11 @@ class UniqueWork(WorkCheck):
         own, control = [
             await self._with_text(Batches(author, block.chain.round - 1, each), text) for each in (steps, never)
         ]
+        raw, (clip,) = contribution.raw, clip_units([contribution.norm], min(longest, contribution.norm))
+        lr, codec_name = spec.outer.lr, spec.exchange.codec
+        step = [Factor(1, clip, PARTS)]
         after = await self._parts.runner(
-            lambda: trial_of(contribution, state.parameters.size, spec, longest).taken_from(state.parameters)
+            lambda: apply_contributions(state, [raw], step, lr=lr, codec_name=codec_name).parameters
         )
         async with self._local.lent():
             began = trio.current_time()
