@@ -23,6 +23,7 @@ from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Trainer, Vector
 from swarmnode.protocols.network import PeerId
+from swarmnode.training.codecs.feedback import norm_in_float64
 from swarmnode.training.open_step import (
     CLIP_UNIT,
     Factor,
@@ -60,6 +61,7 @@ class Evaluator:
         self._seed, self._longest = seed, longest
         self._sequences = sequences_for(parts.spec.inner.steps * parts.spec.inner.batch)
         self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte
+        self.reach: float | None = None  # the most that a gain may be, micro-bits per byte; None: not by gradients
 
     async def measure(
         self, contributions: Mapping[bytes, Contribution], authors: Mapping[bytes, PeerId], validators: Sequence[PeerId]
@@ -117,6 +119,7 @@ class Evaluator:
         after = await run(step)
         last = await self._gradient(trainer, after) if first is not None else None
         if first is not None and last is not None:
+            self.reach = MICRO * lr * norm * (norm_in_float64(first) + norm_in_float64(last[1])) / 2
             direction = np.asarray((first + last[1]) * np.float32(lr / 2 / CLIP_UNIT), np.float32)
 
             def share(id: bytes) -> float:

@@ -4,6 +4,7 @@
     timeouts.py   how long each part of a round is waited for
     local.py      local training, error feedback, and the record of that work, where the run has audits
     judge.py      what a judge measures
+    recheck.py    whether others measured what they say
     store.py      what is held: contributions, the logs of rounds, the tree of valid rosters, shared states
     sync.py       hearing what is said, and getting what it rests on
     join.py       joining: from where others stand, and how to get there; members on another history
@@ -44,6 +45,7 @@ from swarmnode.protocols.methods.open.checks.ledger import update_ledger
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
 from swarmnode.protocols.methods.open.join import Joining, Splits
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
+from swarmnode.protocols.methods.open.recheck import Rechecks
 from swarmnode.protocols.methods.open.round import OpenRounds, Signer
 from swarmnode.protocols.methods.open.store import AWAY, ChainStore, Contributions
 from swarmnode.protocols.methods.open.sync import ChainSync
@@ -99,8 +101,10 @@ class Open(Method):
             self.audits = Audits(parts, self.store, self.local)
         if parts.ledger is not None and parts.trainer.capabilities.draws:  # somebody keeps what comes of it
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
-        self._checks: list[WorkCheck] = [check for check in (self.audits, self.unique) if check is not None]
         self.signer = Signer(parts.sync, self.sync, _secret(parts))
+        self.rechecks = Rechecks(parts, self.store, self.local, self.signer)
+        checks = (self.audits, self.unique, self.rechecks)
+        self._checks: list[WorkCheck | Rechecks] = [check for check in checks if check is not None]
         self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
         self.splits = Splits(parts, self.sync)
         self.places = Joining(parts, self.sync, self.local, self.catch_up, self.splits)

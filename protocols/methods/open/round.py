@@ -252,7 +252,8 @@ class OpenRounds:
         before = self._store.logs.get(self._store.tree[chain.tip].parent)  # who is missed is not known without it
         missed = set(before.judges) - before.cut_by.keys() if before is not None else set()
         window, absent = self._next_window(context), places_of(chain, missed)
-        cut = AvailabilityVote(chain.round, chain.tip, commits, nonce_hash(nonce), window, absent)
+        told = absent, self._store.accusations()
+        cut = AvailabilityVote(chain.round, chain.tip, commits, nonce_hash(nonce), window, *told)
         context.own.cut = cut
         await self._signer.publish(cut)
 

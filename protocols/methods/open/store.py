@@ -27,7 +27,7 @@ from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.state import ChainState, rules_of
-from swarmnode.protocols.chain.statements import ForkChoiceVote, InvalidStatement, Said, read
+from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, InvalidStatement, Said, read
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -47,6 +47,7 @@ LOOKED_FOR = 4096  # authors of heads that are kept, and of absences
 NEWCOMERS = 256  # peers about to join that are remembered …
 LATELY = 60.0  # … for so many seconds
 BURST = 0.02  # seconds that who waits for a change gives it to come: what is pushed comes many at a time
+DISPUTED_FOR = 8  # rounds in which a node says whose scores of a round it found false
 FEWEST = 3  # states kept whatever they take: the present one, the one before, and one to go back to
 STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds
 CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions
@@ -234,6 +235,7 @@ class ChainStore:
         self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
         self.out_of_sync = False  # validators follow what cannot be reached from here by replaying rosters
         self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
+        self.disproved: dict[PeerId, Block] = {}  # judges, with the roster that quotes what this node found false
         self.counts: Counter[str] = Counter()
         self._changed = trio.Event()
 
@@ -361,6 +363,13 @@ class ChainStore:
             return {}
         listed = [entry.commit for entry in block.roster.entries if entry.verdict in MEASURED]
         return {log.commits[commit].author: commit for commit in listed if commit in log.reveals}
+
+    def accusations(self) -> tuple[tuple[int, int], ...]:
+        """What this node says of judges in the round that it takes part in, as in `AvailabilityVote.disproved`."""
+        chain, path = self.block.chain, self.tree.ancestry(self.tip)[-DISPUTED_FOR:]
+        self.disproved = {judge: block for judge, block in self.disproved.items() if block.id in path}
+        named = [(place, self.disproved.get(validator)) for place, validator in enumerate(chain.validators)]
+        return tuple((place, block.chain.round - 1) for place, block in named if block is not None)[:MAX_JUDGES]
 
     # --- who said what ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,184 @@
+"""Whether judges measured what they say: their figures follow from public things, so anybody can measure them again.
+
+A judge's sequences follow from its nonce, which its scores open, and from the seed of the round; its figures from
+these, the parameters at the parent, and the contributions that it says it measured (`judge.py`). So every validator,
+
+    after each roster     draws one of the other judges whose scores that quotes, with probability CHECKED, by a secret;
+                          and takes up whom others disproved, one judge more for each of them
+    where there is time   measures again what that judge measured, at the cost of judging a round
+    figures that differ   it tells of in its cuts for DISPUTED_FOR rounds, so that others take it up
+
+and whom a majority of all judges disproved loses its place (`state.without`). What is then true:
+
+- An honest judge is safe, and a lie that it would pay to tell is not. The bound is TOLERANCE of what a figure could be
+  at the most, the product of the norms of gradient and step. With a byte-lm of 0.9 M parameters, other threads move a
+  figure by 5e-10 of that, 64 bits by 1e-9, bfloat16, which nobody computes with here, by 1e-4; figures are some 0.04 of
+  it, and honest judges of one contribution differ by 1e-3 to 4e-3, as they draw other sequences.
+- Slander costs each node one measurement for each slanderer, who is listened to no more: whom one node disproved is off
+  by TOLERANCE, and others confirm that from half of it on, so honest nodes do not take one another for slanderers.
+- No training is late for it: it is done where the window has room for it beside the steps that are left.
+
+Not checked: that something is missing, what a judge thinks of an author, scores that no roster quotes, tasks without
+gradients, and rounds of which a state is kept no more (three are, and more where they are small). Nor what rests on a
+validator's work that is not here: an accomplice who offers its work to liars alone, or commits twice, hides their
+figures of that round, and nothing of its own counts in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from swarmnode.protocols.chain.duty import PER_AUTHOR, RoundLog
+from swarmnode.protocols.chain.forks import Block
+from swarmnode.protocols.chain.rules import longest_norm
+from swarmnode.protocols.chain.statements import JUDGED, PREFIX, Score, Scores
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
+from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.round import Signer
+from swarmnode.protocols.methods.open.store import DISPUTED_FOR, ChainStore
+from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.training.open_step import sequences_for
+
+logger = logging.getLogger(__name__)
+
+CHECKED = 0.25  # probability that a validator measures some other judge's figures of a round again
+TOLERANCE = 1e-4  # of what a figure could be at the most, by which honest ones differ at the most …
+ROUNDING = 4  # … and micro-bits per byte
+UNDO_TOLERANCE = 2_000  # micro-bits per byte, of what the last roster cost; less than a twentieth of what undoes one
+CONFIRMED = 0.5  # of the tolerance, from which on a figure that somebody disproved is false
+
+OUTCOMES = ("right", "false", "untold")
+CHECKS = Metric("swarmnode_open_rechecks_total", COUNTER, "scores of judges that were measured again", "outcome")
+
+
+class Rechecks:
+    """One validator's looks at other judges. A roster that comes while it looks is passed over; disputes come again."""
+
+    def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, signer: Signer) -> None:
+        self._parts, self._store, self._local, self._signer = parts, store, local, signer
+        self._followed, self._blocks = trio.open_memory_channel[Block](1)
+        self._errors: dict[tuple[PeerId, bytes], float] = {}  # by judge and roster: what `_error` found
+        self.slanderers: set[PeerId] = set()  # who disproved somebody whose figures were found right
+        self.counts: Counter[str] = Counter()
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(CHECKS, lambda: {outcome: self.counts[outcome] for outcome in OUTCOMES})
+
+    def consider(self, block: Block) -> None:
+        """A roster was followed. Returns at once."""
+        try:
+            self._followed.send_nowait(block)
+        except trio.WouldBlock:
+            logger.debug("round %d: the look before is not over", block.chain.round)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        async for block in self._blocks:
+            log = self._store.logs.get(block.parent)
+            if log is not None and block.id in self._store.tree and self._parts.me in block.chain.validators:
+                await self._look(block, log)
+
+    async def _look(self, block: Block, log: RoundLog) -> None:
+        """Measure whom others disproved in the round that a block ended, and somebody who is drawn."""
+        me, path = self._parts.me, self._store.tree.path(block.id)[-DISPUTED_FOR:]
+        ended = {one.chain.round - 1: one for one in path}
+        rosters = {one.id for one in path}
+        self._errors = {key: error for key, error in self._errors.items() if key[1] in rosters}
+        for accuser, cut in sorted(log.cut_by.items()):
+            for place, round in cut.what.disproved:
+                judge = log.chain.validators[place] if place < len(log.chain.validators) else me
+                if me in (accuser, judge) or accuser in self.slanderers or accuser == judge or round not in ended:
+                    continue
+                known = (judge, ended[round].id) in self._errors
+                await self._settle(judge, ended[round], accuser)
+                if not known:
+                    break  # one measurement in a round for each of them
+        chosen = drawn(self._signer.derive("recheck", block.chain), sorted(quoted(log, block).keys() - {me}))
+        if chosen is not None:
+            await self._settle(chosen, block)
+
+    async def _settle(self, judge: PeerId, block: Block, accuser: PeerId = "") -> None:
+        """Find out whether the scores that this roster quotes of a judge are false; `accuser` says so."""
+        if (judge, block.id) not in self._errors:
+            error = await self._error(judge, block)
+            self.counts["untold" if error is None else "false" if error > 1 else "right"] += 1
+            if error is None:
+                return
+            self._errors[judge, block.id] = error
+        error = self._errors[judge, block.id]
+        if error > (CONFIRMED if accuser else 1):
+            if judge not in self._store.disproved:
+                logger.warning("round %d: %s measured something else than it says", block.chain.round - 1, judge)
+            self._store.disproved[judge] = block
+        elif accuser and error <= CONFIRMED:
+            logger.warning("%s says of %s that it lies, and lies itself; it is listened to no more", accuser, judge)
+            self.slanderers.add(accuser)
+
+    async def _error(self, judge: PeerId, block: Block) -> float | None:
+        """How far a judge's worst figure is off, in what honest ones may be; None where that cannot be told now."""
+        store, log, state = self._store, self._store.logs.get(block.parent), self._store.state(block.parent)
+        said = quoted(log, block).get(judge) if log is not None else None
+        if log is None or said is None or state is None:
+            return None
+        chain, contributions = log.chain, store.contributions
+        told = {score.commit for score in said.scores if score.found == JUDGED}
+        authors = {id: commit.author for id, commit in log.commits.items() if id[:PREFIX] in told}
+        solid = {id for id in authors if authors[id] in chain.validators}  # by their mean all are measured
+        several = Counter(commit.author for commit in log.commits.values())
+        if len(authors) < len(told) and any(several[validator] >= PER_AUTHOR for validator in chain.validators):
+            return None  # what is not known here is a validator's perhaps
+        roots = {id: log.reveals[id].what.root for id in authors if id in log.reveals}
+        if any(map(contributions.is_malformed, roots.values())):
+            return math.inf
+        here = {id: contributions[root] for id, root in roots.items() if root in contributions}
+        if not solid or not solid <= here.keys() or not self._has_time():
+            return None
+        before = store.state(store.tree[chain.tip].parent) if chain.undoable and chain.tip in store.tree else None
+        seed, longest = batch_seed(said.nonce, chain.seed), longest_norm(chain, store.rules)
+        evaluator = Evaluator(self._local, self._parts, state=state, before=before, seed=seed, longest=longest)
+        try:
+            found = await evaluator.measure(here, authors, chain.validators)
+        except TrainerDied as error:
+            logger.warning("the trainer died while a judge's figures were measured again: %s", error)
+            return None
+        return furthest(said, found.values(), evaluator)
+
+    def _has_time(self) -> bool:
+        """Whether the window has room for a measurement beside the steps that are left."""
+        local, inner, store = self._local, self._parts.spec.inner, self._store
+        left = inner.batch * max(0, inner.steps - local.since_offer.steps)
+        costs = 3 * sequences_for(inner.batch * inner.steps)  # two gradients, and two losses at most
+        seconds = (left + costs) * local.trained.seconds / max(1, local.trained.samples)
+        return trio.current_time() + seconds <= store.arrived + store.block.chain.window / 1000
+
+
+def quoted(log: RoundLog, block: Block) -> dict[PeerId, Scores]:
+    """The scores that the roster of a block quotes, by judge; `log`: of the round that it ended."""
+    ids = block.roster.scores if block.roster is not None else ()
+    return {log.scores[id].author: log.scores[id].what for id in ids if id in log.scores}
+
+
+def furthest(said: Scores, found: Iterable[Score], evaluator: Evaluator) -> float | None:
+    """How far the worst of a judge's figures is from what was measured, in what honest ones may be; None: untold."""
+    if evaluator.reach is None:
+        return None
+    told, bound = {score.commit: score.gain for score in said.scores}, TOLERANCE * evaluator.reach + ROUNDING
+    errors = [abs(score.gain - told[score.commit]) / bound for score in found]
+    if said.undo is not None and evaluator.undo is not None:
+        errors.append(abs(said.undo - evaluator.undo) / UNDO_TOLERANCE)
+    return max(errors)
+
+
+def drawn(secret: bytes, judges: Sequence[PeerId]) -> PeerId | None:
+    """One of these, each as likely, or with probability 1 - CHECKED none, by what nobody else knows."""
+    rng = random.Random(secret)
+    return rng.choice(judges) if judges and rng.random() < CHECKED else None
