@@ -230,6 +230,7 @@ def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> flo
     async def measure() -> None:
         state = OuterState.start(trainer.parameters())
         tables = {"inner": {"steps": 1, "batch": trained}, "outer": {"lr": 1.0, "momentum": 0.0}}
+        tables["run"] = {"name": "bench", "trust": "open"}
         spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")
         parts: Any = SimpleNamespace(spec=spec, runner=inline, ledger=None)
         local = LocalTrainer(trainer, inline, spec)  # type: ignore[arg-type]
