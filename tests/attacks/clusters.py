@@ -3,6 +3,7 @@
 task = Task(seed=0, alpha=0.3)             # alpha: Dirichlet's, of the classes that each peer has; None: IID
 deltas = task.train(phi, round=0)          # (n, P) float32 of n peers: how far each peer's steps take it, φ − θ
 task.accuracy(phi)                         # share of the test samples
+Task(seed=0, alpha=None, hidden=LARGE)     # the same with ten times as many parameters
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TESTED = 4000
 STEPS, BATCH, LR = 5, 32, 0.08  # inner steps of a round
 SPREAD = 0.7  # of the clusters' centres; a sample lies about four from its own, in all features together
 
-PARAMETERS = (FEATURES + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
+LARGE = 244  # hidden units of the task ten times as large
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -32,8 +33,10 @@ Labels = NDArray[np.int64]
 class Task:
     """What each peer has, what judges measure on, and what the result is tested on."""
 
-    def __init__(self, *, seed: int, alpha: float | None, peers: int = PEERS) -> None:
-        self.peers = peers
+    def __init__(self, *, seed: int, alpha: float | None, peers: int = PEERS, hidden: int = HIDDEN) -> None:
+        """`hidden`: units of the hidden layer, in which the parameters are counted."""
+        self.peers, self.hidden = peers, hidden
+        self.parameters = (FEATURES + 1) * hidden + (hidden + 1) * CLASSES
         rng = np.random.default_rng([seed, 1])
         self._seed = seed
         self._centres = rng.normal(0, SPREAD, (CLASSES, FEATURES)).astype(np.float32)
@@ -48,16 +51,16 @@ class Task:
     def start(self) -> Floats:
         """The parameters before round 0, (P,)."""
         rng = np.random.default_rng([self._seed, 2])
-        phi = np.zeros(PARAMETERS, np.float32)
-        phi[: FEATURES * HIDDEN] = rng.normal(0, FEATURES**-0.5, FEATURES * HIDDEN)
-        after = (FEATURES + 1) * HIDDEN
-        phi[after : after + HIDDEN * CLASSES] = rng.normal(0, HIDDEN**-0.5, HIDDEN * CLASSES)
+        phi = np.zeros(self.parameters, np.float32)
+        phi[: FEATURES * self.hidden] = rng.normal(0, FEATURES**-0.5, FEATURES * self.hidden)
+        after = (FEATURES + 1) * self.hidden
+        phi[after : after + self.hidden * CLASSES] = rng.normal(0, self.hidden**-0.5, self.hidden * CLASSES)
         return phi
 
     def train(self, phi: Floats, *, round: int) -> Floats:
         """φ − θ of each peer after its steps on its own data, (n, P), from `phi`, (P,) or (n, P)."""
         rng = np.random.default_rng([self._seed, 3, round])
-        theta = np.array(np.broadcast_to(phi, (self.peers, PARAMETERS)))
+        theta = np.array(np.broadcast_to(phi, (self.peers, self.parameters)))
         rows = np.arange(self.peers)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):  # where an attack has made them infinite
             for _ in range(STEPS):
@@ -77,7 +80,8 @@ class Task:
 
     def slope(self, phi: Floats, seed: int, first: int, last: int) -> Floats:
         """Gradient (P,) of the loss, in bits, on the sequences from `first` to before `last` that `seed` draws."""
-        drawn = np.random.default_rng(seed).integers(0, HELDOUT, JUDGED)[first * SEQUENCE : last * SEQUENCE]
+        whole = np.random.default_rng(seed).integers(0, HELDOUT, max(JUDGED, last * SEQUENCE))
+        drawn = whole[first * SEQUENCE : last * SEQUENCE]
         with np.errstate(over="ignore", invalid="ignore"):
             found = _gradients(phi[None], self._heldout[drawn][None], self._heldout_labels[drawn][None])
         return found[0] / np.float32(np.log(2))
@@ -93,12 +97,13 @@ class Task:
 
 def _layers(theta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Weights (k, F, H) and biases (k, 1, H) of the hidden layer; (k, H, C) and (k, 1, C) of the last."""
-    sizes = np.cumsum([FEATURES * HIDDEN, HIDDEN, HIDDEN * CLASSES])
+    hidden = (theta.shape[1] - CLASSES) // (FEATURES + 1 + CLASSES)
+    sizes = np.cumsum([FEATURES * hidden, hidden, hidden * CLASSES])
     first, bias, last, bias_last = np.split(theta, sizes, axis=1)
     return (
-        first.reshape(-1, FEATURES, HIDDEN),
+        first.reshape(-1, FEATURES, hidden),
         bias[:, None],
-        last.reshape(-1, HIDDEN, CLASSES),
+        last.reshape(-1, hidden, CLASSES),
         bias_last[:, None],
     )
 

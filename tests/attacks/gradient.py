@@ -1,120 +1,384 @@
 """The gradient group: what liars offer, some peers and a small task, with the rules of the open chain.
 
-Sixteen peers, who all judge; and as many as a run comes to have validators, of whom a committee judges each round.
-Measured: accuracy after ROUNDS rounds as a share of the same run's without liars and with the plain mean, here and with
-the plain mean; how many honest contributions were refused; what share of the weight the liars had.
+Sixteen peers, who all judge; and as many as a run comes to have validators, of whom a committee judges each round. Each
+attack is tried at several seeds in each setting, and the worst of them decides. Beside it stand, at the same seed, the
+plain mean without liars (clean) and the plain mean with them (undefended).
+
+    python tests/attacks gradient                       everything; half an hour on two cores
+    python tests/attacks gradient --rounds 40           one of the two horizons
+    python tests/attacks gradient --lies flip slander   attacks whose name has one of these words
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from statistics import median_low
+from functools import cache
+from statistics import fmean, median, median_low, stdev
 from typing import Any
 
 import claims
 import numpy as np
 import trio
+from adversaries import adaptive
 from adversaries import gradient as adversaries
-from clusters import PEERS, Task
+from adversaries.gradient import GradientLie
+from clusters import HIDDEN, LARGE, PEERS, Task
 from harness import Outcome
-from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
+from openrounds import RULES, Course, Lie, OpenSwarm, Seen, names_of, undefended
 
 from swarmnode.protocols.chain.state import most_validators
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.open_step import norm_of
 
-ROUNDS = 40
-CODEC = "fp32"
-TURNS = {"codec_name": "sign3", "lr": 0.7, "momentum": 0.8}
+SEEDS = (0, 1, 2, 3, 4)
+HORIZONS = (40, 160)  # rounds
+OUTER: dict[str, dict[str, float]] = {"sign3": {"lr": 0.7, "momentum": 0.8}}  # of a codec that is made for them
 MANY = most_validators(RULES)  # of whom RULES.committee judge
+WORST = 5  # attacks that are tried with other codecs and with the larger task
+MOST_WEIGHT = 1.1  # times what the same peers' honest work would have, of liars whose lies do no harm
+HONEST_COUNTS = 0.95  # share of the work that counts where nobody lies
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How data lie and how many peers do."""
+    """How data lie, how many peers do, what travels, and what is promised."""
 
     name: str
     alpha: float | None  # of the Dirichlet distribution; None: IID
     liars: int
-    least: float  # of the accuracy of the run without liars
+    least: float | None  # of the accuracy of the run without liars; None: nothing, it is measured for information
     peers: int = PEERS
-    turns: bool = False  # contributions are those of `sign3`, with outer momentum
+    codec: str = "fp32"
+    hidden: int = HIDDEN
+    seeds: tuple[int, ...] = SEEDS
+
+    def task(self, seed: int) -> Task:
+        return Task(seed=seed, alpha=self.alpha, peers=self.peers, hidden=self.hidden)
+
+    @property
+    def travels(self) -> dict[str, Any]:
+        """How contributions travel and are applied."""
+        return {"codec_name": self.codec, **OUTER.get(self.codec, {})}
 
 
 SETTINGS = (
     Setting("IID 5/16", None, 5, 0.95),
-    Setting("IID 7/16", None, 7, 0.80),
-    Setting("Dirichlet 5/16", 0.3, 5, 0.80),
-    Setting("Dirichlet 7/16", 0.3, 7, 0.80),
+    Setting("IID 7/16", None, 7, 0.85),
+    Setting("Dirichlet 4/16", 0.3, 4, 0.95),
+    Setting("Dirichlet 5/16", 0.3, 5, 0.85),
+    Setting("Dirichlet 7/16", 0.3, 7, None),
 )
-IN_TURNS = tuple(replace(setting, turns=True) for setting in SETTINGS)
-WITH_COMMITTEE = (
+WITHOUT_LIARS = (Setting("IID 0/16", None, 0, 0.95), Setting("Dirichlet 0/16", 0.3, 0, 0.95))
+OF_MANY = (
     Setting(f"IID {MANY // 4}/{MANY}", None, MANY // 4, 0.95, MANY),
-    Setting(f"Dirichlet {MANY // 4}/{MANY}", 0.3, MANY // 4, 0.80, MANY),
+    Setting(f"Dirichlet {MANY // 4}/{MANY}", 0.3, MANY // 4, 0.85, MANY),
 )
+TEN_TIMES = tuple(replace(setting, hidden=LARGE) for setting in SETTINGS[:1])
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What an attack did in one setting."""
+    """What an attack did in one setting at one seed."""
 
     setting: Setting
+    rounds: int
+    seed: int
     clean: float  # accuracy of the plain mean without liars
     accuracy: float
     undefended: float  # accuracy of the plain mean
-    course: Course
+    without: float  # accuracy of the plain mean of honest peers alone: of a rule that knows who lies
+    spread: float  # standard deviation of `clean` over the setting's seeds
+    weight: float  # share of liars, mean over rounds
+    fair: float  # … of the same peers where nobody lies
+    refused: float  # share of the honest work
+    lapsed: int  # honest validators who lost their seat as too little of their work was accepted …
+    unseated: int  # … or as a minority said that they are silent
+    captured: int | None  # round from which on liars were half of the validators
 
     @property
     def share(self) -> float:
         return self.accuracy / self.clean
 
+    @property
+    def harmless(self) -> bool:
+        """Whether the plain mean bears the attack without harm."""
+        return bool(self.setting.liars) and self.undefended >= self.clean - self.spread
+
     def failures(self) -> tuple[str, ...]:
-        broken = []
-        if self.share < self.setting.least:
-            least = f"at least {self.setting.least:.0%} promised"
-            broken.append(f"{self.setting.name}: {self.share:.0%} of the clean run, {least}")
-        if self.course.unseated:
-            broken.append(f"{self.setting.name}: {self.course.unseated} honest validators removed as silent")
-        return tuple(broken)
+        """Promises that were broken: of harm, and of the weight that liars have where they do none."""
+        if self.setting.least is None or not self.harmless or self.weight <= MOST_WEIGHT * self.fair:
+            return self.harm()
+        return (*self.harm(), self._told(f"liars' weight {self.weight:.0%}, {self.fair:.0%} by honest work"))
+
+    def harm(self) -> tuple[str, ...]:
+        """Promises of harm that were broken."""
+        setting, broken = self.setting, []
+        if setting.least is None:
+            return ()
+        if self.share < setting.least:
+            broken.append(f"{self.share:.1%} of clean, {setting.least:.0%} promised")
+        if self.accuracy < self.undefended - self.spread:
+            broken.append(f"{self.share:.1%} of clean, {self.undefended / self.clean:.1%} undefended")
+        if self.captured is not None:
+            broken.append(f"captured from round {self.captured}")
+        if self.unseated or (self.lapsed and not setting.liars):
+            broken.append(f"{self.unseated + self.lapsed} honest validators lost")
+        if not setting.liars and 1 - self.refused < HONEST_COUNTS:
+            broken.append(f"{self.refused:.0%} of the honest work refused")
+        return tuple(map(self._told, broken))
+
+    def _told(self, broken: str) -> str:
+        return f"{self.setting.name}, seed {self.seed}: {broken}"
 
 
-def damage(lie: Lie, setting: Setting, *, rounds: int = ROUNDS, seed: int = 0) -> Damage:
+class Absent(Lie):
+    """Liars who never come."""
+
+    joins = 1 << 30
+
+
+def damage(lie: Lie, setting: Setting, *, rounds: int, seed: int) -> Damage:
     """One run beside two with the plain mean: without liars, and with them."""
-    task = Task(seed=seed, alpha=setting.alpha, peers=setting.peers)
-    clean = task.accuracy(undefended(task, Lie(), 0, rounds))
-    broken = task.accuracy(undefended(task, lie.again(), setting.liars, rounds)) if setting.liars else clean
-    how: dict[str, Any] = TURNS if setting.turns else {"codec_name": CODEC}
-    course = OpenSwarm(task, lie.again(), setting.liars, **how).run(rounds)
-    return Damage(setting, clean, task.accuracy(course.phi), broken, course)
+    task, alone = setting.task(seed), _alone(setting)
+    broken = clean = _clean(alone, rounds, seed)
+    if setting.liars:
+        broken = task.accuracy(undefended(task, lie.again(), setting.liars, rounds, **setting.travels))
+    course = OpenSwarm(task, lie.again(), setting.liars, **setting.travels).run(rounds)
+    return Damage(
+        setting,
+        rounds,
+        seed,
+        clean,
+        task.accuracy(course.phi),
+        broken,
+        _without(replace(alone, liars=setting.liars), rounds, seed),
+        stdev(_clean(alone, rounds, each) for each in SEEDS),
+        _weight(course.shares, task, setting.liars, rounds),
+        _weight(_fair(alone, rounds, seed), task, setting.liars, rounds),
+        course.refused / course.honest,
+        course.lapsed,
+        course.unseated,
+        course.captured,
+    )
 
 
-async def outcomes() -> AsyncIterator[Outcome]:
-    """Every attack of the group in full."""
-    for settings, how in ((SETTINGS, ""), (IN_TURNS, ", with sign3 and outer momentum")):
-        yield _without_liars(f"none{how}", PEERS, turns=bool(how))
-        for lie in adversaries.everyone():
+def _weight(shares: Mapping[str, float], task: Task, liars: int, rounds: int) -> float:
+    """Of those who are liars where there are any, mean over rounds."""
+    return sum(shares[name] for name in names_of(task)[task.peers - liars :]) / rounds
+
+
+def _alone(setting: Setting) -> Setting:
+    """The same without liars, and alike for all settings that differ in them only."""
+    return replace(setting, name="", liars=0, least=None, seeds=())
+
+
+@cache  # the same for all attacks
+def _clean(setting: Setting, rounds: int, seed: int) -> float:
+    task = setting.task(seed)
+    return task.accuracy(undefended(task, Lie(), 0, rounds, **setting.travels))
+
+
+@cache
+def _without(setting: Setting, rounds: int, seed: int) -> float:
+    task = setting.task(seed)
+    return task.accuracy(undefended(task, Absent(), setting.liars, rounds, **setting.travels))
+
+
+@cache
+def _fair(setting: Setting, rounds: int, seed: int) -> Mapping[str, float]:
+    """Weight of each peer where nobody lies, summed over rounds."""
+    return OpenSwarm(setting.task(seed), Lie(), 0, **setting.travels).run(rounds).shares
+
+
+# --- lines of the table -----------------------------------------------------------------------------------------------
+
+HEADER = (
+    "| attack | task | rounds | codec | seeds | setting | worst, % of clean | median | undefended | liars left out "
+    "| liars' weight (by honest work), % | honest refused, % | validators lost | captured | |"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One attack at one horizon with one codec, in some settings."""
+
+    attack: str
+    found: tuple[Damage, ...]  # of one setting after another
+
+    @property
+    def settings(self) -> dict[Setting, list[Damage]]:
+        by: dict[Setting, list[Damage]] = {}
+        for one in self.found:
+            by.setdefault(one.setting, []).append(one)
+        return by
+
+    @property
+    def key(self) -> str:
+        """The cells that say what was done: such a row takes the place of an earlier one."""
+        first = self.found[0]
+        parameters = first.setting.task(0).parameters
+        return f"| {self.attack} | {parameters} parameters | {first.rounds} | {first.setting.codec} |"
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        return tuple(failure for one in self.found for failure in one.failures())
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def margin(self) -> float:
+        """How far the worst run is above what is promised, as a share of clean; below 0 the promise is broken."""
+        kept = [one for one in self.found if one.setting.least is not None]
+        return min(min(one.share - (one.setting.least or 0), _above_undefended(one)) for one in kept)
+
+    def row(self) -> str:
+        """Values of the settings apart by slashes; those of one seed are the worst one's."""
+        each = list(self.settings.items())
+        worst = [min(found, key=lambda one: one.share) for _, found in each]
+        columns = [
+            " / ".join(f"{one.share * 100:.0f}" for one in worst),
+            " / ".join(f"{median([one.share for one in found]) * 100:.0f}" for _, found in each),
+            " / ".join(f"{one.undefended / one.clean * 100:.0f}" for one in worst),
+            " / ".join(f"{one.without / one.clean * 100:.0f}" for one in worst),
+            " / ".join(_weights(found) for _, found in each),
+            " / ".join(f"{fmean(one.refused for one in found) * 100:.0f}" for _, found in each),
+            " / ".join(str(max(one.lapsed + one.unseated for one in found)) for _, found in each),
+            " / ".join(_captured(found) for _, found in each),
+        ]
+        seeds = ", ".join(str(seed) for seed in sorted({one.seed for one in self.found}))
+        names = " / ".join(setting.name for setting, _ in each) if len(each) < len(SETTINGS) else "all five"
+        return f"{self.key} {seeds} | {names} | {' | '.join(columns)} | {self._verdict()} |"
+
+    def _verdict(self) -> str:
+        if self.failures:
+            return "MISSED: " + "; ".join(_shortest(self.failures))
+        bound = [one for one in self.found if one.setting.least is not None and one.setting.liars]
+        if bound and all(one.harmless for one in bound):
+            return "holds; no harm undefended: what is shown is the weight"
+        return "holds"
+
+
+def _above_undefended(one: Damage) -> float:
+    return (one.accuracy - one.undefended + one.spread) / one.clean if one.setting.liars else math.inf
+
+
+def _weights(found: Sequence[Damage]) -> str:
+    return f"{fmean(one.weight for one in found) * 100:.0f} ({fmean(one.fair for one in found) * 100:.0f})"
+
+
+def _captured(found: Sequence[Damage]) -> str:
+    rounds = [one.captured for one in found if one.captured is not None]
+    return f"{len(rounds)} seeds from {min(rounds)}" if rounds else "no"
+
+
+def _shortest(failures: Sequence[str]) -> list[str]:
+    """The first three, and how many more there are."""
+    return [*failures[:3], *([f"{len(failures) - 3} more"] if len(failures) > 3 else [])]
+
+
+# --- the whole group --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One line that is to be measured."""
+
+    attack: str
+    lie: Lie
+    settings: tuple[Setting, ...]
+    rounds: int
+
+    def jobs(self) -> Iterator[tuple[Lie, Setting, int, int]]:
+        return ((self.lie, setting, self.rounds, seed) for setting in self.settings for seed in setting.seeds)
+
+
+def _job(lie: Lie, setting: Setting, rounds: int, seed: int) -> Damage:
+    return damage(lie, setting, rounds=rounds, seed=seed)
+
+
+def everyone(rounds: int) -> list[GradientLie]:
+    """All attacks of the group that have time to do harm."""
+    return [*adversaries.everyone(), *adaptive.everyone(rounds)]
+
+
+def measured(wanted: Iterable[Wanted]) -> Iterator[Line]:
+    """Each line as soon as it is there, in order, computed by all cores; tells on standard error how far it is."""
+    wanted, began = list(wanted), time.monotonic()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: they are as many as there are cores
+    total, done = sum(len(list(one.jobs())) for one in wanted), 0
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = [(one, [pool.submit(_job, *job) for job in one.jobs()]) for one in wanted]
+        for one, futures in running:
             found = []
-            for setting in settings:
-                found.append(damage(lie, setting))
-                await trio.lowlevel.checkpoint()
-            yield _outcome(f"{lie.name}{how}", found, lie.claims)
-    judged = f"where a committee of {RULES.committee} judges"
-    yield _without_liars(f"none, {judged}", MANY)
-    for lie in adversaries.before_a_committee():
-        found = []
-        for setting in WITH_COMMITTEE:
-            found.append(damage(lie, setting))
-            await trio.lowlevel.checkpoint()
-        yield _outcome(f"{lie.name}, {judged}", found)
+            for future in futures:
+                found.append(future.result())
+                done += 1
+                spent = time.monotonic() - began
+                left = spent / done * (total - done)
+                print(f"\r{done} of {total} runs, {left / 60:.0f} min left ", end="", file=sys.stderr, flush=True)
+            yield Line(one.attack, tuple(found))
+    print(file=sys.stderr)
+
+
+def lines(horizons: Sequence[int] = HORIZONS, words: Sequence[str] = ()) -> Iterator[Line]:
+    """The attacks whose names have one of these words, or all; at each horizon the worst of them also otherwise."""
+    for rounds in horizons:
+        lies = [lie for lie in everyone(rounds) if not words or any(word in lie.name for word in words)]
+        usual = [Wanted("nobody lies", Lie(), WITHOUT_LIARS, rounds)] if not words else []
+        usual += [Wanted(lie.name, lie, SETTINGS, rounds) for lie in lies]
+        found: list[Line] = []
+        for line in measured(usual):
+            found.append(line)
+            yield line
+        worst = sorted((line for line in found if line.found[0].setting.liars), key=lambda line: line.margin)[:WORST]
+        named = {lie.name: lie for lie in lies}
+        yield from measured(_otherwise([named[line.attack] for line in worst], rounds))
+    if not words:
+        judged = f"where a committee of {RULES.committee} judges"
+        many = adversaries.before_a_committee()
+        yield from measured(Wanted(f"{lie.name}, {judged}", lie, OF_MANY, HORIZONS[0]) for lie in many)
+
+
+def _otherwise(lies: Sequence[GradientLie], rounds: int) -> Iterator[Wanted]:
+    """The same attacks with other codecs, and on the task ten times as large."""
+    for codec in ("topk", "sign3"):
+        without = tuple(replace(setting, codec=codec) for setting in WITHOUT_LIARS)
+        yield Wanted("nobody lies", Lie(), without, rounds)
+        settings = tuple(replace(setting, codec=codec) for setting in SETTINGS)
+        yield from (Wanted(lie.name, lie, settings, rounds) for lie in lies)
+    yield from (Wanted(lie.name, lie, TEN_TIMES, rounds) for lie in lies)
+
+
+async def outcomes(horizons: Sequence[int] = HORIZONS, words: Sequence[str] = ()) -> AsyncIterator[Outcome | Line]:
+    """Every attack of the group in full."""
+    found = lines(horizons, words)
+    while (line := await trio.to_thread.run_sync(next, found, None)) is not None:
+        yield line
+    if words:
+        return
     yield await trio.to_thread.run_sync(claims.outcome)
     for liars in (1, 5, 7):
         yield _struck(liars)
 
 
+# --- the first strike -------------------------------------------------------------------------------------------------
+
+STRUCK_ROUNDS = 40
+
+
 def strike(liars: int) -> tuple[Course, tuple[str, ...]]:
     """What a first strike does before it is noticed, and the promises that it broke."""
-    course = OpenSwarm(Task(seed=0, alpha=None), adversaries.FirstStrike(), liars, codec_name=CODEC).run(ROUNDS)
+    swarm = OpenSwarm(Task(seed=0, alpha=None), adversaries.FirstStrike(), liars, codec_name="fp32")
+    course = swarm.run(STRUCK_ROUNDS)
     broken = []
     if course.strike > RULES.norm_growth:  # liars who choose what counts choose the median norm, up to this bound
         broken.append(f"it moved the parameters by {course.strike:.2f} honest steps")
@@ -129,7 +393,7 @@ def strike_at_mean(liars: int) -> tuple[float, float]:
     phi = undefended(task, Lie(), 0, lie.sleeps)
     deltas = task.train(phi, round=lie.sleeps)
     honest, own = deltas[: PEERS - liars], deltas[PEERS - liars :]
-    lies = lie.offer(Seen(lie.sleeps, honest, own, [], np.random.default_rng(7)))
+    lies = lie.offer(Seen(lie.sleeps, honest, own, [], np.random.default_rng(7), task, phi))
     moved = np.concatenate([honest, lies]).mean(axis=0)
     before, after = task.losses(np.stack([phi, phi - moved]), seed=1, samples=4000)
     return norm_of(moved) / median_low([norm_of(each) for each in honest]), float(after - before)
@@ -141,27 +405,3 @@ def _struck(liars: int) -> Outcome:
     far, harm = strike_at_mean(liars)
     beside = f"plain mean: moved by {far:.0f} honest steps, {harm:+.3g} bits"
     return Outcome("gradient", f"{adversaries.FirstStrike.name}, {liars}/16", told, beside, broken)
-
-
-_DATA: tuple[tuple[str, float | None], ...] = (("IID", None), ("Dirichlet", 0.3))
-
-
-def _without_liars(name: str, peers: int, *, turns: bool = False) -> Outcome:
-    settings = [Setting(f"{data} 0/{peers}", alpha, 0, 0.95, peers, turns) for data, alpha in _DATA]
-    return _outcome(name, [damage(Lie(), setting) for setting in settings])
-
-
-def _outcome(name: str, found: list[Damage], claims: int = 1) -> Outcome:
-    shares = ", ".join(f"{one.setting.name} {one.share:.0%}" for one in found)
-    weights = " / ".join(f"{one.course.weight / ROUNDS:.0%}" for one in found)
-    lost = ", ".join(f"{one.undefended / one.clean:.0%}" for one in found)
-    told = shares + (f"; liars' weight {weights}" if found[0].setting.liars else "")
-    refused = sum(one.course.refused for one in found) / sum(one.course.honest for one in found)
-    if any(one.course.lapsed for one in found):
-        told += "; honest validators lapsed " + " / ".join(str(one.course.lapsed) for one in found)
-    captured = [f"{one.setting.name} from round {one.course.captured}" for one in found if one.course.captured]
-    if captured:
-        told += f"; liars half of the validators: {', '.join(captured)}"
-    failures = tuple(line for one in found for line in one.failures())
-    mean = "mean by samples" if claims > 1 else "plain mean"
-    return Outcome("gradient", name, f"{told}; honest refused {refused:.0%}", f"{mean}: {lost}", failures)

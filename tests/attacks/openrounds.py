@@ -3,18 +3,21 @@
 Training and held-out losses are the task's; all else is the product's own: encoded contributions with error feedback,
 `chain.derive` for who is accepted with which weight and clip factor, `chain.validity` for the chain after it, and
 `apply_contributions`. What is left out is the network. Liars know everything that honest peers offer before they offer
-anything, refuse in their scores whatever is honest, praise one another, ask for every roster to be undone, and say that
-no honest judge is there. Rosters quote all judges: who leaves out whom others heard is not followed (`chain/duty.py`).
+anything, and before they judge what honest judges measured. If a lie says nothing else they refuse in their scores
+whatever is honest, praise one another and ask for every roster to be undone; and they say that no honest judge is
+there. Rosters quote all judges: who leaves out whom others heard is not followed (`chain/duty.py`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from chains import RUN, Offer, block, cut, quote, row, scores
 from chains import offer as offered
-from clusters import PARAMETERS, SEQUENCE, Floats, Task
+from clusters import SEQUENCE, Floats, Task
 
 from swarmnode.protocols.chain.rules import Quoted, longest_norm
 from swarmnode.protocols.chain.state import (
@@ -29,7 +32,7 @@ from swarmnode.protocols.chain.state import (
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
 from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
 from swarmnode.protocols.methods.open.store import id_of
-from swarmnode.training.codecs import codec, codec_in
+from swarmnode.training.codecs import Codec, codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.open_step import (
     CLIP_UNIT,
@@ -41,7 +44,7 @@ from swarmnode.training.open_step import (
     norm_of,
     sequences_for,
 )
-from swarmnode.training.outer import OuterState
+from swarmnode.training.outer import OuterState, outer_step
 from swarmnode.training.verify.replay import DECAY
 
 RULES = ChainRules()
@@ -58,12 +61,27 @@ class Seen:
     own: Floats  # (f, P), what the liars trained themselves
     moved: list[Floats]  # of each round before, (P,): how far the shared parameters went down
     rng: np.random.Generator
+    task: Task  # with the text that judges draw from, which is public
+    phi: Floats  # (P,), the shared parameters
+    leads: bool = False  # whether one of them leads this round
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a liar knows when it judges: it waits until every honest judge has spoken."""
+
+    round: int
+    place: int  # of this judge among the liars who judge, from 0
+    own: tuple[bytes, ...]  # commits of the liars
+    honest: tuple[bytes, ...]  # commits of honest peers
+    said: Mapping[str, Mapping[bytes, int]]  # by honest judge: what it measured of each commit, micro-bits
 
 
 class Lie:
-    """What liars offer, and when. This one is honest."""
+    """What liars offer, when, and what they say as judges. This one offers honest work."""
 
     late = False  # they commit when honest contributions are revealed: no honest cut has their commits
+    joins = 0  # round in which they come; from 0 they are among the first validators, else they must earn that
     sleeps = 0  # rounds in which they behave
     strikes_once = False  # they lie in one round only, the first after they slept that one of them leads …
     claims = 1  # samples, for each that they have
@@ -81,6 +99,10 @@ class Lie:
         """(f, P)"""
         return seen.own
 
+    def scores(self, bench: Bench) -> Mapping[bytes, int | None]:
+        """The gain that one of them claims of each commit, micro-bits; None: it says that it has not seen it."""
+        return dict.fromkeys(bench.own, MAX_GAIN) | dict.fromkeys(bench.honest)
+
 
 @dataclass
 class Course:
@@ -91,7 +113,7 @@ class Course:
     accepted: int = 0  # contributions of liars in rosters
     refused: int = 0  # contributions of honest peers that rosters refused
     honest: int = 0  # contributions of honest peers that were offered
-    weight: float = 0.0  # of liars, summed over rounds
+    shares: Counter[str] = field(default_factory=Counter)  # of the weight, by peer, summed over rounds
     reverts: int = 0
     strike: float = 0.0  # how far the one strike took the parameters, by the median norm of what honest peers offered
     harm: float = 0.0  # bits of held-out loss that it cost
@@ -101,25 +123,65 @@ class Course:
     captured: int | None = None  # round from which on liars were half of the validators or more
 
 
-def undefended(task: Task, lie: Lie, liars: int, rounds: int) -> Floats:
-    """The parameters after `rounds` of the mean of what everybody offers, by the samples that each says it has."""
-    course, rng = Course(task.start()), np.random.default_rng(7)
+def undefended(
+    task: Task,
+    lie: Lie,
+    liars: int,
+    rounds: int,
+    *,
+    codec_name: str = "fp32",
+    lr: float = 1.0,
+    momentum: float = 0.0,
+) -> Floats:
+    """The parameters after `rounds` of the mean of what everybody offers, by the samples that each says it has.
+
+    What travels, and the outer step, are those of the open swarm with the same arguments.
+    """
+    rng, lossless = np.random.default_rng(7), codec_name == "fp32" and (lr, momentum) == (1.0, 0.0)
+    moving, moved = OuterState.start(task.start()), list[Floats]()
+    feedback = [ErrorFeedback(codec(codec_name), task.parameters, decay=DECAY) for _ in range(task.peers)]
     before = _mislabel(task, lie, liars)
-    claimed = np.repeat(np.float32([1, lie.claims]), [task.peers - liars, liars])
+    honest_peers = task.peers - liars
     for number in range(rounds):
-        deltas = task.train(course.phi, round=number)
-        if liars and number >= lie.sleeps:
-            honest, own = np.split(deltas, [task.peers - liars])
-            deltas = np.concatenate([honest, lie.offer(Seen(number, honest, own, course.moved, rng))])
+        phi, encoding = moving.parameters, codec_in(number, codec_name)
+        deltas = task.train(np.stack([each.taken_from(phi) for each in feedback]) if momentum else phi, round=number)
+        honest, own = np.split(deltas, [honest_peers])
+        if not lossless:
+            honest = np.stack([_travelled(each, encoding, x) for each, x in zip(feedback, honest, strict=False)])
+        if liars and number >= max(lie.joins, lie.sleeps):
+            leads = bool(rng.random() < liars / task.peers)
+            own = lie.offer(Seen(number, honest, own, moved, rng, task, phi, leads)).astype(np.float32)
+        if not lossless:
+            own = np.stack([encoding.decode(encoding.encode(x), task.parameters) for x in own]) if liars else own
+        deltas = np.concatenate([honest, own]) if number >= lie.joins else honest
+        claimed = np.repeat(np.float32([1, lie.claims]), [honest_peers, len(deltas) - honest_peers])
         with np.errstate(over="ignore", invalid="ignore"):
-            course.moved.append(np.average(deltas, axis=0, weights=claimed / claimed.mean()).astype(np.float32))
-            course.phi = course.phi - course.moved[-1]
+            mean = np.average(deltas, axis=0, weights=claimed / claimed.mean()).astype(np.float32)
+        try:
+            moving = outer_step(moving, mean, lr=lr, momentum=momentum, resting=True)
+        except ValueError:  # the parameters are infinite: there is nothing left to train
+            moving = OuterState.start(np.full_like(phi, np.inf))
+            break
+        moved.append(phi - moving.parameters)
     task.labels = before
-    return course.phi
+    return moving.parameters
+
+
+def _travelled(feedback: ErrorFeedback, encoding: Codec, delta: Floats) -> Floats:
+    """What others receive of a contribution; what is left out is added to the next one."""
+    feedback.codec = encoding
+    raw = feedback.encode(delta)
+    feedback.commit()
+    return encoding.decode(raw, feedback.size)
+
+
+def names_of(task: Task) -> list[str]:
+    """The peers; liars are the last of them."""
+    return [f"peer-{place:02d}" for place in range(task.peers)]
 
 
 class OpenSwarm:
-    """The same peers on an open chain, all of them validators; the last `liars` of them lie."""
+    """The same peers on an open chain, all of them validators but who joins later; the last `liars` of them lie."""
 
     def __init__(
         self, task: Task, lie: Lie, liars: int, *, codec_name: str, lr: float = 1.0, momentum: float = 0.0
@@ -127,10 +189,13 @@ class OpenSwarm:
         """`lr`, `momentum`: of the outer step; with momentum, local parameters carry residuals, as they do in nodes."""
         self._task, self._lie, self._codec = task, lie, codec_name
         self._lr, self._momentum = lr, momentum
-        self._names = [f"peer-{place:02d}" for place in range(task.peers)]
-        self._liars = set(self._names[task.peers - liars :])
+        self._everybody = names_of(task)
+        self._liars = set(self._everybody[task.peers - liars :])
+        self._names = self._present(0)
         self._chain: ChainState = genesis(RUN, tuple(self._names), window=WINDOW)
-        self._feedback = {name: ErrorFeedback(codec(codec_name), PARAMETERS, decay=DECAY) for name in self._names}
+        self._feedback = {
+            name: ErrorFeedback(codec(codec_name), task.parameters, decay=DECAY) for name in self._everybody
+        }
         self._rng = np.random.default_rng(7)
         self._before: OuterState | None = None
         self._struck = -1  # round of the one strike
@@ -146,12 +211,12 @@ class OpenSwarm:
 
     def _round(self, number: int) -> None:
         chain, course = self._chain, self.course
-        lying = self._lying(number)
-        starts = [self._feedback[n].taken_from(course.phi) if self._momentum else course.phi for n in self._names]
+        self._names, lying = self._present(number), self._lying(number)
+        starts = [self._feedback[n].taken_from(course.phi) if self._momentum else course.phi for n in self._everybody]
         deltas = self._task.train(np.stack(starts), round=number)
         raws = self._encode(deltas, lying, number)
         offers = {name: self._offer(name, raws[name]) for name in self._names}
-        values = {offers[name].id: codec(self._codec).decode(raws[name], PARAMETERS) for name in offers}
+        values = {offers[name].id: codec(self._codec).decode(raws[name], self._task.parameters) for name in offers}
         quoted = self._quoted(offers, values, lying)
         made = block(chain, RULES, quoted)
         assert made.roster is not None
@@ -180,7 +245,8 @@ class OpenSwarm:
         course.accepted += sum(name in lying for name, _ in counted)
         course.honest += len(self._names) - len(lying)
         course.refused += len(self._names) - len(lying) - sum(name not in lying for name, _ in counted)
-        course.weight += sum(entry.weight for name, entry in counted if name in lying) / max(1, made.roster.total)
+        for name, entry in counted:
+            course.shares[name] += entry.weight / max(1, made.roster.total)
         silent = {validator for validator, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
         if 2 * len(self._liars.intersection(chain.validators)) >= len(chain.validators) and course.captured is None:
             course.captured = number
@@ -188,9 +254,13 @@ class OpenSwarm:
         course.lapsed += len(set(chain.validators).difference(made.chain.validators, self._liars, silent))
         self._chain = made.chain
 
+    def _present(self, number: int) -> list[str]:
+        """Who takes part in this round: liars, who are the last, once they have joined."""
+        return [name for name in self._everybody if number >= self._lie.joins or name not in self._liars]
+
     def _lying(self, number: int) -> set[str]:
         """Who lies in this round."""
-        if number < self._lie.sleeps:
+        if number < max(self._lie.joins, self._lie.sleeps):
             return set()
         if self._lie.strikes_once:
             if self._struck >= 0 or leaders(self._chain, RULES)[0] not in self._liars:
@@ -215,15 +285,17 @@ class OpenSwarm:
             feedback.codec = encoding
         raws = {name: bytes(self._feedback[name].encode(deltas[self._names.index(name)])) for name in honest}
         if lying:
-            theirs = np.stack([codec(self._codec).decode(raws[name], PARAMETERS) for name in honest])
-            seen = Seen(number, theirs, deltas[len(honest) :], self.course.moved, self._rng)
+            theirs = np.stack([codec(self._codec).decode(raws[name], self._task.parameters) for name in honest])
+            moved, leads = self.course.moved, leaders(self._chain, RULES)[0] in lying
+            own = deltas[len(honest) :]
+            seen = Seen(number, theirs, own, moved, self._rng, self._task, self.course.phi, leads)
             with np.errstate(over="ignore"):
                 lies = self._lie.offer(seen).astype(np.float32)
             raws |= {name: bytes(encoding.encode(lie)) for name, lie in zip(sorted(lying), lies, strict=True)}
         return raws
 
     def _offer(self, name: str, raw: bytes) -> Offer:
-        norm = exact_norm(raw, PARAMETERS, codec_name=self._codec)
+        norm = exact_norm(raw, self._task.parameters, codec_name=self._codec)
         return offered(self._chain, name, root=id_of(raw), norm=norm)
 
     def _quoted(self, offers: dict[str, Offer], values: dict[bytes, Floats], lying: set[str]) -> Quoted:
@@ -231,19 +303,22 @@ class OpenSwarm:
         chain = self._chain
         false, true = [offers[name].id for name in sorted(lying)], [offers[n].id for n in offers if n not in lying]
         everything = sorted(values)
-        cuts, scored = {}, {}
+        cuts, scored, said = {}, {}, {}
         for judge in judges(chain, RULES):
             if judge in lying:
-                others = [name for name in self._names if name not in lying]
-                cuts[judge] = cut(chain, judge, false if self._lie.late else everything, absent=others)
-                rows = [row(id, MAX_GAIN) for id in false] + [row(id, 0, found=MISSING) for id in true]
-                scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
                 continue
             gains, undo = self._measure(judge, offers, values)
             if self._lie.fools:
                 gains |= dict.fromkeys(false, max(gains.values()))
             cuts[judge] = cut(chain, judge, true if self._lie.late else everything)
             scored[judge] = scores(chain, judge, [row(id, gain) for id, gain in gains.items()], undo=undo)
+            said[judge] = gains
+        others = [name for name in self._names if name not in lying]
+        for place, judge in enumerate(name for name in judges(chain, RULES) if name in lying):
+            told = self._lie.scores(Bench(chain.round, place, tuple(false), tuple(true), said))
+            cuts[judge] = cut(chain, judge, false if self._lie.late else everything, absent=others)
+            rows = [row(id, 0, found=MISSING) if gain is None else row(id, gain) for id, gain in told.items()]
+            scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
         return quote(list(cuts.values()), list(scored.values()), offers.values())
 
     def _measure(

@@ -1,56 +1,194 @@
-"""The gradient group in short: one setting of each attack on the rules, and two of those through the network."""
+"""The gradient group in short: a seed of its own each day, some attacks at 40 rounds; and two through the network."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import sha256
+
 import gradient
+import numpy as np
 import offers
 import pytest
+from adversaries import adaptive
 from adversaries import gradient as adversaries
 from adversaries.gradient import GradientLie
 from adversaries.offers import CopiedReveal, Malformed, OfferAdversary
-from gradient import SETTINGS
-from openrounds import RULES, Lie
+from adversaries.panel import Panel
+from clusters import LARGE, Task
+from gradient import OF_MANY, SETTINGS, WITHOUT_LIARS, Damage, Line, Setting
+from openrounds import RULES, Bench, Lie, OpenSwarm, Seen, undefended
+
+from swarmnode.protocols.chain.statements import MAX_GAIN
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.mark.parametrize("lie", adversaries.everyone(), ids=lambda lie: type(lie).__name__)
-def test_a_third_of_liars_who_judge_and_lead_cost_the_swarm_a_twentieth_at_most(lie: GradientLie) -> None:
-    assert gradient.damage(lie, SETTINGS[0]).failures() == ()
+ROUNDS = 40
+IID, IID_7, _, DIRICHLET, _ = SETTINGS
 
 
-@pytest.mark.parametrize(
-    "lie", [adversaries.SignFlip(), adversaries.LittleIsEnough()], ids=lambda lie: type(lie).__name__
-)
-def test_so_it_is_where_contributions_come_in_turns_and_have_momentum(lie: GradientLie) -> None:
-    assert gradient.damage(lie, gradient.IN_TURNS[0]).failures() == ()
+def _todays_seed() -> int:
+    """Another one each day, of a million; ATTACK_SEED repeats that of another day."""
+    day = datetime.now(UTC).date().isoformat()
+    return int(os.environ.get("ATTACK_SEED", int.from_bytes(sha256(day.encode()).digest()[:4], "big") % 1_000_000))
+
+
+SEED = _todays_seed()
+SHORT: list[GradientLie] = [
+    adversaries.SignFlip(),
+    adversaries.LabelFlip(),
+    adversaries.MinMax(),
+    adaptive.WorksThenFlips(ROUNDS // 2),
+    adaptive.RidesThenFlips(ROUNDS // 2),
+    adaptive.StrikesWhenItLeads(),
+    adaptive.WorstThatPasses(),
+]
+
+
+@pytest.mark.parametrize("setting", [IID, DIRICHLET], ids=lambda setting: setting.name.replace(" ", "-"))
+@pytest.mark.parametrize("lie", SHORT, ids=lambda lie: type(lie).__name__)
+def test_at_todays_seed_liars_cost_the_swarm_what_is_promised_at_most(
+    lie: GradientLie, setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = gradient.damage(lie, setting, rounds=ROUNDS, seed=SEED)
+    with capsys.disabled():
+        print(f"\nATTACK_SEED={SEED} {lie.name}, {setting.name}: {found.share:.0%} of clean", end=" ")
+    assert found.harm() == ()
+
+
+@pytest.mark.parametrize("setting", WITHOUT_LIARS, ids=lambda setting: setting.name.replace(" ", "-"))
+def test_without_liars_the_rules_of_the_chain_cost_nothing(setting: Setting) -> None:
+    assert gradient.damage(Lie(), setting, rounds=ROUNDS, seed=SEED).failures() == ()
+
+
+@pytest.mark.parametrize("codec", ["topk", "sign3"])
+def test_so_it_is_with_codecs_that_leave_most_of_a_contribution_out(codec: str) -> None:
+    found = gradient.damage(adversaries.SignFlip(), replace(IID, codec=codec), rounds=ROUNDS, seed=SEED)
+    assert found.failures() == ()
 
 
 def test_a_quarter_of_liars_costs_a_twentieth_at_most_where_a_committee_judges() -> None:
-    setting = gradient.WITH_COMMITTEE[0]
+    setting = OF_MANY[0]
     assert setting.peers > RULES.committee
-    found = gradient.damage(adversaries.LargerInnerProduct(), setting)
-    assert found.failures() == ()
-    assert found.undefended < setting.least * found.clean
+    assert gradient.damage(adversaries.LargerInnerProduct(), setting, rounds=ROUNDS, seed=0).failures() == ()
 
 
 @pytest.mark.parametrize("lie", adversaries.breaking(), ids=lambda lie: type(lie).__name__)
 def test_the_plain_mean_breaks_under(lie: GradientLie) -> None:
-    found = gradient.damage(lie, SETTINGS[1])
+    found = gradient.damage(lie, IID_7, rounds=ROUNDS, seed=0)
     assert found.undefended < 0.7 * found.clean
     assert found.failures() == ()
-
-
-def test_without_liars_the_rules_of_the_chain_cost_nothing() -> None:
-    found = gradient.damage(Lie(), gradient.Setting("IID", None, 0, 0.95))
-    assert found.failures() == ()
-    assert found.course.refused <= found.course.honest / 10
 
 
 @pytest.mark.parametrize("liars", [1, 7])
 def test_a_first_strike_moves_the_parameters_by_two_steps_at_most_and_is_undone_where_it_harms(liars: int) -> None:
     _, broken = gradient.strike(liars)
     assert broken == ()
+
+
+# --- what the table says ----------------------------------------------------------------------------------------------
+
+FAIR = Damage(IID, ROUNDS, 3, 0.8, 0.8, 0.5, 0.8, 0.02, 0.2, 0.3, 0.1, 0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (replace(FAIR, accuracy=0.75), "93.8% of clean, 95% promised"),
+        (replace(FAIR, accuracy=0.77, undefended=0.795), "96.2% of clean, 99.4% undefended"),
+        (replace(FAIR, captured=33), "captured from round 33"),
+        (replace(FAIR, unseated=1), "1 honest validators lost"),
+        (replace(FAIR, undefended=0.79, weight=0.4), "liars' weight 40%, 30% by honest work"),
+        (replace(FAIR, setting=WITHOUT_LIARS[0], refused=0.06), "6% of the honest work refused"),
+        (replace(FAIR, setting=WITHOUT_LIARS[0], lapsed=2), "2 honest validators lost"),
+    ],
+)
+def test_a_missed_bound_is_told_with_its_seed_and_setting(broken: Damage, told: str) -> None:
+    assert FAIR.failures() == ()
+    line = Line("a lie", (FAIR, broken))
+    assert not line.passed
+    assert f"MISSED: {broken.setting.name}, seed 3: {told}" in line.row()
+
+
+def test_where_nothing_is_promised_nothing_is_missed() -> None:
+    assert replace(FAIR, setting=SETTINGS[-1], accuracy=0.1, captured=8).failures() == ()
+
+
+def test_a_line_whose_undefended_run_shows_no_harm_says_so() -> None:
+    assert "no harm undefended" in Line("a lie", (replace(FAIR, undefended=0.79),)).row()
+    assert "no harm undefended" not in Line("a lie", (FAIR,)).row()
+
+
+def test_the_margin_is_that_of_the_worst_seed() -> None:
+    line = Line("a lie", (FAIR, replace(FAIR, accuracy=0.72)))
+    assert line.margin == pytest.approx(0.9 - 0.95)
+
+
+def test_lines_are_measured_side_by_side_and_come_in_order() -> None:
+    short = replace(IID, seeds=(0, 1))
+    wanted = [gradient.Wanted(lie.name, lie, (short,), 2) for lie in (adversaries.SignFlip(), adversaries.Stale())]
+    found = list(gradient.measured(wanted))
+    assert [line.attack for line in found] == [one.attack for one in wanted]
+    assert [one.seed for one in found[0].found] == [0, 1]
+    assert found[0].found[1] == gradient.damage(adversaries.SignFlip(), short, rounds=2, seed=1)
+
+
+# --- what the harness lets liars do -----------------------------------------------------------------------------------
+
+
+class Silent(GradientLie):
+    """Its judges say of everything that they have not seen it."""
+
+    name = "silent"
+
+    def scores(self, bench: Bench) -> dict[bytes, int | None]:
+        assert len(bench.said) == 11 and all(set(said) == {*bench.own, *bench.honest} for said in bench.said.values())
+        return dict.fromkeys((*bench.own, *bench.honest))
+
+
+def test_liars_judge_as_they_like_and_know_what_honest_judges_said() -> None:
+    course = OpenSwarm(Task(seed=0, alpha=None), Silent(), 5, codec_name="fp32").run(2)
+    assert course.honest == 22
+    praised = OpenSwarm(Task(seed=0, alpha=None), adversaries.SignFlip(), 5, codec_name="fp32").run(2)
+    assert not np.array_equal(course.phi, praised.phi)
+
+
+def test_who_joins_later_offers_nothing_before_and_has_no_seat_that_it_did_not_earn() -> None:
+    task, lie = Task(seed=0, alpha=None), adaptive.JoinsLater()
+    swarm = OpenSwarm(task, lie, 5, codec_name="fp32")
+    course = swarm.run(lie.joins)
+    assert (course.honest, len(course.shares)) == (11 * lie.joins, 11)
+    assert len(swarm._chain.validators) == 11
+    assert len(OpenSwarm(task, lie, 5, codec_name="fp32").run(lie.joins + 2).shares) == 16
+
+
+def test_liars_who_judge_like_honest_judges_say_nothing_that_these_did_not() -> None:
+    said = {"a": {b"1": 3, b"2": -5}, "b": {b"1": 4, b"2": 7}, "c": {b"1": 9, b"2": 0}}
+    assert adaptive.BelowOneError().scores(Bench(0, 0, (b"1",), (b"2",), said)) == {b"1": 4, b"2": 0}
+    slandered = adaptive.OneDirection().scores(Bench(0, 0, (b"1",), (b"2",), said))
+    assert slandered == {b"1": MAX_GAIN, b"2": -MAX_GAIN}
+
+
+def test_liars_foresee_what_judges_find() -> None:
+    task, phi = Task(seed=0, alpha=None), Task(seed=0, alpha=None).start()
+    deltas = task.train(phi, round=0)
+    panel = Panel(Seen(0, deltas[:11], deltas[11:], [], np.random.default_rng(7), task, phi))
+    mean = deltas.mean(axis=0)
+    assert panel.errors(mean) < 0 < 4 < panel.errors(-mean)
+    assert (panel.weight(mean), panel.weight(-mean)) == (1, 0)
+    assert panel.loss(mean) < panel.loss(np.zeros_like(mean))
+
+
+def test_in_few_rounds_only_those_are_tried_who_have_time_to_lie() -> None:
+    assert all(max(lie.sleeps, lie.begins) < 40 for lie in gradient.everyone(40))
+    assert {type(lie) for lie in gradient.everyone(160)} > {adaptive.ComesLate, adaptive.JoinsLater}
+
+
+def test_the_larger_task_has_ten_times_the_parameters_and_is_learned() -> None:
+    small, large = Task(seed=0, alpha=None), Task(seed=0, alpha=None, hidden=LARGE)
+    assert large.parameters == pytest.approx(10 * small.parameters, rel=0.01)
+    assert large.accuracy(undefended(large, Lie(), 0, 20)) > 0.7
 
 
 @pytest.mark.timeout(240)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from gradient import SETTINGS, Damage, Line
 from harness import Outcome
 
 
@@ -36,3 +37,24 @@ def test_swarms_of_another_size_have_a_table_of_their_own(program: ModuleType) -
     first, others = program.PAGE.read_text().split("## 16 nodes")
     assert "| third |" in first and "| second |" not in first
     assert "| second |" in others and "| third |" not in others
+
+
+def line(attack: str, accuracy: float, *, rounds: int = 40) -> Line:
+    one = Damage(SETTINGS[0], rounds, 3, 0.8, accuracy, 0.4, 0.8, 0.02, 0.1, 0.3, 0.05, 0, 0, None)
+    return Line(attack, (one,))
+
+
+def test_a_line_of_the_gradient_group_takes_the_place_of_its_own_and_stays_when_others_are_written(
+    program: ModuleType,
+) -> None:
+    program.write_page([Outcome("DHT", "a", "1", "2")])
+    for one in (line("flip", 0.8), line("other", 0.8), line("flip", 0.8, rounds=160), line("flip", 0.69)):
+        program.write_line(one)
+    program.write_page([Outcome("round", "c", "1", "2")], 16)
+    page = program.PAGE.read_text()
+    _, after = page.split(program.MEASURED)
+    rows = [row.split(" | ") for row in after.splitlines() if row.startswith("| ")][1:]
+    assert [(row[0], row[2]) for row in rows] == [("| flip", "40"), ("| other", "40"), ("| flip", "160")]
+    assert "MISSED: IID 5/16, seed 3: 86.2% of clean, 95% promised" in rows[0][-1]
+    assert rows[1][-1].startswith("holds")
+    assert "| DHT | a | 1 | 2 | passes |" in page and "## 16 nodes" in page

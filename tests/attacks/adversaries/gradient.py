@@ -7,7 +7,6 @@ little noise of its own, as identical bytes count once.
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import ClassVar
 
 import numpy as np
 from clusters import Floats
@@ -25,7 +24,8 @@ def each(seen: Seen, lie: Floats) -> Floats:
 class GradientLie(Lie):
     """An attack of this group."""
 
-    name: ClassVar[str]
+    name: str
+    begins = 0  # round from which on it harms, where that is later than the round in which it begins to lie
 
 
 class SignFlip(GradientLie):

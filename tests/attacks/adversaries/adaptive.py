@@ -1,0 +1,244 @@
+"""Liars who know the rules of the open chain, and choose the worst moment or the worst contribution that passes.
+
+As judges they do not say that honest work is missing: they say that it harms as much as can be said, which moves the
+median and widens the error of what is measured. Some say other things, or nothing that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median_low
+from typing import ClassVar
+
+import numpy as np
+from adversaries.gradient import FreeRiding, GradientLie, SignFlip, each
+from adversaries.panel import Panel, unit
+from clusters import Floats
+from openrounds import Bench, Seen
+
+from swarmnode.protocols.chain.statements import MAX_GAIN
+
+
+class Adaptive(GradientLie):
+    """One that slanders."""
+
+    def scores(self, bench: Bench) -> Mapping[bytes, int | None]:
+        return dict.fromkeys(bench.own, MAX_GAIN) | dict.fromkeys(bench.honest, -MAX_GAIN)
+
+
+class Unseen(GradientLie):
+    """One that says as a judge what honest judges say, so that nobody can prove anything against it."""
+
+    def scores(self, bench: Bench) -> Mapping[bytes, int | None]:
+        return {id: median_low([said[id] for said in bench.said.values()]) for id in (*bench.own, *bench.honest)}
+
+
+class WorksThenFlips(SignFlip):
+    """Honest work until a round; they lie as judges from the first."""
+
+    def __init__(self, begins: int = 49) -> None:
+        self.begins = begins
+        self.name = f"honest work and false scores, sign flip from round {begins}"
+
+    def again(self) -> WorksThenFlips:
+        return type(self)(self.begins)
+
+    def offer(self, seen: Seen) -> Floats:
+        return seen.own if seen.round < self.begins else super().offer(seen)
+
+
+class SlandersThenFlips(WorksThenFlips, Adaptive):
+    """The same, and they say that all honest work harms."""
+
+    def __init__(self, begins: int = 49) -> None:
+        super().__init__(begins)
+        self.name = f"honest work and slander, sign flip from round {begins}"
+
+
+class RidesThenFlips(FreeRiding, Adaptive):
+    """Free riding until a round, then against the honest mean."""
+
+    def __init__(self, begins: int = 65) -> None:
+        self.begins = begins
+        self.name = f"free riding, against the mean from round {begins}"
+
+    def again(self) -> RidesThenFlips:
+        return type(self)(self.begins)
+
+    def offer(self, seen: Seen) -> Floats:
+        return super().offer(seen) if seen.round < self.begins else each(seen, -seen.honest.mean(axis=0))
+
+
+class Alternates(SignFlip, Adaptive):
+    name = "three rounds of honest work, one of sign flip"
+
+    def offer(self, seen: Seen) -> Floats:
+        return super().offer(seen) if seen.round % 4 == 3 else seen.own
+
+
+class BelowOneError(Unseen):
+    """In every round as much harm as stays below one standard error, in the direction in which judges differ most."""
+
+    name = "harm just below one standard error, honest as judges"
+    errors: ClassVar[float] = 0.9
+
+    def offer(self, seen: Seen) -> Floats:
+        panel = Panel(seen)
+        hidden, harmful = panel.noisiest(), -unit(panel.slope)
+        if seen.moved and hidden @ np.sum(seen.moved[-4:], axis=0) < 0:
+            hidden = -hidden  # on in the direction of the rounds before
+        low, high = 0.0, 1.0
+        for _ in range(12):
+            middle = (low + high) / 2
+            far = panel.errors(_turned(hidden, harmful, middle, panel.norm))
+            low, high = (middle, high) if far <= self.errors else (low, middle)
+        return each(seen, _turned(hidden, harmful, low, panel.norm))
+
+
+class BelowFourErrors(BelowOneError, Adaptive):
+    """As much harm as is not refused, behind slander and praise."""
+
+    name = "harm just below four standard errors, with praise and slander"
+    errors = 3.8
+
+    def scores(self, bench: Bench) -> Mapping[bytes, int | None]:
+        return Adaptive.scores(self, bench)
+
+
+class PastTheBottom(Adaptive):
+    """Along the steepest curvature: downhill where the round begins, and far up on the other side where it ends."""
+
+    name = "with the slope at first and against it after the step (curvature)"
+
+    def offer(self, seen: Seen) -> Floats:
+        panel = Panel(seen)
+        steep = panel.curved()
+        if panel.slope @ steep < 0:
+            steep = -steep
+        return each(seen, np.float32(panel.norm) * unit(steep + np.float32(0.1) * unit(panel.slope)))
+
+
+class OneDirection(Adaptive):
+    """As long as honest work, in one random direction that stays the same."""
+
+    name = "full-norm noise in one direction that stays the same"
+
+    def offer(self, seen: Seen) -> Floats:
+        whither = np.random.default_rng(11).normal(size=seen.own.shape[1]).astype(np.float32)
+        return each(seen, np.float32(np.median(np.linalg.norm(seen.honest, axis=1))) * unit(whither))
+
+
+class FreshNoise(Adaptive):
+    """As long as honest work, anew in each round and for each liar."""
+
+    name = "full-norm noise"
+
+    def offer(self, seen: Seen) -> Floats:
+        noise = seen.rng.normal(size=seen.own.shape).astype(np.float32)
+        length = np.median(np.linalg.norm(seen.honest, axis=1))
+        return np.asarray(noise * np.float32(length) / np.linalg.norm(noise, axis=1, keepdims=True), np.float32)
+
+
+class OffersNothing(Adaptive):
+    """Next to nothing, which harms nobody and makes the median norm, to which all are clipped, that of the shortest."""
+
+    name = "contributions of next to no length"
+
+    def offer(self, seen: Seen) -> Floats:
+        return each(seen, np.float32(1e-3) * seen.honest.mean(axis=0))
+
+
+class WidensThenStrikes(SignFlip):
+    """One of two says the best of all that liars offer and the worst of the rest, the other the contrary."""
+
+    def __init__(self, begins: int = 33) -> None:
+        self.begins = begins
+        self.name = f"judges who widen the spread, sign flip from round {begins}"
+
+    def again(self) -> WidensThenStrikes:
+        return type(self)(self.begins)
+
+    def offer(self, seen: Seen) -> Floats:
+        return seen.own if seen.round < self.begins else super().offer(seen)
+
+    def scores(self, bench: Bench) -> Mapping[bytes, int | None]:
+        best = MAX_GAIN if bench.place % 2 else -MAX_GAIN
+        return dict.fromkeys(bench.own, best) | dict.fromkeys(bench.honest, -best)
+
+
+class StrikesWhenItLeads(SignFlip, Adaptive):
+    """Honest work but in the rounds that one of them leads."""
+
+    name = "sign flip only in rounds that a liar leads"
+
+    def offer(self, seen: Seen) -> Floats:
+        return super().offer(seen) if seen.leads else seen.own
+
+
+class TakesTurns(SignFlip, Adaptive):
+    """One of them flips in each round, the others work: so each is caught rarely."""
+
+    name = "sign flip by one liar in each round, in turn"
+
+    def offer(self, seen: Seen) -> Floats:
+        offered, turn = seen.own.copy(), seen.round % len(seen.own)
+        offered[turn] = super().offer(seen)[turn]
+        return offered
+
+
+class WorstThatPasses(Adaptive):
+    """Of some twenty contributions the one after which the loss is worst, by what the rules would make of it."""
+
+    name = "the worst of 20 contributions by the liars' own judging"
+
+    def offer(self, seen: Seen) -> Floats:
+        panel = Panel(seen)
+        against, mean = -unit(panel.slope), unit(seen.honest.mean(axis=0))
+        steep, hidden = panel.curved(), panel.noisiest()
+        candidates = [mean, -mean, against, np.zeros_like(mean)]
+        for sideways in (steep, -steep, hidden, -hidden):
+            candidates += [_turned(sideways, against, share, 1.0) for share in (0.0, 0.15, 0.4)]
+            candidates.append(_turned(sideways, mean, 0.3, 1.0))
+        lies = [np.float32(panel.norm) * one for one in candidates]
+        return each(seen, max(lies, key=panel.loss))
+
+
+class ComesLate(SignFlip, Adaptive):
+    """Members who behave until round 64."""
+
+    name = "sign flip and slander from round 64 on, honest in everything before"
+    sleeps = 64
+
+
+class JoinsLater(SignFlip, Adaptive):
+    """Newcomers of round 8, who earn their seats by honest work and lie once they have had time to take all of them."""
+
+    name = "newcomers of round 8 who work, then sign flip from round 113"
+    joins, begins = 8, 113
+
+    def offer(self, seen: Seen) -> Floats:
+        return seen.own if seen.round < self.begins else super().offer(seen)
+
+
+def _turned(from_: Floats, towards: Floats, share: float, norm: float) -> Floats:
+    """Of this norm, between two directions."""
+    return np.asarray(np.float32(norm) * unit(np.float32(1 - share) * from_ + np.float32(share) * towards), np.float32)
+
+
+def everyone(rounds: int) -> list[GradientLie]:
+    """New liars of every kind that have time to lie within so many rounds."""
+    late = (49, 97) if rounds > 97 else (rounds // 2,)
+    found: list[GradientLie] = [kind(at) for kind in (WorksThenFlips, SlandersThenFlips) for at in late]
+    found += [RidesThenFlips(at) for at in ((33, 65) if rounds > 65 else (rounds // 2,))]
+    found += [
+        Alternates(),
+        BelowOneError(),
+        BelowFourErrors(),
+        PastTheBottom(),
+        OneDirection(),
+        FreshNoise(),
+        OffersNothing(),
+    ]
+    found += [WidensThenStrikes(rounds // 4 + 1), StrikesWhenItLeads(), TakesTurns(), WorstThatPasses()]
+    found += [lie for lie in (ComesLate(), JoinsLater()) if rounds > max(lie.sleeps, lie.begins)]
+    return found
