@@ -21,7 +21,7 @@ of `train` as well.
     places    peer, round, step, steps, size -> places     where another's steps read in a text of that many bytes
     drawn     peer, round, steps, size, pieces -> loss     on what another's steps read in that text
     replay    start, claimed, ... -> distances, seconds    repeat another's steps from one point, and compare
-    calibrate -> distances, seconds                    the same of the own newest steps, on one thread and on two
+    calibrate -> distances, seconds                    the same of the own newest steps, on one thread or on two
     ping      -> nothing
     quit      -> nothing                               and the process ends
 
@@ -282,7 +282,7 @@ class Worker:
             if recorder is not None and (last := recorder.last) is not None and last.texts == self._texts:
                 start, end = recorder.state(last.start), recorder.state(last.end)
                 if start is not None and end is not None:
-                    found = [self._repeated(last, start, end, threads) for threads in (1, 2)]
+                    found = [self._repeated(last, start, end, 1 if self._torch.get_num_threads() > 1 else 2)]
         return self._compared(found, self._spent["audit"] - before)
 
     def _repeated(self, own: Stretch, start: State, end: State, threads: int) -> Distance:

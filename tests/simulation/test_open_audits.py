@@ -26,7 +26,7 @@ from swarmnode.training.verify.replay import Audit, Verdict
 pytestmark = pytest.mark.slow
 
 NAMES = ("a", "b", "c", "d")
-STEPS = 16
+STEPS = 32
 LIAR = "d"
 Body = Callable[["AuditedSwarm"], Awaitable[None]]
 Cheat = Callable[[Open], None]

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from swarmnode.training.verify.trace import Point, State, Stretch
 from swarmnode.training.verify.vectors import Vectors
 
-STRETCHES = 8  # into which the steps of a round are divided …
+STRETCHES = 16  # into which the steps of a round are divided …
 FEWEST = 4  # … or so few, where the states of so many would take more than …
-STATES = 64 << 30  # … these bytes of disk
+STATES = 32 << 30  # … these bytes of disk
 SPARE = 4  # more points of a round: where legs begin and end
+LEAST = 1 << 30  # bytes of disk: who waits for others trains on, and has more stretches
 WINDOWS = 2  # contributions whose states are kept: the one that is looked at, and the next
 
 
@@ -46,8 +47,9 @@ def stretch_steps(steps: int, parameters: int) -> int:
 
 
 def room(steps: int, parameters: int) -> int:
-    """Bytes of disk that the states of WINDOWS contributions take."""
-    return WINDOWS * (-(-steps // stretch_steps(steps, parameters)) + SPARE) * 12 * parameters
+    """Bytes of disk that the states of WINDOWS contributions take; LEAST of a model whose steps may be quick."""
+    points = WINDOWS * (-(-steps // stretch_steps(steps, parameters)) + SPARE)
+    return max(LEAST, points * 12 * parameters)
 
 
 class Recorder:
@@ -58,6 +60,7 @@ class Recorder:
         self._view, self._vectors, self._every = view, vectors, every
         self._point: Point | None = None  # the newest
         self._open: _Open | None = None
+        self._next = 0  # step after the newest
         self._done: list[Stretch] = []
         self.last: Stretch | None = None  # the newest whole one, for calibration
         self.life = os.urandom(8)  # another after what came between is not known
@@ -69,16 +72,17 @@ class Recorder:
 
     def before(self, round: int, step: int, texts: int) -> None:
         """A step of this round follows, on so many texts."""
+        ended, self._next = self._next, step + 1
         begun = self._open
         if begun is not None:
             same = begun.round == round and begun.texts == texts
             if same and step - begun.step < self._every:
                 return
-            if begun.round == round and step > begun.step:
-                end = self._close(begun, step)
+            if (begun.round == round and step > begun.step) or (begun.round < round and not step):
+                end = self._close(begun, step or ended)
                 self._open = _Open(end, round, step, texts) if end is not None else None
                 return
-            self.lose()  # the end of the round before was not told
+            self.lose()  # steps were left out or repeated
         start = self._keep()
         self._open = _Open(start, round, step, texts) if start is not None else None
 

@@ -161,6 +161,24 @@ def test_a_recorder_ends_stretches_where_texts_and_rounds_change_and_forgets_the
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 48 + 47
 
 
+def test_a_round_that_ends_without_a_mark_leaves_no_gap(tmp_path: Path) -> None:
+    counter = [0]
+
+    def view() -> State:
+        return State(np.full(4, counter[0], np.float32), np.full(8, counter[0], np.float32), counter[0])
+
+    recorder = Recorder(view, Vectors(tmp_path), every=3)
+    life = recorder.life
+    for round, step in ((0, 0), (0, 1), (1, 0), (1, 1)):  # others went on to the next round meanwhile
+        recorder.before(round, step, 1)
+        counter[0] += 1
+    done = recorder.mark(1, 2)
+    assert [(one.round, one.step, one.steps) for one in done] == [(0, 0, 2), (1, 0, 2)]
+    assert done[0].end == done[1].start
+    assert recorder.life == life
+    assert not gap(trace(legs=(Leg(b"", False, tuple(done)),)))
+
+
 def test_what_did_not_change_between_two_points_is_written_once(tmp_path: Path) -> None:
     state = State(np.ones(4, np.float32), np.zeros(8, np.float32), 0)
     recorder = Recorder(lambda: state, Vectors(tmp_path), every=3)
@@ -188,10 +206,12 @@ def test_a_disk_that_is_full_costs_the_record_and_not_the_training(tmp_path: Pat
 
 
 def test_every_size_of_model_can_be_audited_and_its_disk_is_known_before() -> None:
-    assert stretch_steps(80, 800_000) == stretch_steps(80, 135_000_000) == 10
+    assert stretch_steps(80, 800_000) == stretch_steps(80, 70_000_000) == 5
+    assert stretch_steps(80, 135_000_000) == 14
     assert stretch_steps(3, 1000) == 1
     assert stretch_steps(80, 10**9) == 20
-    assert room(80, 135_000_000) == 2 * 12 * 12 * 135_000_000
+    assert room(80, 135_000_000) == 2 * 10 * 12 * 135_000_000
+    assert room(80, 1000) == 1 << 30
 
 
 def test_a_name_that_leads_elsewhere_or_to_other_bytes_is_no_vector(tmp_path: Path) -> None:
