@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,3 +193,66 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: boo
                 assert ledger.roster_standing(swarm.peer(LIAR)) == 0
 
     simulate(body, {LIAR: TOYS[cheat]} if cheat in TOYS else None, turns=turns)
+
+
+def look_at_nobody(method: Open) -> None:
+    """This node audits nobody by itself."""
+    assert method.audits is not None
+    method.audits.budget.earn = lambda seconds: None  # type: ignore[method-assign]
+
+
+def test_a_lie_that_one_auditor_finds_is_found_by_all_from_what_it_shows() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        for name in (*NAMES[1:3], LIAR):
+            look_at_nobody(method_of(swarm, name))
+        OFFERS["scaled"](method_of(swarm, LIAR))
+        await swarm.round_done(12, *NAMES)
+        for name in NAMES[:3]:
+            found = [audit for audit in LEDGERS[swarm.peer(name)].audits(swarm.peer(LIAR))]
+            assert Verdict.LIED in {audit.verdict for audit in found}, name
+            assert LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(LIAR)) == 0
+            assert not any(swarm.verdicts(other)[Verdict.LIED] for other in NAMES[:3])
+        store = method_of(swarm, "a").store
+        accepted = [{worked.author for worked in roster} for roster in store.block.chain.history[-4:]]
+        assert all(swarm.peer(LIAR) not in authors for authors in accepted)
+        assert all(any(swarm.peer(name) in authors for authors in accepted) for name in NAMES[:3])
+
+    simulate(body)
+
+
+def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        liar = method_of(swarm, LIAR).audits
+        assert liar is not None
+        audit = liar._audit
+
+        async def slander(work: Any) -> Audit:
+            return replace(await audit(work), verdict=Verdict.LIED)
+
+        liar._audit = slander  # type: ignore[method-assign]
+        for name in NAMES[:3]:
+            look_at_nobody(method_of(swarm, name))
+        await swarm.round_done(12, *NAMES)
+        assert liar.counts[Verdict.LIED] >= 3
+        for name in NAMES[:3]:
+            audits = method_of(swarm, name).audits
+            assert audits is not None
+            assert audits.counts[Verdict.LIED] == 0
+            assert audits._unheard <= {swarm.peer(LIAR)}
+        assert any(method_of(swarm, name).audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
+
+    simulate(body)
+
+
+def test_whose_work_is_never_bound_to_a_record_lies() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        trainer = swarm.nodes[LIAR].trainer
+        assert isinstance(trainer, SimTrainer)
+        trainer._recorder = None
+        await swarm.round_done(8, *NAMES)
+        for name in NAMES[:3]:
+            ledger = LEDGERS[swarm.peer(name)]
+            assert ledger.roster_standing(swarm.peer(LIAR)) == 0
+            assert all(ledger.roster_standing(swarm.peer(other)) for other in NAMES[:3])
+
+    simulate(body)

@@ -366,6 +366,11 @@ class TracedTrainer(LocalTrainer):
     def trace(self) -> bytes:
         return self._offered.root if self._offered is not None and self.offer is not None else b""
 
+    @property
+    def records(self) -> bool:
+        """Whether this node's own work can be shown: then others' can."""
+        return bool(self._life)
+
     def keeps(self, root: bytes) -> bool:
         """Whether the record with this root is kept: it is of one of the last contributions."""
         return root in self._shown

@@ -5,15 +5,21 @@
     residual                                  the contribution must follow from the ends of the legs, exactly
     replay                                    the stretch must end where the author says, within the tolerance
     verdict                                   to the ledger, with the evidence
+    where it is a lie                         accuse: all others repeat this audit from what the auditor shows them
 
-Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm. An author
-that shows nothing twice in a row, or nothing that is linked to its work before, has not kept a promise from then on;
-an honest restart costs it nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
+Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm; repeating
+what others found a lie may overdraw it. An author that three times in a row shows nothing, or nothing that is linked to
+its work before, lies; so does one whose contributions are three times in a row bound to no record, which all see. An
+honest restart costs nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
+
+Nobody believes an accusation: who repeats the audit finds the same, or hears the accuser no more. So one audit convicts
+an author in the eyes of all, and an accuser costs each other node one replay at the most.
 
 On the wire an auditor asks an author for the record of its work and for states that the record names:
 
     audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
-    bulk          ("audit", run, auditor, roster, id)    each of them, by this auditor only, for SHOWN_FOR seconds
+    audit.accuse  Accusation -> Showing     what the draw of this roster had me look at is a lie: all of it is here
+    bulk          ("audit", run, auditor, roster, id)    each of them, by who was told, for SHOWN_FOR seconds
 
 The author answers whom the round's draw names as its auditor. Nobody else costs it anything but a call. What is fetched
 is checked by its id, so an author can show what it signed or nothing. Who may fail when, and what is then true: an
@@ -76,17 +82,20 @@ from swarmnode.training.verify.vectors import Vectors
 logger = logging.getLogger(__name__)
 
 SHOW = "audit.show"
+ACCUSE = "audit.accuse"
 TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
 FETCH_WITHIN = 120.0  # seconds for one thing, and …
 SLOWEST = 1e6  # … bytes a second at the least
 STALL = 60.0  # seconds without a byte: the author hashes what it shows first
 SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched, and those for a dozen vectors
+TO_ACCUSE = 5.0  # seconds to take note of an accusation
+WAITING = 8  # accusations that are not looked at yet
 MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
 AT_ONCE = 16  # auditors whom something is shown: one a round in the mean
 PATIENCE = 2  # audits in a row in which an author may show nothing
 PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
-CALIBRATIONS = 8  # of the own replays that are remembered
-REMEMBERED = 1024  # authors who did not show something
+CALIBRATIONS = 2  # of the own replays that are remembered
+REMEMBERED = 1024  # authors who did not show something, and accusations
 
 AUDITS = Metric("swarmnode_audits_total", COUNTER, "contributions whose work this node looked at", "verdict")
 SECONDS = Metric(
@@ -118,6 +127,14 @@ class Showing:
     found: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class Accusation:
+    """The work that the draw of this roster had the sender look at is a lie. Answered by whether it is looked at."""
+
+    run_id: str
+    roster: bytes
+
+
 class Unknown(Exception):
     """This node cannot tell, for a reason of its own. The message says which."""
 
@@ -130,6 +147,8 @@ class _Work:
     author: PeerId
     commit: bytes
     reveal: Reveal
+    auditor: PeerId  # whom the draw names
+    source: PeerId  # who shows the work: the author, or the auditor who says that it lied
 
 
 class Audits(WorkCheck):
@@ -146,7 +165,21 @@ class Audits(WorkCheck):
         self._asked: Counter[tuple[PeerId, bytes]] = Counter()  # ids
         self._shown_bytes = 0
         self._vectors_here, self._have = Vectors(parts.trainer.states[2]), dict[bytes, Vector]()  # of the audit in hand
+        self._records: dict[bytes, bytes] = {}  # likewise
+        self._one = trio.Lock()  # audit at a time
+        self._bare: Counter[PeerId] = Counter()  # contributions in a row that are bound to no record
+        self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
+        self._taken: deque[tuple[PeerId, bytes]] = deque(maxlen=REMEMBERED)  # accuser, roster
+        self._unheard: set[PeerId] = set()  # who accused somebody of what this node did not find
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
+        parts.rpc.serve(ACCUSE, Accusation, self._on_accuse)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            async for work in self._accused:
+                if self._parts.ledger is not None and not self._parts.ledger.owed(work.author):
+                    await self._look_at(work)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
@@ -166,7 +199,7 @@ class Audits(WorkCheck):
         now, whose = trio.current_time(), (peer, query.roster)
         if query.run_id != self._parts.run_id or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
-        self._until[whose] = now + SHOWN_FOR + 12 * _within(4 * self._local.feedback.size)
+        self._until[whose] = now + self._shown_for
         self._until.move_to_end(whose)
         self._tidy(now)
         self._asked[whose] += len(query.ids)
@@ -188,6 +221,11 @@ class Audits(WorkCheck):
             del self._asked[whose]
             self._parts.bulk.withdraw(self._prefix(*whose))
 
+    @property
+    def _shown_for(self) -> float:
+        """Seconds in which a dozen vectors can be fetched."""
+        return SHOWN_FOR + 12 * _within(4 * self._local.feedback.size)
+
     def _prefix(self, auditor: PeerId, roster: bytes) -> Key:
         return ("audit", self._parts.run_id, auditor, roster.hex())
 
@@ -195,39 +233,97 @@ class Audits(WorkCheck):
 
     def consider(self, block: Block) -> None:
         self._tidy(trio.current_time())
+        for author, commit in self._store.measured(block).items():
+            work = self._work(block, author, commit)
+            self._bare[author] = 0 if work.reveal.trace else self._bare[author] + 1
+            if self._bare[author] > PATIENCE and self._local.records:
+                self._conclude(
+                    self._blank(work, Verdict.LIED, f"no record of {self._bare[author]} contributions in a row")
+                )
         super().consider(block)
+
+    def _work(self, block: Block, author: PeerId, commit: bytes, by: PeerId = "") -> _Work:
+        """What this node looks at, or what another one accuses an author of, and shows."""
+        reveal = self._store.logs[block.parent].reveals[commit].what
+        return _Work(block, author, commit, reveal, by or self._parts.me, by or author)
 
     async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
         trained = self._local.trained
         if not self.budget.affords(self._longest * trained.seconds / max(1, trained.steps)):
             return
-        commit = measured[author]
-        work = _Work(block, author, commit, self._store.logs[block.parent].reveals[commit].what)
+        await self._look_at(self._work(block, author, measured[author]))
+
+    async def _look_at(self, work: _Work) -> None:
+        async with self._one:
+            try:
+                audit = await self._audit(work)
+                if work.source == work.author:
+                    self._conclude(audit)
+                    if audit.verdict is Verdict.LIED:
+                        await self._accuse(work)
+                elif audit.verdict is Verdict.LIED:
+                    self._conclude(audit)
+                else:
+                    self._unheard.add(work.auditor)
+            except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
+                logger.info("round %d: the work of %s is not audited: %s", work.block.chain.round, work.author, reason)
+            finally:
+                self._have.clear()
+                self._records.clear()
+                await self._parts.runner(self._vectors_here.clear)
+
+    async def _accuse(self, work: _Work) -> None:
+        """Have all others who took part repeat an audit that found a lie, from what was fetched for it."""
+        roster, me = work.block.id, self._parts.me
+        others = frozenset(self._store.measured(work.block)) - {me, work.author}
+        self._until[me, roster] = trio.current_time() + self._shown_for
+        for id, content in (
+            self._records | {id: vector.view(np.uint8).data for id, vector in self._have.items()}
+        ).items():
+            self._parts.bulk.offer((*self._prefix(me, roster), id.hex()), content, to=others)
+
+        async def tell(peer: PeerId) -> None:
+            try:
+                accusation = Accusation(self._parts.run_id, roster)
+                await self._parts.rpc.call(peer, ACCUSE, accusation, Showing, timeout=TO_ACCUSE)
+            except CallError as error:
+                logger.debug("%s does not hear of the lie of %s: %s", peer, work.author, error)
+
+        async with trio.open_nursery() as nursery:
+            for peer in others:
+                nursery.start_soon(tell, peer)
+
+    async def _on_accuse(self, peer: PeerId, accusation: Accusation) -> Showing:
+        """Whom the draw named as an auditor may have the others look as well, once for each roster."""
+        tree, whose = self._store.tree, (peer, accusation.roster)
+        known = accusation.run_id == self._parts.run_id and self._store.stands and accusation.roster in tree
+        if not known or peer in self._unheard or whose in self._taken:
+            return Showing((False,))
+        block = tree[accusation.roster]
+        measured = self._store.measured(block)
+        author = whom(block.chain.seed, peer, measured)
+        if author in (None, self._parts.me) or not {peer, self._parts.me} <= set(measured):
+            return Showing((False,))
+        self._taken.append(whose)
         try:
-            self._conclude(await self._audit(work))
-        except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
-            logger.info("round %d: the work of %s is not audited: %s", block.chain.round, author, reason)
-        finally:
-            self._have.clear()
-            await self._parts.runner(self._vectors_here.clear)
+            self._accusations.send_nowait(self._work(block, author, measured[author], peer))
+        except trio.WouldBlock:
+            return Showing((False,))
+        return Showing((True,))
+
+    def _blank(self, work: _Work, verdict: Verdict = Verdict.HELD, why: str = "") -> Audit:
+        chain, trace = work.block.chain, work.reveal.trace
+        return Audit(chain.round - 1, work.author, verdict, why, work.commit, trace, chain.seed)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
-        audit = Audit(
-            work.block.chain.round - 1,
-            work.author,
-            Verdict.HELD,
-            "",
-            work.commit,
-            work.reveal.trace,
-            work.block.chain.seed,
-        )
+        audit = self._blank(work)
         tolerance = await self._tolerance()
         try:
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
             trace = await self._record(work, work.reveal.trace)
-            stretch = which(work.block.chain.seed, self._parts.me, work.author, trace)
+            stretch = which(work.block.chain.seed, work.auditor, work.author, trace)
             self._check_form(work, trace)
             linked = await self._check_residual(work, trace)
             if stretch is not None:
@@ -284,6 +380,7 @@ class Audits(WorkCheck):
         raw = bytes(await self._fetch(work, root, MAX_TRACE))
         if root_of(raw) != root:
             raise NotShown("it sent another record than the one that it signed")
+        self._records[root] = raw
         return Trace.decode(raw)
 
     async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
@@ -308,7 +405,9 @@ class Audits(WorkCheck):
         return found
 
     async def _ask(self, work: _Work, ids: tuple[bytes, ...]) -> None:
-        """Have the author offer what it signed. Raises NotShown."""
+        """Have the author offer what it signed; who accuses it offers all it has. Raises NotShown."""
+        if work.source != work.author:
+            return
         query = ShowQuery(self._parts.run_id, work.block.id, work.reveal.trace, ids)
         try:
             showing = await self._parts.rpc.call(work.author, SHOW, query, Showing, timeout=TIMEOUT)
@@ -318,11 +417,11 @@ class Audits(WorkCheck):
             raise NotShown("it has what it signed no more")
 
     async def _fetch(self, work: _Work, id: bytes, most: int, *, into: memoryview | None = None) -> memoryview:
-        """What the author offers under an id, of at most so many bytes. Raises NotShown."""
-        key, within = (*self._prefix(self._parts.me, work.block.id), id.hex()), _within(most)
+        """What is offered under an id, of at most so many bytes. Raises NotShown."""
+        key, within = (*self._prefix(work.auditor, work.block.id), id.hex()), _within(most)
         try:
             with trio.fail_after(within):
-                return await self._parts.bulk.fetch(work.author, key, into=into, max_size=max(1, most), stall=STALL)
+                return await self._parts.bulk.fetch(work.source, key, into=into, max_size=max(1, most), stall=STALL)
         except NetworkError as error:
             raise NotShown(f"it does not send what it shows: {error}") from error
         except trio.TooSlowError:
@@ -394,7 +493,7 @@ class Audits(WorkCheck):
             entries = {entry.commit: entry for entry in block.roster.entries}
             for commit, said in log.reveals.items():
                 if said.author == work.author and said.what.trace == trace.previous and commit in entries:
-                    earlier = _Work(block, work.author, commit, said.what)
+                    earlier = replace(work, block=block, commit=commit, reveal=said.what)
                     record = await self._record(work, trace.previous)
                     _check_follows(record, trace, said.what)
                     return earlier, record, entries[commit]
