@@ -195,7 +195,7 @@ class TrustSection:
         86400.0, "time for training in a round at the most", unit="s", minimum=0.1, maximum=86400, since=2
     )
     audit_share: float = option(
-        0.0,
+        0.03,
         "part of a node's training time that it spends on repeating slices of others' work; 0: nobody records theirs, "
         "and nobody is audited",
         minimum=0,

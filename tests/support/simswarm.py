@@ -40,6 +40,7 @@ from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.verify.recorder import stretch_steps
 
 RUN = "ab" * 32
 Run = Callable[..., Awaitable[None]]
@@ -164,6 +165,9 @@ class SimSwarm:
         """
         network = self.world.node(name)
         trainer = self._trainer(name, network.me)
+        audited = self.spec.exchange.method == "open" and self.spec.trust.audit_share > 0
+        if audited and isinstance(trainer, SimTrainer) and not trainer.capabilities.replays:
+            trainer.record(stretch_steps(self._steps, trainer.layout.parameters))
         rpc = Rpc(network)
         bulk = Bulk(network, runner=inline)
         liveness = Liveness(rpc)
