@@ -165,8 +165,8 @@ OPEN_LIARS: dict[str, type[OpenRounds]] = {
     "nan": NotNumbers,
     "copy": Copy,
     "withhold": Withhold,
-    "slander": Slander,
     **{name: type(name, (OtherWork,), {"lie": staticmethod(lie)}) for name, lie in OFFER_LIES.items()},
+    "slander": Slander,  # it offers a lie, and judges by one
 }
 
 
