@@ -123,6 +123,21 @@ class Scene:
             found.append(VERDICTS[mine[0].verdict] if mine else "not listed")
         return found
 
+    def weight(self, author: str, first: int) -> float:
+        """The share of all weight that the contributions of a node have in the rosters from round `first` on."""
+        held, mine, all_of_it = self.method(self.honest[0]).store, 0.0, 0
+        for block in self.blocks(first):
+            log = held.logs.get(block.parent)
+            if block.roster is None or log is None or not block.roster.accepted:
+                continue
+            all_of_it += 1
+            mine += sum(
+                entry.weight / block.roster.total
+                for entry in block.roster.accepted
+                if log.commits[entry.commit].author == self.peer(author)
+            )
+        return mine / max(1, all_of_it)
+
     def followed(self, first: int) -> list[Roster]:
         """The rosters from round `first` on that the first honest node follows."""
         return [block.roster for block in self.blocks(first) if block.roster is not None]

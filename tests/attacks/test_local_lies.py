@@ -15,27 +15,28 @@ from swarmnode.testing.simnet import SimWorld, run_simulation
 pytestmark = pytest.mark.slow
 
 LIAR, ROUNDS = "e", 4
+LITTLE = 0.01  # of the weight, where a fifth is fair: one round in which four judges were not sure, at a tenth
 REFUSED = ("nan", "copy", "withhold", "slander")  # a slanderer offers a flipped sign
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[list[str], list[int], list[str]]]:
-    """What rosters said of the liar, rounds of which honest nodes have different states, and of an honest node."""
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[float, list[int], list[str]]]:
+    """The liar's share of the weight, rounds that split honest nodes, and the verdicts on an honest node."""
 
-    def run(lie: str) -> tuple[list[str], list[int], list[str]]:
+    def run(lie: str) -> tuple[float, list[int], list[str]]:
         honest, liar = METHODS["open"], lying_open(lie)
         monkeypatch.setitem(
             METHODS, "open", lambda parts: (liar if parts.me == SimWorld().node(LIAR).me else honest)(parts)
         )
 
-        async def body(scene: Scene) -> tuple[list[str], list[int], list[str]]:
+        async def body(scene: Scene) -> tuple[float, list[int], list[str]]:
             assert isinstance(scene.method(LIAR), liar)
             scene.bad.add(LIAR)
             first = scene.round
             await scene.done(ROUNDS)
-            return scene.verdicts(LIAR, first), scene.split(), scene.verdicts("b", first)
+            return scene.weight(LIAR, first), scene.split(), scene.verdicts("b", first)
 
-        found: tuple[list[str], list[int], list[str]] = run_simulation(lambda: with_swarm(body))
+        found: tuple[float, list[int], list[str]] = run_simulation(lambda: with_swarm(body))
         return found
 
     return run
@@ -43,20 +44,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[list[str], li
 
 @pytest.mark.parametrize("lie", REFUSED)
 def test_no_lie_of_one_in_five_counts_and_honest_work_goes_on(
-    lie: str, told: Callable[[str], tuple[list[str], list[int], list[str]]]
+    lie: str, told: Callable[[str], tuple[float, list[int], list[str]]]
 ) -> None:
-    liar, split, honest = told(lie)
-    assert liar and "accepted" not in liar, liar
+    weight, split, honest = told(lie)
+    assert weight <= LITTLE
     assert not split
     assert honest.count("accepted") >= len(honest) - 1, honest
 
 
 def test_an_honest_node_in_the_place_of_the_liar_is_accepted(
-    told: Callable[[str], tuple[list[str], list[int], list[str]]],
+    told: Callable[[str], tuple[float, list[int], list[str]]],
 ) -> None:
     """What the test above refuses is the lie, not the place."""
-    liar, _, _ = told("label-flip")  # told by the trainer, so that nothing is replaced here
-    assert liar.count("accepted") >= len(liar) - 1, liar
+    weight, _, _ = told("label-flip")  # told by the trainer, so that nothing is replaced here
+    assert weight >= 0.15
 
 
 def test_every_lie_about_gradients_has_a_meaning_in_open_runs() -> None:

@@ -83,7 +83,7 @@ NO_DEADLINES = Lacking(
 
 
 def _first_seen(
-    tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int
+    tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int, **_: object
 ) -> bytes:
     """The roster after `tip` that came first, whatever others follow."""
     after = tree._children[tip]
@@ -100,9 +100,9 @@ FIRST_SEEN = Lacking(
     ),
 )
 
-ONE_LEADER = Lacking(
-    "the same leads every round",
-    ((state, "_drawn", lambda chain, purpose, peers: sorted(peers)),),
+ANY_QUORUM = Lacking(
+    "a roster may leave out judges who were heard",
+    ((RoundView, "omitting", lambda self: frozenset()),),
 )
 
 BELIEVED_LEADER = Lacking(

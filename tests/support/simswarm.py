@@ -263,6 +263,8 @@ class SimSwarm:
             "rollouts": self._rollouts,
             "exchange": {"method": self._method, "deadline_floor": self._floor, "deadline_ceiling": 60.0},
         }
+        if trust == "open":
+            tables["trust"] = {"audit_share": 0.0}  # audits have swarms of their own: test_open_audits.py
         spec = parse_runspec(tables, source="simulation").begun_by(self.world.node("a").me)
         if self._validators and spec.trust.validators:
             validators = tuple(self.world.node(name).me for name in self._validators)

@@ -28,6 +28,7 @@ import trio
 
 from swarmnode.crdt.envelope import Domain
 from swarmnode.protocols.chain.forks import Block, settled
+from swarmnode.protocols.chain.state import SMALL
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import (
     Begin,
@@ -189,7 +190,8 @@ class Open(Method):
         if self._parts.ledger is not None:
             update_ledger(self._parts.ledger, self.store, block)
         for check in self._checks:
-            check.consider(block)
+            if check is not self.rechecks or len(block.chain.validators) > SMALL:  # of so few nobody is removed
+                check.consider(block)
 
     async def regain_place(self) -> None:
         await self.places.regain()

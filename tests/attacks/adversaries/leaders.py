@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from openswarm import Scene
 from roundadversary import AFTER, RoundAdversary
-from undefended import BELIEVED_LEADER, FIRST_SEEN, NO_DEADLINES, ONE_LEADER, ONE_REVERTS
+from undefended import ANY_QUORUM, BELIEVED_LEADER, FIRST_SEEN, NO_DEADLINES, ONE_REVERTS
 
 from swarmnode.protocols.chain.duty import WriteRoster
 from swarmnode.protocols.chain.rules import Quoted, compose, derive
@@ -107,12 +107,7 @@ class Omission(Leader):
     """Quotes a bare quorum, its victim and itself in it, and calls the victim's work missing: that lacks one voice."""
 
     name = "a leader leaves an honest peer's work out"
-    lacks = ONE_LEADER
-
-    def undefended(self) -> RoundAdversary:
-        lasting = Omission()
-        lasting.again = True
-        return lasting
+    lacks = ANY_QUORUM
 
     async def achieved(self, target: Scene) -> str:
         told = target.verdicts(self.victim, self.first)
@@ -150,9 +145,7 @@ class Omission(Leader):
 
     async def broken(self, target: Scene) -> list[str]:
         told = target.verdicts(self.victim, self.first)
-        if told[0] == "accepted":
-            return [f"the attack had no effect: {told}"]
-        return [] if "accepted" in told[1:2] else [f"its work did not count in the next round: {told}"]
+        return [] if told[0] == "accepted" else [f"its work did not count in the round: {told}"]
 
 
 class Forged(Leader):
