@@ -22,6 +22,7 @@ from swarmnode.node.trainer import supervisor as trainer_module
 from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import parse_runspec
 
 SPEC = parse_runspec(
@@ -101,16 +102,16 @@ def test_measures_a_loss_and_its_gradient_on_some_of_the_sequences_that_a_seed_d
     async def use(trainer: TrainerProcess) -> None:
         start = trainer.parameters()
         whole = await trainer.evaluate(thorough=False, seed=7)
-        assert await trainer.heldout(seed=7, sequences=16) == whole
+        assert await trainer.heldout(seed=7, sequences=SEQUENCES) == whole
         assert await trainer.heldout(seed=7, sequences=1) != whole
-        parts = [await trainer.gradient(seed=7, first=first, last=last) for first, last in ((0, 3), (3, 16))]
+        parts = [await trainer.gradient(seed=7, first=first, last=last) for first, last in ((0, 3), (3, SEQUENCES))]
         assert parts[0] is not None
         assert parts[1] is not None
-        assert (3 * parts[0][0] + 13 * parts[1][0]) / 16 == pytest.approx(whole, rel=1e-5)
+        assert (3 * parts[0][0] + (SEQUENCES - 3) * parts[1][0]) / SEQUENCES == pytest.approx(whole, rel=1e-5)
         assert np.array_equal(trainer.parameters(), start)
         gradient = parts[1][1]
         trainer.load(start - np.float32(0.01) * gradient / np.linalg.norm(gradient))
-        assert await trainer.heldout(seed=7, sequences=16) < whole
+        assert await trainer.heldout(seed=7, sequences=SEQUENCES) < whole
 
     _with_trainer(settings, use)
 
@@ -119,7 +120,7 @@ def test_a_gradient_that_nobody_waits_for_any_more_leaves_the_parameters_alone(s
     async def use(trainer: TrainerProcess) -> None:
         before = trainer.parameters()
         with trio.move_on_after(0.001) as cut:
-            await trainer.gradient(seed=7, first=0, last=16)
+            await trainer.gradient(seed=7, first=0, last=SEQUENCES)
         assert cut.cancelled_caught
         trainer.load(before + np.float32(0.01))
         await trainer.heldout(seed=7, sequences=1)  # comes after the gradient
