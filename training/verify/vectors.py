@@ -88,11 +88,18 @@ class Vectors:
             os.close(file)
 
     def room(self, id: bytes, most: int) -> memoryview:
-        """`most` bytes to write what should have this id into; the disk gives them as they are written."""
+        """`most` bytes to write what should have this id into. Raises OSError where the disk has not so many.
+
+        They are taken at once: a write into a map that a full disk cannot back would kill the process (SIGBUS).
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._path(id).open("w+b") as file:
-            file.truncate(most)
-            return memoryview(mmap.mmap(file.fileno(), most))
+            try:
+                os.posix_fallocate(file.fileno(), 0, most)
+                return memoryview(mmap.mmap(file.fileno(), most))
+            except OSError:
+                self._path(id).unlink()
+                raise
 
     def fill(self, id: bytes, size: int) -> Vector | None:
         """What came, if it has its id; nothing is left of anything else."""

@@ -328,3 +328,14 @@ def test_the_legs_lead_to_what_was_offered_and_nowhere_else() -> None:
         )
     with pytest.raises(KeyError):
         walk(whole, start, ends=ends, states={})
+
+
+def test_room_for_a_state_is_taken_at_once_and_refused_where_the_disk_has_not_so_much(tmp_path: Path) -> None:
+    """Else a disk that fills up while a state comes would kill the daemon, which writes into a map."""
+    vectors = Vectors(tmp_path)
+    room = vectors.room(bytes(32), 1 << 20)
+    (file,) = tmp_path.iterdir()
+    assert len(room) == 1 << 20 <= 512 * file.stat().st_blocks
+    with pytest.raises(OSError):
+        vectors.room(bytes([1] * 32), 1 << 60)
+    assert list(tmp_path.iterdir()) == [file]
