@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from learned.workers import Size, Vector, Workers
 
-from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
+from swarmnode.protocols.methods.open.checks.unique import NEVER, PARTS, drawn_steps
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.open_step import Factor, apply_contributions, clip_units, exact_norm, trial
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import ModelSection
 
@@ -60,9 +60,10 @@ class Rounds:
 
     def gain(self, raw: bytes, author: int, round: int, steps: tuple[int, ...]) -> float:
         """Of a contribution on what these steps of an author draw, bits per byte."""
-        step = trial(raw, self.workers.parameters, lr=1.0, codec_name=CODEC)
-        before, after = self.state.parameters, step.taken_from(self.state.parameters)
-        return self._loss(before, author, round, steps) - self._loss(after, author, round, steps)
+        after = apply_contributions(self.state, [raw], [Factor(1, CLIP_UNIT, PARTS)], lr=1.0, codec_name=CODEC)
+        return self._loss(self.state.parameters, author, round, steps) - self._loss(
+            after.parameters, author, round, steps
+        )
 
     def _loss(self, parameters: Vector, author: int, round: int, steps: tuple[int, ...]) -> float:
         return self.workers.drawn_by(author, parameters, stream="unique", round=round, steps=steps)

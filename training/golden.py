@@ -107,7 +107,7 @@ EXPECTED: dict[str, str] = {
     "open_step topk": "ade79e33769d329fbf281f59b3eadcbac18d14b9f4786efe007eaa93b45d0244",
     "open_step int8": "f15f226db1c08b7614fb977235eeeaebf92c36b86f63b0cd6c087812c27c368f",
     "open_step sign3 in turns, with momentum": "a5c8152a073855426a6620749cb4ccc9144166cc0ea664dc3b379b56a553c29d",
-    "clip_units": "551fc0ec210c5f3248c3b1b27fbfb855f43762a8470e3439135481d51c07ef9c",
+    "clip_units": "1d58d31e8d208611cd0f44beae9e98cd4dff189426415f4df793507b372053cd",
     "state_hash": "8be92aaeb3463bf48dfb9a3f3ec87261de59be2a583bf384330372e33b186f12",
 }
 

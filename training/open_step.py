@@ -36,6 +36,7 @@ Vector = NDArray[np.float32]
 Raw = bytes | bytearray | memoryview
 
 CLIP_UNIT = 1 << 20  # a clip factor of 1: the contribution counts whole
+CLIP_AT = 1.25  # times the usual norm: clipped to that norm itself, honest steps are a twentieth shorter on average
 DEFAULT_CODEC = TopK.name
 
 _STEP = 64 << 10  # elements worked on at a time, so that temporaries stay in a core's cache
@@ -148,15 +149,15 @@ def median_norm(norms: Sequence[float]) -> float:
     return positive[(len(positive) - 1) // 2] if positive else 0.0
 
 
-def clip_units(norms: Sequence[float], to: float | None = None) -> list[int]:
-    """Clip factors in units of 2^-20 that bring every norm down to `to`: floor(min(1, to / norm) * 2^20).
+def clip_units(norms: Sequence[float], usual: float | None = None) -> list[int]:
+    """Clip factors in units of 2^-20 that bring norms down to CLIP_AT * `usual`: floor(min(1, that / norm) * 2^20).
 
-    Without `to` that is their median. A norm of zero has factor 1, and so have all where `to` is 0: nobody's norm says
-    anything. The quotient is that of exact integers, rounded down. Raises ValueError for a norm that is negative or not
-    finite.
+    Without `usual` that is their median. A norm of zero has factor 1, and so have all where `usual` is 0: nobody's norm
+    says anything. The quotient is that of exact integers, rounded down. Raises ValueError for a norm that is negative
+    or not finite.
     """
     middle = median_norm(norms)
-    above, below = (middle if to is None else to).as_integer_ratio()
+    above, below = (CLIP_AT * (middle if usual is None else usual)).as_integer_ratio()
     if not above:
         return [CLIP_UNIT] * len(norms)
     units = []

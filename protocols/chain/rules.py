@@ -23,11 +23,12 @@ which cuts and scores to quote; the rest follows here:
    most cuts counts, then the lower id. Who committed twice is refused.
 4. That weight is multiplied with the judges' opinion of the author (`Score.standing`: the seam for reputation).
    Probationers together hold at most their share; nothing that an author says of itself is read.
-5. Clip factors bring every norm down to the median norm (SparseLoCo 2508.15706; METHODS, "Aggregation rules"). Both
-   medians are those of the validators' contributions, where any is accepted: many strangers move neither. Where liars
-   can have honest work refused, they are most of what is accepted and the median norm is theirs. So it is at most
-   twice the median of what the last sixteen rosters clipped to, else one strike goes as far as they like; and at least
-   three quarters of it, else they shrink everybody's steps to nothing. Norms may grow or fall by so much in 8 rounds.
+5. Clip factors bring norms down to CLIP_AT times the usual norm, which is the median (SparseLoCo 2508.15706 clips to
+   the median itself). Both medians are those of the validators' contributions, where any is accepted: many strangers
+   move neither. Where liars can have honest work refused, they are most of what is accepted and the median norm is
+   theirs. So the usual norm is at most twice the median of those of the last sixteen rosters, else one strike goes as
+   far as they like; and at least three quarters of it, else they shrink everybody's steps to nothing. Norms may grow or
+   fall by so much in 8 rounds.
 6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
 7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 
@@ -128,7 +129,7 @@ class Derived:
     revert: bool
     window: int
     worked: tuple[Worked, ...]  # by author: delivered work, before standing and probation
-    norm: float  # to which all are clipped; 0: nothing was accepted, or nothing that moves anything
+    norm: float  # the usual one, CLIP_AT times which all are clipped to; 0: nothing was accepted that moves anything
 
 
 class NotHeld(Exception):
@@ -206,7 +207,7 @@ def longest_norm(chain: ChainState, rules: ChainRules) -> float:
 
 
 def _near(norm: float, chain: ChainState, rules: ChainRules) -> float:
-    """The norm to which this round clips, near what the last rosters clipped to; `norm` itself while too few tell.
+    """The usual norm of this round, near those of the last rosters; `norm` itself while too few tell.
 
     It is compared with the median of theirs, the upper of two in the middle. Where norms grow evenly from nothing, as
     with a warm-up of the learning rate, that is half of the present norm or more, which twice the median lets in.

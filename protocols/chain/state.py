@@ -90,7 +90,7 @@ class ChainRules:
     probation: int = 125_000  # share of a roster's weight that all who are no validators hold together …
     probation_small: int = 500_000  # … and while there are fewer than SMALL validators
     revert_every: int = 8  # rounds from one revert to the next
-    norms: int = 16  # rosters that bound the norm to which the next one clips …
+    norms: int = 16  # rosters that bound the usual norm of the next one, by which it clips …
     norms_least: int = 4  # … where there are so many
     norm_growth: int = 2  # times the median of theirs at the most …
     norm_fall: int = 750_000  # … and at least this share of it
@@ -138,7 +138,7 @@ class ChainState:
     reverted: int  # round of the last revert; -1: none
     undoable: bool  # whether the last roster moved the parameters, so that it can be undone
     window: int  # ms of this round's training
-    norms: tuple[float, ...] = ()  # to which the last rosters that accepted something clipped, oldest first
+    norms: tuple[float, ...] = ()  # usual ones of the last rosters that accepted something, oldest first
     seats: int = 0  # validators that there may be before the validator set next changes: see `seats`
     silent: Mapping[str, int] = field(default_factory=dict)  # of validators missed: rosters since they were last quoted
     expelled: Mapping[str, int] = field(default_factory=dict)  # who was disproved lately: what `made` was then

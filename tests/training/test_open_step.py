@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 from swarmnode.training.codecs import CODECS, CodecError, codec, codec_in
 from swarmnode.training.codecs.topk import CHUNK
 from swarmnode.training.open_step import (
+    CLIP_AT,
     CLIP_UNIT,
     Factor,
     apply_contributions,
@@ -166,17 +167,17 @@ def test_exact_norm_is_that_of_the_decoded_vector(name: str) -> None:
     assert norm == norm_of(codec(name).decode(raw, SIZE)) > 0
 
 
-def test_clip_factors_bring_norms_to_the_lower_median() -> None:
-    assert clip_units([1.0, 2.0, 4.0]) == [CLIP_UNIT, CLIP_UNIT, CLIP_UNIT // 2]
-    assert clip_units([4.0, 1.0, 2.0, 8.0]) == [CLIP_UNIT // 2, CLIP_UNIT, CLIP_UNIT, CLIP_UNIT // 4]
+def test_clip_factors_bring_norms_to_a_quarter_above_the_lower_median() -> None:
+    assert clip_units([1.0, 2.0, 2.5, 5.0]) == [CLIP_UNIT] * 3 + [CLIP_UNIT // 2]
+    assert clip_units([5.0, 1.0, 2.0, 10.0]) == [CLIP_UNIT // 2, CLIP_UNIT, CLIP_UNIT, CLIP_UNIT // 4]
     assert clip_units([3.0]) == [CLIP_UNIT] and clip_units([]) == []
-    assert clip_units([1.0, 1.0, 3.0]) == [CLIP_UNIT, CLIP_UNIT, CLIP_UNIT // 3]
+    assert clip_units([1.0, 1.0, 3.0]) == [CLIP_UNIT, CLIP_UNIT, 5 * CLIP_UNIT // 12]
     assert clip_units([1e-30, 1e-30, 1e300]) == [CLIP_UNIT, CLIP_UNIT, 0]
 
 
 def test_the_median_may_be_that_of_some_only() -> None:
     """So that many newcomers with small norms do not shrink the work of validators, nor large ones let it grow."""
-    assert clip_units([1.0, 2.0, 0.1, 0.1, 0.1], 1.0) == [CLIP_UNIT, CLIP_UNIT // 2] + 3 * [CLIP_UNIT]
+    assert clip_units([1.0, 2.5, 0.1, 0.1, 0.1], 1.0) == [CLIP_UNIT, CLIP_UNIT // 2] + 3 * [CLIP_UNIT]
     assert clip_units([4.0, 8.0], 0.0) == clip_units([4.0, 8.0], 8.0) == [CLIP_UNIT, CLIP_UNIT]
 
 
@@ -197,7 +198,9 @@ def test_clip_units_are_exact_rounded_down_and_follow_their_norm_in_any_order(no
     units = clip_units(norms)
     positive = sorted(norm for norm in norms if norm)
     for norm, unit in zip(norms, units, strict=True):
-        quotient = min(Fraction(1), Fraction(positive[(len(positive) - 1) // 2]) / Fraction(norm)) if norm else 1
+        quotient = (
+            min(Fraction(1), Fraction(CLIP_AT * positive[(len(positive) - 1) // 2]) / Fraction(norm)) if norm else 1
+        )
         assert unit == math.floor(quotient * CLIP_UNIT)
     order = list(range(len(norms)))
     random.shuffle(order)

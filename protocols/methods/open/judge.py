@@ -25,6 +25,7 @@ from swarmnode.protocols.methods.trainer import Trainer, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs.feedback import norm_in_float64
 from swarmnode.training.open_step import (
+    CLIP_AT,
     CLIP_UNIT,
     Factor,
     apply_contributions,
@@ -56,7 +57,10 @@ class Evaluator:
         seed: int,
         longest: float = math.inf,
     ) -> None:
-        """`before`: the state before the last roster, where it can be undone; `longest`: norm that a roster applies."""
+        """`before`: the state before the last roster, where it can be undone.
+
+        `longest`: the usual norm, to a multiple of which all are clipped, that a roster comes to at the most.
+        """
         self._local, self._parts, self._state, self._before = local, parts, state, before
         self._seed, self._longest = seed, longest
         self._sequences = sequences_for(parts.spec.inner.steps * parts.spec.inner.batch)
@@ -119,7 +123,7 @@ class Evaluator:
         after = await run(step)
         last = await self._gradient(trainer, after) if first is not None else None
         if first is not None and last is not None:
-            self.reach = MICRO * lr * norm * (norm_in_float64(first) + norm_in_float64(last[1])) / 2
+            self.reach = MICRO * lr * CLIP_AT * norm * (norm_in_float64(first) + norm_in_float64(last[1])) / 2
             direction = np.asarray((first + last[1]) * np.float32(lr / 2 / CLIP_UNIT), np.float32)
 
             def share(id: bytes) -> float:

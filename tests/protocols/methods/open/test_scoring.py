@@ -17,7 +17,7 @@ from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
-from swarmnode.training.open_step import BACKWARD, SEQUENCES, norm_of, sequences_for
+from swarmnode.training.open_step import BACKWARD, CLIP_AT, SEQUENCES, norm_of, sequences_for
 from swarmnode.training.outer import OuterState
 
 ROUND = 320  # sequences that a node trains on
@@ -135,5 +135,5 @@ def test_what_cannot_be_measured_gains_nothing() -> None:
 
 
 def test_what_is_longer_than_a_roster_applies_is_judged_as_it_would_be_applied() -> None:
-    long, clipped = (judged(trainer(), [downhill(length)], longest=2.0) for length in (2000.0, 2.0))
+    long, clipped = (judged(trainer(), [downhill(length)], longest=2.0) for length in (2000.0, CLIP_AT * 2.0))
     assert long == pytest.approx(clipped, rel=1e-3)
