@@ -3,7 +3,7 @@
 Each group takes the place of its earlier lines when it is through, and the page keeps the others: groups may be run one
 at a time. `--nodes N`: the swarms of the groups offers and round have so many nodes; these lines have a table of their
 own. Sixteen take some ten times as long as five. `--rounds` and `--lies` are for the group gradient, which has a table
-of its own as well, written line by line. The exit status is 1 where a promise of what was run is missed.
+of its own, written line by line, as has byte-lm. The exit status is 1 where a promise of what was run is missed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # as pyproject.toml does for pytest
 
 import butterfly
+import bytelm
 import dht
 import gradient
 import host
@@ -46,6 +47,7 @@ GROUPS: dict[str, Callable[[Chosen], AsyncIterator[Outcome | Line]]] = {
     "dht": lambda chosen: dht.outcomes(),
     "state": lambda chosen: state.outcomes(),
     "gradient": lambda chosen: gradient.outcomes(chosen.rounds, chosen.lies),
+    "byte-lm": lambda chosen: bytelm.outcomes(),
     "offers": lambda chosen: offers.outcomes(chosen.nodes),
     "round": lambda chosen: rounds.outcomes(chosen.nodes),
     "rollout": lambda chosen: rollouts.outcomes(),
@@ -153,6 +155,7 @@ missing. Weight (in brackets: of the same peers where nobody lies) and refused: 
 validators, at the worst seed; captured: liars came to be half of the validators. What has no line was not
 measured since the rules changed last: most attacks at 160 rounds, other codecs, the larger task, and committees.
 """
+TABLES = {MEASURED: EXPLAINED, bytelm.HEADING: bytelm.EXPLAINED}  # by headings that come behind all others
 
 
 async def main(groups: list[str], chosen: Chosen) -> int:
@@ -181,7 +184,7 @@ def write_page(outcomes: list[Outcome], nodes: int = NODES) -> None:
     """Put the lines of one group, with so many nodes, in the place of its earlier ones."""
     text = PAGE.read_text() if PAGE.exists() else ""
     first, *others = text.split("\n## ")
-    measured = [other for other in others if other.startswith(MEASURED)]
+    measured = [other for other in others if other.startswith(tuple(TABLES))]
     tables = {NODES: first, **{int(other.split(maxsplit=1)[0]): other for other in others if other not in measured}}
     tables.setdefault(nodes, "")
     written = {size: _lines(old, outcomes if size == nodes else []) for size, old in sorted(tables.items())}
@@ -192,14 +195,17 @@ def write_page(outcomes: list[Outcome], nodes: int = NODES) -> None:
 
 
 def write_line(line: Line) -> None:
-    """Put one line of the group gradient in the place of its earlier one, or below the others."""
+    """Put one line of the groups gradient and byte-lm in the place of its earlier one, or below the others."""
+    heading = bytelm.HEADING if isinstance(line.found[0].setting, bytelm.ByteSetting) else MEASURED
     text = PAGE.read_text() if PAGE.exists() else INTRODUCTION + table([])
-    before, _, after = text.partition(f"\n## {MEASURED}")
-    rows = [old for old in after.splitlines() if old.startswith("| ")][1:]  # the first names the columns
+    first, *others = text.rstrip("\n").split("\n## ")
+    sections = {other.splitlines()[0]: other for other in others}
+    rows = [old for old in sections.get(heading, "").splitlines() if old.startswith("| ")][1:]  # the first: columns
     places = [place for place, old in enumerate(rows) if old.startswith(line.key)]
     rows[places[0] if places else len(rows) :] = [line.row(), *(rows[places[0] + 1 :] if places else [])]
     columns = "|---" * (HEADER.count("|") - 1) + "|"
-    PAGE.write_text(f"{before}\n## {MEASURED}\n\n{EXPLAINED}\n{HEADER}\n{columns}\n" + "\n".join(rows) + "\n")
+    sections[heading] = f"{heading}\n\n{TABLES[heading]}\n{HEADER}\n{columns}\n" + "\n".join(rows)
+    PAGE.write_text("\n## ".join(each.rstrip("\n") + "\n" for each in [first, *sections.values()]))
 
 
 def _lines(old: str, outcomes: list[Outcome]) -> str:

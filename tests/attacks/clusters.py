@@ -33,6 +33,9 @@ Labels = NDArray[np.int64]
 class Task:
     """What each peer has, what judges measure on, and what the result is tested on."""
 
+    classes = CLASSES
+    trained = 320  # sequences of a round's training that judging is measured by, as in examples/open.toml
+
     def __init__(self, *, seed: int, alpha: float | None, peers: int = PEERS, hidden: int = HIDDEN) -> None:
         """`hidden`: units of the hidden layer, in which the parameters are counted."""
         self.peers, self.hidden = peers, hidden

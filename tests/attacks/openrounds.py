@@ -49,7 +49,6 @@ from swarmnode.training.verify.replay import DECAY
 
 RULES = ChainRules()
 WINDOW = 60_000
-TRAINED = 320  # sequences of each peer in a round, as in examples/open.toml: what judging may cost follows from it
 
 
 @dataclass
@@ -327,7 +326,7 @@ class OpenSwarm:
         """What an honest judge measures: the share of each contribution, and what the last roster cost."""
         task, phi = self._task, self.course.phi
         before = self._before.parameters if self._before is not None else phi
-        seed, count = batch_seed(judge.encode(), self._chain.seed), sequences_for(TRAINED)
+        seed, count = batch_seed(judge.encode(), self._chain.seed), sequences_for(task.trained)
         norms = {one.id: one.norm for one in offers.values()}
         solid = [one.id for name, one in offers.items() if name in self._chain.validators] or list(norms)
         norm = min(median_norm([norms[id] for id in solid]), longest_norm(self._chain, RULES))
@@ -359,5 +358,5 @@ def _mislabel(task: Task, lie: Lie, liars: int) -> np.ndarray:
     before = task.labels
     if liars:
         task.labels = before.copy()
-        task.labels[task.peers - liars :] = lie.labels(before[task.peers - liars :], 10)
+        task.labels[task.peers - liars :] = lie.labels(before[task.peers - liars :], task.classes)
     return before

@@ -6,8 +6,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import bytelm
 import pytest
-from gradient import SETTINGS, Damage, Line
+from gradient import SETTINGS, Damage, Line, Setting
 from harness import Outcome
 
 
@@ -39,8 +40,8 @@ def test_swarms_of_another_size_have_a_table_of_their_own(program: ModuleType) -
     assert "| second |" in others and "| third |" not in others
 
 
-def line(attack: str, accuracy: float, *, rounds: int = 40) -> Line:
-    one = Damage(SETTINGS[0], rounds, 3, 0.8, accuracy, 0.4, 0.8, 0.02, 0.1, 0.3, 0.05, 0, 0, None)
+def line(attack: str, accuracy: float, *, rounds: int = 40, setting: Setting = SETTINGS[0]) -> Line:
+    one = Damage(setting, rounds, 3, 0.8, accuracy, 0.4, 0.8, 0.02, 0.1, 0.3, 0.05, 0, 0, None)
     return Line(attack, (one,))
 
 
@@ -58,3 +59,14 @@ def test_a_line_of_the_gradient_group_takes_the_place_of_its_own_and_stays_when_
     assert "MISSED: IID 5/16, seed 3: 86.2% of clean, 95% promised" in rows[0][-1]
     assert rows[1][-1].startswith("holds")
     assert "| DHT | a | 1 | 2 | passes |" in page and "## 16 nodes" in page
+
+
+def test_lines_of_byte_lm_have_a_table_of_their_own(program: ModuleType) -> None:
+    byte_lm = bytelm.SETTINGS[0]
+    for one in (line("flip", 0.8), line("flip", 0.79, setting=byte_lm), line("other", 0.8)):
+        program.write_line(one)
+    program.write_page([Outcome("round", "c", "1", "2")], 16)
+    program.write_line(line("flip", 0.8, setting=byte_lm))
+    first, theirs = program.PAGE.read_text().split(f"## {bytelm.HEADING}")
+    assert [row.split(" | ")[1] for row in first.splitlines() if " fp32 | " in row] == ["658 parameters"] * 2
+    assert [row.split(" | ")[6] for row in theirs.splitlines() if " topk | " in row] == ["100"]
