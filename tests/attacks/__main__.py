@@ -88,14 +88,26 @@ without a network; liars also lie as judges (`openrounds.py`). Judges measure as
 a sequence. What was measured is the last table of this page. Every attack is tried at five seeds and two horizons, and
 the worst seed decides. A line holds with 95 % of the accuracy without liars at IID 5/16 and Dirichlet 4/16 and 85 % at
 IID 7/16 and Dirichlet 5/16, where no run ends below the plain mean with the same liars by more than a standard
-deviation of runs without, liars never are half of the validators, and no honest validator is removed as silent. Where
-the plain mean bears an attack as well, the liars' weight is at most 1.1 times what honest work of the same peers has.
-Without liars 95 % of the work counts and no validator is lost. The five worst attacks of each horizon are also tried
-with `topk`, with `sign3` and outer momentum, and on a task with ten times as many parameters. Where a committee judges,
-48 peers are validators, as many as a run comes to by default; a committee of 33 of them is drawn for each round, and a
-quarter lie. Each day CI runs a short form at a seed of that day. A first strike passes where it takes the parameters no
-further than twice the honest norm, and is undone if it harms. Who claims 1e9 samples flips the sign as well; there
-undefended is the mean by samples.
+deviation of runs without, liars never are half of the validators, and no honest validator is removed as silent. From
+sixteen rounds of lying on the liars' weight is at most 1.1 times their share of verified work: of the stretches that
+are their authors' own steps on the data drawn for them, counted by the weight that the same author has where nobody
+lies; or 2 %. One peer under many names has at most 1.05 times the weight of an honest name. Without liars 95 % of the
+work counts and no validator is lost. The five worst attacks of each horizon are also tried with `topk`, with `sign3`
+and outer momentum, and on a task with ten times as many parameters. Where a committee judges, 48 peers are validators,
+as many as a run comes to by default; a committee of 33 of them is drawn for each round, and a quarter lie. Each day CI
+runs a short form at a seed of that day. A first strike passes where it takes the parameters no further than twice the
+honest norm, and is undone if it harms. Who claims 1e9 samples flips the sign as well; there undefended is the mean by
+samples. Judges draw from 4,000 held-out samples; those who train on them are three of sixteen, and the loss that would
+be reported is on other samples, and must be within 1 % of that on samples that nobody saw.
+
+Audits are on, as by default. Real are the draw of author and stretch, what a node may spend on audits, and how long a
+proven lie counts; modelled is the verdict: an audit finds a lie if the stretch that it draws is false, and then all
+honest nodes find it, each at the cost of one replay. Which stretches are false each lie says itself: all of them for
+whatever is not an author's own steps on the data drawn for it (copies, old work, noise, other labels), or which cannot
+follow from the states that it shows. An audit is taken to cost 1.6 times the steps that it repeats, as was measured
+([reputation.md](reputation.md#audits)). That replays tell so is shown with real trainers in `tests/e2e` and by
+`python bench/audit.py`. Judges say of an author that it has full standing, or none as a proven liar; what the ledger
+makes of gains is left out, and so is that liars accuse the honest, which costs each node one replay for each name.
 
 Offers: the same through the network: one changed node of five on simnet, all validators. A line passes where nothing of
 the liar's is accepted that is not in order, what it copied is, honest nodes have one state in every round, and no round
@@ -151,9 +163,9 @@ EXPLAINED = """Each figure has one value for each setting. All five: IID 5/16, I
 and for information, without a promise, Dirichlet 7/16. Worst: of all seeds, the accuracy as a share of the plain mean's
 without liars at the same seed; undefended: the plain mean's with the liars, at that seed; liars left out: the plain
 mean's of honest peers alone, at that seed, which no rule that refuses all liars betters but by luck, as their data are
-missing. Weight (in brackets: of the same peers where nobody lies) and refused: mean over seeds; lost: honest
-validators, at the worst seed; captured: liars came to be half of the validators. What has no line was not
-measured since the rules changed last: most attacks at 160 rounds, other codecs, the larger task, and committees.
+missing. Weight (in brackets: their share of verified work), from sixteen rounds of lying on: at the seed at which it is
+furthest from what is permitted; refused: mean over seeds; lost: honest validators, at the worst seed; captured: liars
+came to be half of the validators.
 """
 TABLES = {MEASURED: EXPLAINED, bytelm.HEADING: bytelm.EXPLAINED}  # by headings that come behind all others
 

@@ -3,7 +3,11 @@
 task = Task(seed=0, alpha=0.3)             # alpha: Dirichlet's, of the classes that each peer has; None: IID
 deltas = task.train(phi, round=0)          # (n, P) float32 of n peers: how far each peer's steps take it, φ − θ
 task.accuracy(phi)                         # share of the test samples
+task.told(phi)                             # loss as it would be reported, and on text that nobody saw
 Task(seed=0, alpha=None, hidden=LARGE)     # the same with ten times as many parameters
+
+Held-out samples have three parts: judges draw from one, the loss that is reported is of another, which no judge draws
+from, and accuracy is of a third, of which nobody trains or judges on anything.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ HELDOUT = 4000  # samples that all judges draw from
 SEQUENCE = 64  # of them that stand for one of a judge's sequences, in which byte-lm makes twice as many predictions
 JUDGED = SEQUENCES * SEQUENCE  # that one judge draws
 TESTED = 4000
+REPORTED = 400_000  # samples of a reported loss: so many that chance moves it by 0.2 %
 STEPS, BATCH, LR = 5, 32, 0.08  # inner steps of a round
 SPREAD = 0.7  # of the clusters' centres; a sample lies about four from its own, in all features together
 
@@ -39,6 +44,8 @@ class Task:
     def __init__(self, *, seed: int, alpha: float | None, peers: int = PEERS, hidden: int = HIDDEN) -> None:
         """`hidden`: units of the hidden layer, in which the parameters are counted."""
         self.peers, self.hidden = peers, hidden
+        self.names = [f"{seed} peer-{place:02d}" for place in range(peers)]  # drawn by: others with each seed
+        self.by_heart = 0  # of the last peers: they train on what judges draw from
         self.parameters = (FEATURES + 1) * hidden + (hidden + 1) * CLASSES
         rng = np.random.default_rng([seed, 1])
         self._seed = seed
@@ -68,7 +75,12 @@ class Task:
         with np.errstate(over="ignore", invalid="ignore"):  # where an attack has made them infinite
             for _ in range(STEPS):
                 drawn = rng.integers(0, SAMPLES, (self.peers, BATCH))
-                theta -= np.float32(LR) * _gradients(theta, self._inputs[rows, drawn], self.labels[rows, drawn])
+                inputs, labels = self._inputs[rows, drawn], self.labels[rows, drawn]
+                if self.by_heart:
+                    learned = drawn[-self.by_heart :] * (HELDOUT // SAMPLES) + round % (HELDOUT // SAMPLES)
+                    inputs[-self.by_heart :] = self._heldout[learned]
+                    labels[-self.by_heart :] = self._heldout_labels[learned]
+                theta -= np.float32(LR) * _gradients(theta, inputs, labels)
         return phi - theta
 
     def losses(self, vectors: Floats, *, seed: int, samples: int = JUDGED) -> NDArray[np.float64]:
@@ -93,6 +105,19 @@ class Task:
         with np.errstate(over="ignore", invalid="ignore"):
             logits = _forward(phi[None], self._test[None])[1][0]
         return float(np.mean(logits.argmax(axis=1) == self._test_labels)) if np.isfinite(phi).all() else 0.0
+
+    def told(self, phi: Floats) -> tuple[float, float]:
+        """Mean loss in bits on text that is reported on and never judged by, and on as much that nobody saw."""
+        rng = np.random.default_rng([self._seed, 4])
+        found = []
+        for _ in range(2):
+            labels = rng.integers(0, CLASSES, REPORTED)
+            with np.errstate(over="ignore", invalid="ignore"):
+                logits = _forward(phi[None], self._draw(rng, labels)[None])[1][0].astype(np.float64)
+                logits -= logits.max(axis=1, keepdims=True)
+                losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(REPORTED), labels]
+            found.append(float(losses.mean() / np.log(2)))
+        return found[0], found[1]
 
     def _draw(self, rng: np.random.Generator, labels: Labels) -> Floats:
         return self._centres[labels] + rng.normal(0, 1.0, (*labels.shape, FEATURES)).astype(np.float32)

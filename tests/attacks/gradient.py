@@ -2,9 +2,11 @@
 
 Sixteen peers, who all judge; and as many as a run comes to have validators, of whom a committee judges each round. Each
 attack is tried at several seeds in each setting, and the worst of them decides. Beside it stand, at the same seed, the
-plain mean without liars (clean) and the plain mean with them (undefended).
+plain mean without liars (clean) and the plain mean with them (undefended). The liars' weight is looked at from 16
+rounds after they began to lie, beside the share of verified work that is theirs: of the stretches that are steps of
+their authors on the data drawn for them, each counted by the weight that its author has where nobody lies.
 
-    python tests/attacks gradient                       everything; half an hour on two cores
+    python tests/attacks gradient                       everything; an hour on two cores
     python tests/attacks gradient --rounds 40           one of the two horizons
     python tests/attacks gradient --lies flip slander   attacks whose name has one of these words
 """
@@ -31,7 +33,7 @@ from adversaries import gradient as adversaries
 from adversaries.gradient import GradientLie
 from clusters import HIDDEN, LARGE, PEERS, Task
 from harness import Outcome
-from openrounds import RULES, Course, Lie, OpenSwarm, Seen, names_of, undefended
+from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
 from swarmnode.protocols.chain.state import most_validators
 from swarmnode.protocols.methods.open.judge import MICRO
@@ -41,8 +43,13 @@ SEEDS = (0, 1, 2, 3, 4)
 HORIZONS = (40, 160)  # rounds
 OUTER: dict[str, dict[str, float]] = {"sign3": {"lr": 0.7, "momentum": 0.8}}  # of a codec that is made for them
 MANY = most_validators(RULES)  # of whom RULES.committee judge
+NOBODY_AUDITS = "where nobody audits"
 WORST = 5  # attacks that are tried with other codecs and with the larger task
-MOST_WEIGHT = 1.1  # times what the same peers' honest work would have, of liars whose lies do no harm
+SETTLED = 16  # rounds of lying after which liars' weight is promised
+MOST_WEIGHT = 1.1  # times their share of verified work; …
+IDLE = 0.02  # … the share of the weight that they may have without any
+MOST_OF_NAMES = 1.05  # times the weight of an honest name, of one peer under all of the liars' names
+NEAR = 0.01  # how far a reported loss may be from that on text which nobody saw, as a share of it
 HONEST_COUNTS = 0.95  # share of the work that counts where nobody lies
 
 
@@ -58,6 +65,7 @@ class Setting:
     codec: str = "fp32"
     hidden: int = HIDDEN
     seeds: tuple[int, ...] = SEEDS
+    audits: bool = True
 
     def task(self, seed: int) -> Task:
         return Task(seed=seed, alpha=self.alpha, peers=self.peers, hidden=self.hidden)
@@ -66,6 +74,9 @@ class Setting:
     def travels(self) -> dict[str, Any]:
         """How contributions travel and are applied."""
         return {"codec_name": self.codec, **OUTER.get(self.codec, {})}
+
+    def swarm(self, lie: Lie, task: Task) -> OpenSwarm:
+        return OpenSwarm(task, lie, self.liars, audits=self.audits, **self.travels)
 
 
 SETTINGS = (
@@ -80,6 +91,8 @@ OF_MANY = (
     Setting(f"IID {MANY // 4}/{MANY}", None, MANY // 4, 0.95, MANY),
     Setting(f"Dirichlet {MANY // 4}/{MANY}", 0.3, MANY // 4, 0.85, MANY),
 )
+TEN_NAMES = (Setting("IID 10/32", None, 10, 0.95, 32), Setting("Dirichlet 10/32", 0.3, 10, 0.85, 32))
+BY_HEART = (Setting("IID 3/16", None, 3, 0.95), Setting("Dirichlet 3/16", 0.3, 3, 0.95))
 TEN_TIMES = tuple(replace(setting, hidden=LARGE) for setting in SETTINGS[:1])
 
 
@@ -95,12 +108,14 @@ class Damage:
     undefended: float  # accuracy of the plain mean
     without: float  # accuracy of the plain mean of honest peers alone: of a rule that knows who lies
     spread: float  # standard deviation of `clean` over the setting's seeds
-    weight: float  # share of liars, mean over rounds
-    fair: float  # … of the same peers where nobody lies
+    weight: float  # share of liars, once they have lied for SETTLED rounds
+    verified: float  # their share of verified work in these rounds
+    most: float  # of the weight that they may have
     refused: float  # share of the honest work
     lapsed: int  # honest validators who lost their seat as too little of their work was accepted …
     unseated: int  # … or as a minority said that they are silent
     captured: int | None  # round from which on liars were half of the validators
+    apart: float | None = None  # of those who learn by heart: the reported loss from that on unseen text, as a share
 
     @property
     def share(self) -> float:
@@ -112,10 +127,13 @@ class Damage:
         return bool(self.setting.liars) and self.undefended >= self.clean - self.spread
 
     def failures(self) -> tuple[str, ...]:
-        """Promises that were broken: of harm, and of the weight that liars have where they do none."""
-        if self.setting.least is None or not self.harmless or self.weight <= MOST_WEIGHT * self.fair:
-            return self.harm()
-        return (*self.harm(), self._told(f"liars' weight {self.weight:.0%}, {self.fair:.0%} by honest work"))
+        """Promises that were broken: of harm, of the liars' weight, and of the loss that is reported."""
+        broken = []
+        if self.setting.least is not None and self.weight > self.most:
+            broken.append(f"liars' weight {self.weight:.1%}, {self.most:.1%} permitted")
+        if self.setting.least is not None and abs(self.apart or 0.0) > NEAR:
+            broken.append(f"the reported loss {self.apart:+.1%} from that on unseen text")
+        return (*self.harm(), *map(self._told, broken))
 
     def harm(self) -> tuple[str, ...]:
         """Promises of harm that were broken."""
@@ -150,7 +168,9 @@ def damage(lie: Lie, setting: Setting, *, rounds: int, seed: int) -> Damage:
     broken = clean = _clean(alone, rounds, seed)
     if setting.liars:
         broken = task.accuracy(undefended(task, lie.again(), setting.liars, rounds, **setting.travels))
-    course = OpenSwarm(task, lie.again(), setting.liars, **setting.travels).run(rounds)
+    course = setting.swarm(lie.again(), task).run(rounds)
+    weight, verified, most = weights_of(lie, course, setting, task.names, seed)
+    reported, unseen = task.told(course.phi) if lie.by_heart else (1.0, 1.0)
     return Damage(
         setting,
         rounds,
@@ -160,23 +180,44 @@ def damage(lie: Lie, setting: Setting, *, rounds: int, seed: int) -> Damage:
         broken,
         _without(replace(alone, liars=setting.liars), rounds, seed),
         stdev(_clean(alone, rounds, each) for each in SEEDS),
-        _weight(course.shares, task, setting.liars, rounds),
-        _weight(_fair(alone, rounds, seed), task, setting.liars, rounds),
+        weight,
+        verified,
+        most,
         course.refused / course.honest,
         course.lapsed,
         course.unseated,
         course.captured,
+        reported / unseen - 1 if lie.by_heart else None,
     )
 
 
-def _weight(shares: Mapping[str, float], task: Task, liars: int, rounds: int) -> float:
-    """Of those who are liars where there are any, mean over rounds."""
-    return sum(shares[name] for name in names_of(task)[task.peers - liars :]) / rounds
+def weights_of(
+    lie: Lie, course: Course, setting: Setting, names: Sequence[str], seed: int
+) -> tuple[float, float, float]:
+    """The liars' share of the weight, and of verified work, from SETTLED rounds of lying on; and what they may have."""
+    rounds = len(course.shares)
+    since = min(lie.first + SETTLED, rounds - 1)
+    honest, liars = names[: len(names) - setting.liars], set(names[len(names) - setting.liars :])
+    fair, shares, worked = _fair(_alone(setting), rounds, seed)[since:], course.shares[since:], course.worked[since:]
+    done = [
+        {name: one.get(name, 0.0) * true.get(name, 0.0) for name in names}
+        for one, true in zip(fair, worked, strict=True)
+    ]
+    weight, verified = _share(liars, shares), _share(liars, done)
+    if lie.one_name:
+        return weight, verified, MOST_OF_NAMES * _share(set(honest), shares) / len(honest)
+    return weight, verified, max(IDLE, MOST_WEIGHT * verified)
+
+
+def _share(of: set[str], parts: Sequence[Mapping[str, float]]) -> float:
+    """Of these names, in the sum over rounds of everybody's."""
+    total = sum(sum(one.values()) for one in parts)
+    return sum(part for one in parts for name, part in one.items() if name in of) / total if total else 0.0
 
 
 def _alone(setting: Setting) -> Setting:
     """The same without liars, and alike for all settings that differ in them only."""
-    return replace(setting, name="", liars=0, least=None, seeds=())
+    return replace(setting, name="", liars=0, least=None, seeds=(), audits=True)
 
 
 @cache  # the same for all attacks
@@ -192,16 +233,16 @@ def _without(setting: Setting, rounds: int, seed: int) -> float:
 
 
 @cache
-def _fair(setting: Setting, rounds: int, seed: int) -> Mapping[str, float]:
-    """Weight of each peer where nobody lies, summed over rounds."""
-    return OpenSwarm(setting.task(seed), Lie(), 0, **setting.travels).run(rounds).shares
+def _fair(setting: Setting, rounds: int, seed: int) -> Sequence[Mapping[str, float]]:
+    """Weight of each peer where nobody lies, in each round."""
+    return setting.swarm(Lie(), setting.task(seed)).run(rounds).shares
 
 
 # --- lines of the table -----------------------------------------------------------------------------------------------
 
 HEADER = (
     "| attack | task | rounds | codec | seeds | setting | worst, % of clean | median | undefended | liars left out "
-    "| liars' weight (by honest work), % | honest refused, % | validators lost | captured | |"
+    "| liars' weight (verified work), % | honest refused, % | validators lost | captured | |"
 )
 
 
@@ -262,9 +303,13 @@ class Line:
         if self.failures:
             return "MISSED: " + "; ".join(_shortest(self.failures))
         bound = [one for one in self.found if one.setting.least is not None and one.setting.liars]
-        if bound and all(one.harmless for one in bound):
-            return "holds; no harm undefended: what is shown is the weight"
-        return "holds"
+        told = [abs(one.apart) for one in self.found if one.apart is not None]
+        if not bound and self.found[0].setting.liars:
+            return "for information"
+        verdict = f"holds; the reported loss {max(told):.1%} from that on unseen text at most" if told else "holds"
+        return verdict + (
+            "; no harm undefended: what is shown is the weight" if bound and all(one.harmless for one in bound) else ""
+        )
 
 
 def _above_undefended(one: Damage) -> float:
@@ -272,7 +317,8 @@ def _above_undefended(one: Damage) -> float:
 
 
 def _weights(found: Sequence[Damage]) -> str:
-    return f"{fmean(one.weight for one in found) * 100:.0f} ({fmean(one.fair for one in found) * 100:.0f})"
+    worst = max(found, key=lambda one: one.weight - one.most)
+    return f"{worst.weight * 100:.1f} ({worst.verified * 100:.0f})"
 
 
 def _captured(found: Sequence[Damage]) -> str:
@@ -339,6 +385,7 @@ def lines(horizons: Sequence[int] = HORIZONS, words: Sequence[str] = ()) -> Iter
         for line in measured(usual):
             found.append(line)
             yield line
+        yield from measured(one for one in _elsewhere(rounds) if not words or any(word in one.attack for word in words))
         worst = sorted((line for line in found if line.found[0].setting.liars), key=lambda line: line.margin)[:WORST]
         named = {lie.name: lie for lie in lies}
         yield from measured(_otherwise([named[line.attack] for line in worst], rounds))
@@ -346,6 +393,21 @@ def lines(horizons: Sequence[int] = HORIZONS, words: Sequence[str] = ()) -> Iter
         judged = f"where a committee of {RULES.committee} judges"
         many = adversaries.before_a_committee()
         yield from measured(Wanted(f"{lie.name}, {judged}", lie, OF_MANY, HORIZONS[0]) for lie in many)
+
+
+def _elsewhere(rounds: int) -> Iterator[Wanted]:
+    """Attacks that have settings of their own; and some where nobody audits, in the shorter horizon."""
+    lies: list[tuple[GradientLie, tuple[Setting, ...]]] = [
+        (adversaries.ManyNames(), TEN_NAMES),
+        (adversaries.LearnsByHeart(), BY_HEART),
+    ]
+    for lie, settings in lies:
+        yield Wanted(f"{lie.name}, {settings[0].liars} liars", lie, settings, rounds)
+    if rounds == HORIZONS[0]:
+        lies += [(lie, SETTINGS) for lie in adversaries.without_audits()]
+        for lie, settings in lies:
+            bare = tuple(replace(setting, audits=False, least=None) for setting in settings)
+            yield Wanted(f"{lie.name}, {NOBODY_AUDITS}", lie, bare, rounds)
 
 
 def _otherwise(lies: Sequence[GradientLie], rounds: int) -> Iterator[Wanted]:

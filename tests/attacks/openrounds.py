@@ -5,17 +5,18 @@ Training and held-out losses are the task's; all else is the product's own: enco
 `apply_contributions`. What is left out is the network. Liars know everything that honest peers offer before they offer
 anything, and before they judge what honest judges measured. If a lie says nothing else they refuse in their scores
 whatever is honest, praise one another and ask for every roster to be undone; and they say that no honest judge is
-there. Rosters quote all judges: who leaves out whom others heard is not followed (`chain/duty.py`).
+there. Rosters quote all judges: who leaves out whom others heard is not followed (`chain/duty.py`). Members audit one
+another (`audited.py`): whose lie they found has no standing in honest judges' scores, and all of it in liars'.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from chains import RUN, Offer, block, cut, quote, row, scores
+from audited import ALL, NONE, Audits, drawn
+from chains import RUN, Offer, block, cut, fair, quote, row, scores
 from chains import offer as offered
 from clusters import SEQUENCE, Floats, Task
 
@@ -29,9 +30,10 @@ from swarmnode.protocols.chain.state import (
     leaders,
     next_silent,
 )
-from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING
+from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN, MISSING, REFUSED_NO_STANDING
 from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
 from swarmnode.protocols.methods.open.store import id_of
+from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.training.codecs import Codec, codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.open_step import (
@@ -45,7 +47,7 @@ from swarmnode.training.open_step import (
     sequences_for,
 )
 from swarmnode.training.outer import OuterState, outer_step
-from swarmnode.training.verify.replay import DECAY
+from swarmnode.training.verify.replay import DECAY, whom
 
 RULES = ChainRules()
 WINDOW = 60_000
@@ -63,6 +65,8 @@ class Seen:
     task: Task  # with the text that judges draw from, which is public
     phi: Floats  # (P,), the shared parameters
     leads: bool = False  # whether one of them leads this round
+    asked: tuple[frozenset[int], ...] = ()  # then, by liar: the stretches that its auditors may repeat after the round
+    shunned: tuple[bool, ...] = ()  # by liar: whether the last roster refused its work as that of a proven liar
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,14 @@ class Lie:
     strikes_once = False  # they lie in one round only, the first after they slept that one of them leads …
     claims = 1  # samples, for each that they have
     fools = False  # … and what they offer there is the best that any honest judge measures
+    by_heart = False  # they train on the text that judges draw from
+    one_name = False  # they are one peer under many names
+    begins = 0  # round from which on what they offer lies, where they lie as judges before
+
+    @property
+    def first(self) -> int:
+        """The round from which on their contributions lie."""
+        return max(self.begins, self.sleeps, self.joins)
 
     def again(self) -> Lie:
         """The same lie, told for the first time."""
@@ -97,6 +109,13 @@ class Lie:
     def offer(self, seen: Seen) -> Floats:
         """(f, P)"""
         return seen.own
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        """By liar: the stretches of its record that are not steps of its own on the data drawn for it.
+
+        All of them where its contribution does not follow from its states, as every audit finds that.
+        """
+        return [NONE] * len(seen.own)
 
     def scores(self, bench: Bench) -> Mapping[bytes, int | None]:
         """The gain that one of them claims of each commit, micro-bits; None: it says that it has not seen it."""
@@ -112,7 +131,8 @@ class Course:
     accepted: int = 0  # contributions of liars in rosters
     refused: int = 0  # contributions of honest peers that rosters refused
     honest: int = 0  # contributions of honest peers that were offered
-    shares: Counter[str] = field(default_factory=Counter)  # of the weight, by peer, summed over rounds
+    shares: list[dict[str, float]] = field(default_factory=list)  # of the weight, by peer, in each round
+    worked: list[dict[str, float]] = field(default_factory=list)  # share of each peer's round that was its own work
     reverts: int = 0
     strike: float = 0.0  # how far the one strike took the parameters, by the median norm of what honest peers offered
     harm: float = 0.0  # bits of held-out loss that it cost
@@ -139,7 +159,7 @@ def undefended(
     rng, lossless = np.random.default_rng(7), codec_name == "fp32" and (lr, momentum) == (1.0, 0.0)
     moving, moved = OuterState.start(task.start()), list[Floats]()
     feedback = [ErrorFeedback(codec(codec_name), task.parameters, decay=DECAY) for _ in range(task.peers)]
-    before = _mislabel(task, lie, liars)
+    before = _feed(task, lie, liars)
     honest_peers = task.peers - liars
     for number in range(rounds):
         phi, encoding = moving.parameters, codec_in(number, codec_name)
@@ -149,7 +169,8 @@ def undefended(
             honest = np.stack([_travelled(each, encoding, x) for each, x in zip(feedback, honest, strict=False)])
         if liars and number >= max(lie.joins, lie.sleeps):
             leads = bool(rng.random() < liars / task.peers)
-            own = lie.offer(Seen(number, honest, own, moved, rng, task, phi, leads)).astype(np.float32)
+            asked, shunned = (NONE,) * (liars if leads else 0), (False,) * liars  # nobody audits
+            own = lie.offer(Seen(number, honest, own, moved, rng, task, phi, leads, asked, shunned)).astype(np.float32)
         if not lossless:
             own = np.stack([encoding.decode(encoding.encode(x), task.parameters) for x in own]) if liars else own
         deltas = np.concatenate([honest, own]) if number >= lie.joins else honest
@@ -162,7 +183,7 @@ def undefended(
             moving = OuterState.start(np.full_like(phi, np.inf))
             break
         moved.append(phi - moving.parameters)
-    task.labels = before
+    task.labels, task.by_heart = before, 0
     return moving.parameters
 
 
@@ -174,23 +195,28 @@ def _travelled(feedback: ErrorFeedback, encoding: Codec, delta: Floats) -> Float
     return encoding.decode(raw, feedback.size)
 
 
-def names_of(task: Task) -> list[str]:
-    """The peers; liars are the last of them."""
-    return [f"peer-{place:02d}" for place in range(task.peers)]
-
-
 class OpenSwarm:
     """The same peers on an open chain, all of them validators but who joins later; the last `liars` of them lie."""
 
     def __init__(
-        self, task: Task, lie: Lie, liars: int, *, codec_name: str, lr: float = 1.0, momentum: float = 0.0
+        self,
+        task: Task,
+        lie: Lie,
+        liars: int,
+        *,
+        codec_name: str,
+        lr: float = 1.0,
+        momentum: float = 0.0,
+        audits: bool = True,
     ) -> None:
         """`lr`, `momentum`: of the outer step; with momentum, local parameters carry residuals, as they do in nodes."""
         self._task, self._lie, self._codec = task, lie, codec_name
         self._lr, self._momentum = lr, momentum
-        self._everybody = names_of(task)
+        self._everybody = task.names  # the liars are the last of them
         self._liars = set(self._everybody[task.peers - liars :])
         self._names = self._present(0)
+        self._audits = Audits(self._everybody) if audits else None
+        self._shunned: set[str] = set()  # whose work the last roster refused as that of a proven liar
         self._chain: ChainState = genesis(RUN, tuple(self._names), window=WINDOW)
         self._feedback = {
             name: ErrorFeedback(codec(codec_name), task.parameters, decay=DECAY) for name in self._everybody
@@ -202,10 +228,10 @@ class OpenSwarm:
         self._moving = OuterState.start(self.course.phi)
 
     def run(self, rounds: int) -> Course:
-        before = _mislabel(self._task, self._lie, len(self._liars))
+        before = _feed(self._task, self._lie, len(self._liars))
         for number in range(rounds):
             self._round(number)
-        self._task.labels = before
+        self._task.labels, self._task.by_heart = before, 0
         return self.course
 
     def _round(self, number: int) -> None:
@@ -213,7 +239,7 @@ class OpenSwarm:
         self._names, lying = self._present(number), self._lying(number)
         starts = [self._feedback[n].taken_from(course.phi) if self._momentum else course.phi for n in self._everybody]
         deltas = self._task.train(np.stack(starts), round=number)
-        raws = self._encode(deltas, lying, number)
+        raws, false = self._encode(deltas, lying, number)
         offers = {name: self._offer(name, raws[name]) for name in self._names}
         values = {offers[name].id: codec(self._codec).decode(raws[name], self._task.parameters) for name in offers}
         quoted = self._quoted(offers, values, lying)
@@ -244,8 +270,13 @@ class OpenSwarm:
         course.accepted += sum(name in lying for name, _ in counted)
         course.honest += len(self._names) - len(lying)
         course.refused += len(self._names) - len(lying) - sum(name not in lying for name, _ in counted)
-        for name, entry in counted:
-            course.shares[name] += entry.weight / max(1, made.roster.total)
+        course.shares.append({name: entry.weight / max(1, made.roster.total) for name, entry in counted})
+        course.worked.append({name: 1 - len(false.get(name, NONE)) / len(ALL) for name in self._names})
+        verdicts = {by_id[entry.commit]: entry.verdict for entry in made.roster.entries}
+        self._shunned = {name for name, verdict in verdicts.items() if verdict == REFUSED_NO_STANDING}
+        if self._audits is not None:
+            measured = [name for name, verdict in verdicts.items() if verdict in MEASURED]
+            self._audits.after(made.chain.seed, set(self._names) - self._liars, measured, false)
         silent = {validator for validator, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
         if 2 * len(self._liars.intersection(chain.validators)) >= len(chain.validators) and course.captured is None:
             course.captured = number
@@ -276,22 +307,38 @@ class OpenSwarm:
         if number == self._struck + 1 and self._struck >= 0:
             self.course.undone = reverted
 
-    def _encode(self, deltas: Floats, lying: set[str], number: int) -> dict[str, bytes]:
-        """What each peer offers, as bytes."""
+    def _encode(
+        self, deltas: Floats, lying: set[str], number: int
+    ) -> tuple[dict[str, bytes], dict[str, Collection[int]]]:
+        """What each peer offers, as bytes, and which stretches of the liars' records are false."""
         honest = [name for name in self._names if name not in lying]
         encoding = codec_in(number, self._codec)
         for feedback in self._feedback.values():
             feedback.codec = encoding
         raws = {name: bytes(self._feedback[name].encode(deltas[self._names.index(name)])) for name in honest}
+        false: dict[str, Collection[int]] = {}
         if lying:
             theirs = np.stack([codec(self._codec).decode(raws[name], self._task.parameters) for name in honest])
             moved, leads = self.course.moved, leaders(self._chain, RULES)[0] in lying
             own = deltas[len(honest) :]
-            seen = Seen(number, theirs, own, moved, self._rng, self._task, self.course.phi, leads)
+            asked = self._asked(sorted(lying)) if leads else ()
+            shunned = tuple(name in self._shunned for name in sorted(lying))
+            seen = Seen(number, theirs, own, moved, self._rng, self._task, self.course.phi, leads, asked, shunned)
             with np.errstate(over="ignore"):
                 lies = self._lie.offer(seen).astype(np.float32)
             raws |= {name: bytes(encoding.encode(lie)) for name, lie in zip(sorted(lying), lies, strict=True)}
-        return raws
+            false = dict(zip(sorted(lying), self._lie.false(seen), strict=True))
+        return raws, false
+
+    def _asked(self, lying: Sequence[str]) -> tuple[frozenset[int], ...]:
+        """By liar: the stretches that audits may repeat, as whoever leads this round foresees its seed."""
+        seed = block(self._chain, RULES, fair(self._chain, RULES, [])).chain.seed
+        auditors = [name for name in self._names if name not in self._liars]
+        draws = {auditor: whom(seed, auditor, self._names) for auditor in auditors}
+        return tuple(
+            frozenset(drawn(seed, auditor, author) for auditor in auditors if draws[auditor] == author)
+            for author in lying
+        )
 
     def _offer(self, name: str, raw: bytes) -> Offer:
         norm = exact_norm(raw, self._task.parameters, codec_name=self._codec)
@@ -301,7 +348,7 @@ class OpenSwarm:
         """What the leader quotes: all who were heard, liars and honest."""
         chain = self._chain
         false, true = [offers[name].id for name in sorted(lying)], [offers[n].id for n in offers if n not in lying]
-        everything = sorted(values)
+        everything, authors = sorted(values), {one.id: name for name, one in offers.items()}
         cuts, scored, said = {}, {}, {}
         for judge in judges(chain, RULES):
             if judge in lying:
@@ -310,7 +357,8 @@ class OpenSwarm:
             if self._lie.fools:
                 gains |= dict.fromkeys(false, max(gains.values()))
             cuts[judge] = cut(chain, judge, true if self._lie.late else everything)
-            scored[judge] = scores(chain, judge, [row(id, gain) for id, gain in gains.items()], undo=undo)
+            rows = [row(id, gain, standing=self._standing(judge, authors[id])) for id, gain in gains.items()]
+            scored[judge] = scores(chain, judge, rows, undo=undo)
             said[judge] = gains
         others = [name for name in self._names if name not in lying]
         for place, judge in enumerate(name for name in judges(chain, RULES) if name in lying):
@@ -319,6 +367,10 @@ class OpenSwarm:
             rows = [row(id, 0, found=MISSING) if gain is None else row(id, gain) for id, gain in told.items()]
             scored[judge] = scores(chain, judge, rows, undo=MAX_GAIN)
         return quote(list(cuts.values()), list(scored.values()), offers.values())
+
+    def _standing(self, judge: str, author: str) -> int:
+        """What an honest judge says of an author in its scores."""
+        return FULL_STANDING if self._audits is None else self._audits.standing(judge, author)
 
     def _measure(
         self, judge: str, offers: dict[str, Offer], values: dict[bytes, Floats]
@@ -353,10 +405,11 @@ class OpenSwarm:
                 feedback.add(deltas[place], norm_of(deltas[place]))
 
 
-def _mislabel(task: Task, lie: Lie, liars: int) -> np.ndarray:
-    """Give the liars the labels that they want; what was there before."""
+def _feed(task: Task, lie: Lie, liars: int) -> np.ndarray:
+    """Give the liars the labels that they want, or the text that judges draw from; the labels before."""
     before = task.labels
     if liars:
+        task.by_heart = liars if lie.by_heart else 0
         task.labels = before.copy()
         task.labels[task.peers - liars :] = lie.labels(before[task.peers - liars :], task.classes)
     return before

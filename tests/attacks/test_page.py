@@ -41,7 +41,7 @@ def test_swarms_of_another_size_have_a_table_of_their_own(program: ModuleType) -
 
 
 def line(attack: str, accuracy: float, *, rounds: int = 40, setting: Setting = SETTINGS[0]) -> Line:
-    one = Damage(setting, rounds, 3, 0.8, accuracy, 0.4, 0.8, 0.02, 0.1, 0.3, 0.05, 0, 0, None)
+    one = Damage(setting, rounds, 3, 0.8, accuracy, 0.4, 0.8, 0.02, 0.1, 0.3, 0.33, 0.05, 0, 0, None)
     return Line(attack, (one,))
 
 

@@ -6,13 +6,14 @@ median and widens the error of what is measured. Some say other things, or nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median_low
 from typing import ClassVar
 
 import numpy as np
 from adversaries.gradient import FreeRiding, GradientLie, SignFlip, each
 from adversaries.panel import Panel, unit
+from audited import ALL, NONE
 from clusters import Floats
 from openrounds import Bench, Seen
 
@@ -58,15 +59,15 @@ class SlandersThenFlips(WorksThenFlips, Adaptive):
 class RidesThenFlips(FreeRiding, Adaptive):
     """Free riding until a round, then against the honest mean."""
 
-    def __init__(self, begins: int = 65) -> None:
-        self.begins = begins
-        self.name = f"free riding, against the mean from round {begins}"
+    def __init__(self, turns: int = 65) -> None:
+        self.turns = turns
+        self.name = f"free riding, against the mean from round {turns}"
 
     def again(self) -> RidesThenFlips:
-        return type(self)(self.begins)
+        return type(self)(self.turns)
 
     def offer(self, seen: Seen) -> Floats:
-        return super().offer(seen) if seen.round < self.begins else each(seen, -seen.honest.mean(axis=0))
+        return super().offer(seen) if seen.round < self.turns else each(seen, -seen.honest.mean(axis=0))
 
 
 class Alternates(SignFlip, Adaptive):
@@ -74,6 +75,9 @@ class Alternates(SignFlip, Adaptive):
 
     def offer(self, seen: Seen) -> Floats:
         return super().offer(seen) if seen.round % 4 == 3 else seen.own
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [ALL if seen.round % 4 == 3 else NONE] * len(seen.own)
 
 
 class BelowOneError(Unseen):
@@ -174,6 +178,39 @@ class StrikesWhenItLeads(SignFlip, Adaptive):
     def offer(self, seen: Seen) -> Floats:
         return super().offer(seen) if seen.leads else seen.own
 
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [ALL if seen.leads else NONE] * len(seen.own)
+
+
+class KnowsTheSeed(StrikesWhenItLeads):
+    """In these rounds they know what will be audited, as the leader's own seed draws it: all else of them is false."""
+
+    name = "sign flip in rounds that a liar leads, but for what it knows that audits will ask for"
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [ALL - asked for asked in seen.asked] if seen.leads else [NONE] * len(seen.own)
+
+
+class RidesWhenItLeads(KnowsTheSeed):
+    """The same with as little work as audits permit."""
+
+    name = "free riding in rounds that a liar leads, but for what it knows that audits will ask for"
+
+    def offer(self, seen: Seen) -> Floats:
+        return each(seen, seen.moved[-1]) if seen.leads and seen.moved else seen.own
+
+
+class UntilConvicted(SignFlip, Adaptive):
+    """Who was convicted works until it is forgiven, and then lies again."""
+
+    name = "sign flip until convicted, work until forgiven, again and again"
+
+    def offer(self, seen: Seen) -> Floats:
+        return np.where(np.array(seen.shunned)[:, None], seen.own, super().offer(seen))
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [NONE if shunned else ALL for shunned in seen.shunned]
+
 
 class TakesTurns(SignFlip, Adaptive):
     """One of them flips in each round, the others work: so each is caught rarely."""
@@ -184,6 +221,9 @@ class TakesTurns(SignFlip, Adaptive):
         offered, turn = seen.own.copy(), seen.round % len(seen.own)
         offered[turn] = super().offer(seen)[turn]
         return offered
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [ALL if place == seen.round % len(seen.own) else NONE for place in range(len(seen.own))]
 
 
 class WorstThatPasses(Adaptive):
@@ -201,6 +241,23 @@ class WorstThatPasses(Adaptive):
             candidates.append(_turned(sideways, mean, 0.3, 1.0))
         lies = [np.float32(panel.norm) * one for one in candidates]
         return each(seen, max(lies, key=panel.loss))
+
+
+class InOneStretch(Adaptive):
+    """Another lie, as a jump within one of sixteen stretches, drawn anew each time; the others are honest steps."""
+
+    def __init__(self, lie: Adaptive) -> None:
+        self._lie = lie
+        self.name = f"{lie.name}, by a jump in one of sixteen stretches"
+
+    def again(self) -> InOneStretch:
+        return InOneStretch(self._lie)
+
+    def offer(self, seen: Seen) -> Floats:
+        return self._lie.offer(seen)
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [{int(at)} for at in seen.rng.integers(0, len(ALL), len(seen.own))]
 
 
 class ComesLate(SignFlip, Adaptive):
@@ -240,5 +297,7 @@ def everyone(rounds: int) -> list[GradientLie]:
         OffersNothing(),
     ]
     found += [WidensThenStrikes(rounds // 4 + 1), StrikesWhenItLeads(), TakesTurns(), WorstThatPasses()]
+    found += [KnowsTheSeed(), RidesWhenItLeads(), UntilConvicted()]
+    found += [InOneStretch(lie) for lie in (FreshNoise(), OffersNothing(), WorstThatPasses())]
     found += [lie for lie in (ComesLate(), JoinsLater()) if rounds > max(lie.sleeps, lie.begins)]
     return found

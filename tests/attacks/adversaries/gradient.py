@@ -1,14 +1,17 @@
 """What liars offer instead of what they trained: attacks on the mean of all contributions.
 
 All liars of a swarm act as one and know what honest peers offer. Where a lie is one vector, each liar offers it with a
-little noise of its own, as identical bytes count once.
+little noise of its own, as identical bytes count once. To audits all of a round is false in which a liar offers
+anything but its own steps on the data drawn for it (`false`), unless its class says otherwise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from statistics import NormalDist
 
 import numpy as np
+from audited import ALL, NONE
 from clusters import Floats
 from openrounds import Lie, Seen
 
@@ -25,7 +28,9 @@ class GradientLie(Lie):
     """An attack of this group."""
 
     name: str
-    begins = 0  # round from which on it harms, where that is later than the round in which it begins to lie
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [ALL if seen.round >= self.begins else NONE] * len(seen.own)
 
 
 class SignFlip(GradientLie):
@@ -139,6 +144,60 @@ class Duplicates(GradientLie):
     def offer(self, seen: Seen) -> Floats:
         return np.repeat(seen.own[:1], len(seen.own), axis=0)
 
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [NONE, *super().false(seen)[1:]]  # data belong to a name: it is the work of one of them
+
+
+class ManyNames(Duplicates):
+    """One peer that works, and whose other names offer its work told apart by noise."""
+
+    name = "one delta under all of the liars' names, with noise of 1e-4"
+    one_name = True
+
+    def offer(self, seen: Seen) -> Floats:
+        return np.concatenate([seen.own[:1], each(seen, seen.own[0])[1:]])
+
+
+class Zero(GradientLie):
+    """Zeros, but for what tells them apart."""
+
+    name = "contributions of zeros"
+
+    def offer(self, seen: Seen) -> Floats:
+        return each(seen, np.zeros_like(seen.own[0]))
+
+
+class Replayed(GradientLie):
+    """What honest peers offered in the round before, with a little noise."""
+
+    name = "others' contributions of the last round, with noise"
+
+    def __init__(self) -> None:
+        self._before: Floats | None = None
+
+    def offer(self, seen: Seen) -> Floats:
+        theirs, self._before = self._before, seen.honest[: len(seen.own)]
+        return np.stack([each(seen, one)[0] for one in (seen.own if theirs is None else theirs)])
+
+
+class HalfOfTheWork(GradientLie):
+    """Half of the steps, told as all of them."""
+
+    name = "half of the steps, told as all of them"
+
+    def offer(self, seen: Seen) -> Floats:
+        return np.float32(0.5) * seen.own
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [frozenset(sorted(ALL)[len(ALL) // 2 :])] * len(seen.own)
+
+
+class LearnsByHeart(GradientLie):
+    """They train on the text that judges draw from, in place of what is drawn for them."""
+
+    name = "training on the text that judges draw from"
+    by_heart = True
+
 
 class Copies(GradientLie):
     """Each liar copies what an honest peer revealed; liars' cuts have the copies, and not what was copied."""
@@ -173,7 +232,11 @@ def everyone() -> list[GradientLie]:
         SlowDrift(),
         FreeRiding(),
         Stale(),
+        Replayed(),
+        Zero(),
+        HalfOfTheWork(),
         Duplicates(),
+        ManyNames(),
         Copies(),
     ]
 
@@ -181,6 +244,11 @@ def everyone() -> list[GradientLie]:
 def before_a_committee() -> list[GradientLie]:
     """Those that are tried where not all validators judge."""
     return [SignFlip(), LabelFlip(), LittleIsEnough(), LargerInnerProduct()]
+
+
+def without_audits() -> list[GradientLie]:
+    """Those that are tried where nobody audits as well."""
+    return [SignFlip(), FreeRiding(), ManyNames(), Zero()]
 
 
 def breaking() -> list[GradientLie]:
