@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 from adversaries.gradient import FreeRiding, GradientLie, SignFlip, each
-from adversaries.panel import Panel, unit
+from adversaries.panel import Panel, longest, unit
 from audited import ALL, NONE
 from clusters import Floats
 from openrounds import Bench, Seen
@@ -123,24 +123,23 @@ class PastTheBottom(Adaptive):
 
 
 class OneDirection(Adaptive):
-    """As long as honest work, in one random direction that stays the same."""
+    """As long as nothing is clipped, in one random direction that stays the same."""
 
     name = "full-norm noise in one direction that stays the same"
 
     def offer(self, seen: Seen) -> Floats:
         whither = np.random.default_rng(11).normal(size=seen.own.shape[1]).astype(np.float32)
-        return each(seen, np.float32(np.median(np.linalg.norm(seen.honest, axis=1))) * unit(whither))
+        return each(seen, np.float32(longest(seen)) * unit(whither))
 
 
 class FreshNoise(Adaptive):
-    """As long as honest work, anew in each round and for each liar."""
+    """As long as nothing is clipped, anew in each round and for each liar."""
 
     name = "full-norm noise"
 
     def offer(self, seen: Seen) -> Floats:
         noise = seen.rng.normal(size=seen.own.shape).astype(np.float32)
-        length = np.median(np.linalg.norm(seen.honest, axis=1))
-        return np.asarray(noise * np.float32(length) / np.linalg.norm(noise, axis=1, keepdims=True), np.float32)
+        return np.asarray(noise * np.float32(longest(seen)) / np.linalg.norm(noise, axis=1, keepdims=True), np.float32)
 
 
 class OffersNothing(Adaptive):

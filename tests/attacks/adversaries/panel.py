@@ -15,6 +15,8 @@ import numpy as np
 from clusters import SEQUENCES, Floats
 from openrounds import Seen
 
+from swarmnode.training.open_step import CLIP_AT
+
 JUDGES = 16
 POOL = 16  # sequences by which liars estimate what all judges together see
 ERROR = 1.2533 * 1.4826  # of a median of n normal values, by their median deviation and the root of n
@@ -25,7 +27,7 @@ class Panel:
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
-        self.norm = float(np.median(np.linalg.norm(seen.honest, axis=1)))
+        self.norm = longest(seen)
         seeds = seen.rng.integers(0, 1 << 31, JUDGES)
         slopes = np.stack([seen.task.slope(seen.phi, int(seed), 0, SEQUENCES) for seed in seeds])
         self.slope: Floats = slopes.mean(axis=0)  # (P,), at the shared parameters
@@ -81,6 +83,11 @@ class Panel:
         moved = self._sum + weighed * _clipped(lie[None], self.norm)[0]
         after = self._seen.phi - moved / (np.float32(len(self._seen.honest)) + weighed)
         return float(self._seen.task.losses(after[None], seed=self._pool)[0])
+
+
+def longest(seen: Seen) -> float:
+    """The norm to which contributions are clipped, but for what the rounds before bound."""
+    return CLIP_AT * float(np.median(np.linalg.norm(seen.honest, axis=1)))
 
 
 def unit(vector: Floats) -> Floats:
