@@ -8,12 +8,12 @@ A contribution is the encoded pseudo-gradient of one node, bytes of a stranger. 
 an integer weight and an integer clip factor each; from there on nothing is chosen by a machine: factors come from
 integers, sums run element by element in the roster's order, and norms are correctly rounded whatever the order.
 
-**What each contribution is worth on held-out text, by two gradients** however many there are. The step of a round takes
+**What each contribution is worth on held-out text, by one gradient** however many there are. The step of a round takes
 φ to φ - s, where s is the sum of what the contributions add. What it gains is the integral of the gradient along it, so
 
-    gain_i = ⟨(∇L(φ) + ∇L(φ - s)) / 2, lr · clip_i · x_i⟩               (1)
+    gain_i = ⟨∇L(φ - s / 2), lr · clip_i · x_i⟩                         (1)
 
-with the trapezoid rule in place of the integral: the shares of Aumann and Shapley ("Values of Non-Atomic Games", 1974),
+with the midpoint rule in place of the integral: the shares of Aumann and Shapley ("Values of Non-Atomic Games", 1974),
 which sum to the gain of the whole step. A contribution is so measured among the others. Alone, honest work on skewed
 data does look harmful: it leads past the bottom, where the mean of many does not; and the gradient at φ alone does not
 see that a step along the steepest of it goes too far.
@@ -34,6 +34,7 @@ from swarmnode.training.outer import OuterState, outer_step
 
 Vector = NDArray[np.float32]
 Raw = bytes | bytearray | memoryview
+Sparse = tuple[NDArray[np.int64], Vector]  # places (k,), ascending, and what stands there (k,)
 
 CLIP_UNIT = 1 << 20  # a clip factor of 1: the contribution counts whole
 CLIP_AT = 1.25  # times the usual norm: clipped to that norm itself, honest steps are a twentieth shorter on average
@@ -65,14 +66,14 @@ class Factor:
 
 def apply_contributions(
     state: OuterState,
-    contributions: Sequence[Raw],
+    contributions: Sequence[Raw | Sparse],
     factors: Sequence[Factor],
     *,
     lr: float,
     momentum: float = 0.0,
     codec_name: str = DEFAULT_CODEC,
 ) -> OuterState:
-    """The state after a roster of `contributions`, bytes of one codec in the roster's order, with one factor for each.
+    """The state after a roster of `contributions` of one codec, in the roster's order, with one factor for each.
 
         acc = 0;  for i in order: acc <- acc + (f_i * x_i)
         phi', m' = outer_step(phi, m, acc)        without momentum: phi' = phi - (lr * acc)
@@ -80,9 +81,10 @@ def apply_contributions(
     Elements of which acc is 0 rest: neither they nor their momentum move (`outer_step`). So momentum counts in the
     turns of an element, not in rounds, whatever share of the vector the contributions of a round name.
 
-    Every product and every sum is rounded to float32 on its own. Where x_i is sparse, elements that it does not name
-    are left alone, which gives the bits that adding its zeros would give: acc is never -0. Another order may give other
-    bits. An empty roster gives the same state. SparseLoCo (2508.15706) is `topk`, lr 1 and no momentum.
+    A contribution is its bytes, or what `opened` makes of them. Every product and every sum is rounded to float32 on
+    its own. Where x_i is sparse, elements that it does not name are left alone, which gives the bits that adding its
+    zeros would give: acc is never -0. Another order may give other bits. An empty roster gives the same state.
+    SparseLoCo (2508.15706) is `topk`, lr 1 and no momentum.
 
     Raises CodecError for a contribution that no encoder makes, naming its place in the roster; ValueError where counts
     differ or the new parameters would not be finite. All of them depend on the arguments alone: who holds the roster
@@ -106,9 +108,14 @@ def exact_norm(raw: Raw, elements: int, *, codec_name: str = DEFAULT_CODEC) -> f
     The sum of squares is exact (`exact_sum_of_squares`), rounded once; IEEE 754 rounds its root correctly. Raises
     CodecError for bytes that no encoder makes.
     """
+    sparse = opened(raw, elements, codec_name=codec_name)
+    return norm_of(codec(codec_name).decode(raw, elements) if sparse is None else sparse[1])
+
+
+def opened(raw: Raw, elements: int, *, codec_name: str = DEFAULT_CODEC) -> Sparse | None:
+    """What a contribution holds where its codec is sparse, so that it is decoded once; else None. Raises CodecError."""
     chosen = codec(codec_name)
-    values = chosen.decode_sparse(raw, elements)[1] if isinstance(chosen, TopK) else chosen.decode(raw, elements)
-    return norm_of(values)
+    return chosen.decode_sparse(raw, elements) if isinstance(chosen, TopK) else None
 
 
 def norm_of(values: Vector) -> float:
@@ -167,9 +174,12 @@ def clip_units(norms: Sequence[float], usual: float | None = None) -> list[int]:
     return units
 
 
-def _add(total: Vector, raw: Raw, factor: np.float32, codec_name: str) -> None:
+def _add(total: Vector, raw: Raw | Sparse, factor: np.float32, codec_name: str) -> None:
     """total += factor * decoded `raw`, element by element."""
     chosen = codec(codec_name)
+    if isinstance(raw, tuple):
+        total[raw[0]] += factor * raw[1]
+        return
     if isinstance(chosen, TopK):
         for places, kept in chosen.decode_steps(raw, total.size):
             total[places] += factor * kept  # places differ, so each is read and written once
@@ -184,23 +194,30 @@ def _add(total: Vector, raw: Raw, factor: np.float32, codec_name: str) -> None:
 # --- what a contribution is worth -------------------------------------------------------------------------------------
 
 SEQUENCES = 8  # that a judge draws in a round, at the most; more tell nothing that the median of judges does not
-JUDGE_SHARE = 0.06  # of the work of a round's own training that a judge spends on judging at most
+JUDGE_SHARE = 0.04  # of a round's training that a gradient takes at most, where that is a sequence or more
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 
 def sequences_for(trained: int) -> int:
-    """On how many sequences a judge measures that trained on `trained`: two gradients, and one loss before the roster.
+    """On how many sequences a judge measures that trained on `trained`, by one gradient.
 
     One at the least: the median of judges bears its noise, as a rule of the chain knows how large that is.
     """
-    return max(1, min(SEQUENCES, int(JUDGE_SHARE * BACKWARD * trained) // (2 * BACKWARD + 1)))
+    return max(1, min(SEQUENCES, int(JUDGE_SHARE * trained)))
 
 
-def inner_product(raw: Raw, direction: Vector, *, codec_name: str = DEFAULT_CODEC) -> float:
-    """⟨direction, x⟩ of a contribution x of as many elements, in float64. Raises CodecError."""
-    chosen = codec(codec_name)
+def inner_product(x: Raw | Sparse, direction: Vector, *, codec_name: str = DEFAULT_CODEC) -> float:
+    """⟨direction, x⟩ of a contribution x of as many elements. Raises CodecError."""
+    sparse = x if isinstance(x, tuple) else opened(x, direction.size, codec_name=codec_name)
     with np.errstate(over="ignore", invalid="ignore"):
-        if isinstance(chosen, TopK):
-            places, values = chosen.decode_sparse(raw, direction.size)
-            return float(np.multiply(direction[places], values, dtype=np.float64).sum())
-        return float(np.multiply(direction, chosen.decode(raw, direction.size), dtype=np.float64).sum())
+        if sparse is not None:
+            return float(direction.take(sparse[0]) @ sparse[1])
+        assert not isinstance(x, tuple)
+        return float(direction @ codec(codec_name).decode(x, direction.size))
+
+
+def rise(gradient: Vector, before: Vector, now: Vector) -> float:
+    """⟨gradient, now - before⟩, all (P,), without a vector as large as they are."""
+    parts = [slice(start, start + _STEP) for start in range(0, gradient.size, _STEP)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum(float(gradient[part] @ (now[part] - before[part])) for part in parts)

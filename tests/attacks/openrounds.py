@@ -31,7 +31,7 @@ from swarmnode.protocols.chain.state import (
     next_silent,
 )
 from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN, MISSING, REFUSED_NO_STANDING
-from swarmnode.protocols.methods.open.judge import MICRO, batch_seed
+from swarmnode.protocols.methods.open.judge import MICRO, SUSPECT, batch_seed
 from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.training.codecs import Codec, codec, codec_in
@@ -374,8 +374,8 @@ class OpenSwarm:
 
     def _measure(
         self, judge: str, offers: dict[str, Offer], values: dict[bytes, Floats]
-    ) -> tuple[dict[bytes, int], int]:
-        """What an honest judge measures: the share of each contribution, and what the last roster cost."""
+    ) -> tuple[dict[bytes, int], int | None]:
+        """What an honest judge measures: the share of each contribution; and what the last roster cost, if suspect."""
         task, phi = self._task, self.course.phi
         before = self._before.parameters if self._before is not None else phi
         seed, count = batch_seed(judge.encode(), self._chain.seed), sequences_for(task.trained)
@@ -385,13 +385,14 @@ class OpenSwarm:
         units = dict(zip(norms, clip_units(list(norms.values()), norm), strict=True))
         with np.errstate(over="ignore", invalid="ignore"):
             clipped = {id: np.float32(self._lr * units[id] / CLIP_UNIT) * values[id] for id in values}
-            after = phi - np.mean([clipped[id] for id in solid], axis=0)
-            direction = sum(task.slope(at, seed, 0, count).astype(np.float64) for at in (phi, after)) / 2
+            halfway = phi - np.mean([clipped[id] for id in solid], axis=0) / 2
+            direction = task.slope(halfway, seed, 0, count).astype(np.float64)
             now, was = task.losses(np.stack([phi, before]), seed=seed, samples=count * SEQUENCE)
             gains = [float(direction @ clipped[id]) for id in values]
             found = np.nan_to_num(MICRO * np.append(gains, now - was), nan=-MAX_GAIN, posinf=-MAX_GAIN)
-        better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int)
-        return dict(zip(values, better[:-1].tolist(), strict=True)), int(better[-1])
+            unsuspected = MICRO * float(direction @ (phi - before)) < SUSPECT * RULES.revert_above
+        better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int).tolist()
+        return dict(zip(values, better[:-1], strict=True)), None if unsuspected else better[-1]
 
     def _settle(self, accepted: set[str], deltas: Floats, lying: set[str]) -> None:
         """Work that did not count goes back to the residual, at most one norm of it."""

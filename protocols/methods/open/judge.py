@@ -1,11 +1,14 @@
 """How a judge measures contributions: what share of the gain of the whole step is each one's, on held-out text.
 
 The sequences are drawn by the judge's nonce, of which its cut had the hash before anybody revealed, and by the seed of
-the round: nobody could know them. All contributions are measured together, by two gradients (training/open_step.py):
-at the shared parameters φ, and where the mean of the validators' contributions, clipped as a roster clips, would take
-them. They are as many as cost JUDGE_SHARE of a round's training: so anybody can measure the same again. A task that
-gives no gradient is judged by what the mean gains from one more of each contribution, at the cost of one evaluation for
-each. Training waits meanwhile (`local.py`).
+the round: nobody could know them. All contributions are measured together, by one gradient (training/open_step.py):
+halfway from the shared parameters φ to where the mean of the validators' contributions, clipped as a roster clips,
+would take them. They are as many as cost JUDGE_SHARE of a round's training: so anybody can measure the same again. A
+task that gives no gradient is judged by what the mean gains from one more of each contribution, at the cost of one
+evaluation for each. Training waits meanwhile (`local.py`).
+
+What the last roster cost is measured where the same gradient says that the loss rises along it, by SUSPECT of what
+undoes a roster: the loss now, on the same sequences, less the loss before.
 """
 
 from __future__ import annotations
@@ -14,8 +17,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-
-import numpy as np
 
 from swarmnode.protocols.chain.statements import FULL_STANDING, JUDGED, MAX_GAIN, PREFIX, Score
 from swarmnode.protocols.methods.context import Context
@@ -32,11 +33,13 @@ from swarmnode.training.open_step import (
     clip_units,
     inner_product,
     median_norm,
+    rise,
     sequences_for,
 )
 from swarmnode.training.outer import OuterState
 
 MICRO = 1_000_000  # of gains
+SUSPECT = 0.2  # of `revert_above`: so steep a rise along the last roster, or a steeper one, is looked into
 
 
 def batch_seed(nonce: bytes, seed: bytes) -> int:
@@ -56,15 +59,16 @@ class Evaluator:
         before: OuterState | None,
         seed: int,
         longest: float = math.inf,
+        suspect: float = SUSPECT,
     ) -> None:
         """`before`: the state before the last roster, where it can be undone.
 
         `longest`: the usual norm, to a multiple of which all are clipped, that a roster comes to at the most.
         """
         self._local, self._parts, self._state, self._before = local, parts, state, before
-        self._seed, self._longest = seed, longest
+        self._seed, self._longest, self._suspect = seed, longest, suspect * parts.spec.trust.revert_above
         self._sequences = sequences_for(parts.spec.inner.steps * parts.spec.inner.batch)
-        self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte
+        self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte; None: not suspect
         self.reach: float | None = None  # the most that a gain may be, micro-bits per byte; None: not by gradients
 
     async def measure(
@@ -72,10 +76,8 @@ class Evaluator:
     ) -> dict[bytes, Score]:
         """Score of each contribution, by the id of its commit. Raises TrainerDied."""
         async with self._local.lent() as trainer:
-            first = await self._gradient(trainer, self._state.parameters)
-            await self._measure_last(trainer, None if first is None else first[0])
             solid = {id for id in authors if authors[id] in validators}
-            gains = await self._gains(trainer, contributions, solid, None if first is None else first[1])
+            gains = await self._gains(trainer, contributions, solid)
         return {
             id: Score(id[:PREFIX], JUDGED, _micro(gain, -MAX_GAIN), self._standing(authors[id]))
             for id, gain in gains.items()
@@ -90,21 +92,20 @@ class Evaluator:
         """What is said of bytes that no encoder makes (MALFORMED), or that did not come in time (MISSING)."""
         return Score(id[:PREFIX], found, 0, FULL_STANDING)
 
-    async def _measure_last(self, trainer: Trainer, now: float | None) -> None:
-        """Measure what the last roster cost; `now`: the loss at the shared parameters, where it is known."""
+    async def _measure_last(self, trainer: Trainer, gradient: Vector | None) -> None:
+        """Measure what the last roster cost, where it is suspect by this gradient (P,), or where there is none."""
         if self._before is None or self.undo is not None:
             return
-        now = await self._loss(trainer, self._state.parameters) if now is None else now
-        was = await self._loss(trainer, self._before.parameters)
-        self.undo = _micro(now - was, MAX_GAIN if math.isfinite(was) else -MAX_GAIN)
+        before, now = self._before.parameters, self._state.parameters
+        if gradient is not None and await self._parts.runner(lambda: rise(gradient, before, now)) < self._suspect:
+            return
+        loss, was = await self._loss(trainer, now), await self._loss(trainer, before)
+        self.undo = _micro(loss - was, MAX_GAIN if math.isfinite(was) else -MAX_GAIN)
 
     async def _gains(
-        self, trainer: Trainer, contributions: Mapping[bytes, Contribution], solid: set[bytes], first: Vector | None
+        self, trainer: Trainer, contributions: Mapping[bytes, Contribution], solid: set[bytes]
     ) -> dict[bytes, float]:
-        """What share of the gain of the step is each contribution's, bits per byte.
-
-        `solid`: those of validators; `first`: the gradient (P,) at the shared parameters, None where there is none.
-        """
+        """What share of the gain of the step is each contribution's, bits per byte; `solid`: those of validators."""
         spec, phi, run = self._parts.spec, self._state.parameters, self._parts.runner
         ids = sorted(contributions)
         among = [id for id in ids if id in solid] or ids
@@ -112,33 +113,34 @@ class Evaluator:
         clips = dict(zip(ids, clip_units([contributions[id].norm for id in ids], norm), strict=True))
         lr, codec_name = spec.outer.lr, spec.exchange.codec
 
-        def step(*more: bytes) -> Vector:
-            raws = [contributions[id].raw for id in (*among, *more)]
+        def step(far: float, *more: bytes) -> Vector:
+            work = [contributions[id].content for id in (*among, *more)]
             factors = [Factor(1, clips[id], len(among)) for id in (*among, *more)]
             try:
-                return apply_contributions(self._state, raws, factors, lr=lr, codec_name=codec_name).parameters
+                return apply_contributions(self._state, work, factors, lr=far * lr, codec_name=codec_name).parameters
             except ValueError:  # not finite
                 return phi
 
-        after = await run(step)
-        last = await self._gradient(trainer, after) if first is not None else None
-        if first is not None and last is not None:
-            self.reach = MICRO * lr * CLIP_AT * norm * (norm_in_float64(first) + norm_in_float64(last[1])) / 2
-            direction = np.asarray((first + last[1]) * np.float32(lr / 2 / CLIP_UNIT), np.float32)
+        gradient = await self._gradient(trainer, await run(partial(step, 0.5)))
+        await self._measure_last(trainer, gradient)
+        if gradient is not None:
+            self.reach = MICRO * lr * CLIP_AT * norm * norm_in_float64(gradient)
 
-            def share(id: bytes) -> float:
-                return clips[id] * inner_product(contributions[id].raw, direction, codec_name=codec_name)
+            def shares() -> dict[bytes, float]:
+                products = {id: inner_product(contributions[id].content, gradient, codec_name=codec_name) for id in ids}
+                return {id: lr * clips[id] / CLIP_UNIT * product for id, product in products.items()}
 
-            return {id: await run(partial(share, id)) for id in ids}
-        whole = await self._loss(trainer, after)
-        return {id: len(among) * (whole - await self._loss(trainer, await run(partial(step, id)))) for id in ids}
+            return await run(shares)
+        whole = await self._loss(trainer, await run(partial(step, 1.0)))
+        return {id: len(among) * (whole - await self._loss(trainer, await run(partial(step, 1.0, id)))) for id in ids}
 
-    async def _gradient(self, trainer: Trainer, parameters: Vector) -> tuple[float, Vector] | None:
-        """Loss and its gradient (P,) on the judge's sequences; None where the trainer or its task gives none."""
+    async def _gradient(self, trainer: Trainer, parameters: Vector) -> Vector | None:
+        """That of the loss on the judge's sequences (P,); None where the trainer or its task gives none."""
         if not trainer.capabilities.judges:
             return None
         trainer.load(parameters)
-        return await trainer.gradient(seed=self._seed, first=0, last=self._sequences)
+        found = await trainer.gradient(seed=self._seed, first=0, last=self._sequences)
+        return None if found is None else found[1]
 
     async def _loss(self, trainer: Trainer, parameters: Vector) -> float:
         trainer.load(parameters)

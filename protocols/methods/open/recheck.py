@@ -142,9 +142,16 @@ class Rechecks:
         here = {id: contributions[root] for id, root in roots.items() if root in contributions}
         if not solid or not solid <= here.keys() or not self._has_time():
             return None
-        before = store.state(store.tree[chain.tip].parent) if chain.undoable and chain.tip in store.tree else None
-        seed, longest = batch_seed(said.nonce, chain.seed), longest_norm(chain, store.rules)
-        evaluator = Evaluator(self._local, self._parts, state=state, before=before, seed=seed, longest=longest)
+        undoable = chain.undoable and chain.tip in store.tree and said.undo is not None
+        evaluator = Evaluator(
+            self._local,
+            self._parts,
+            state=state,
+            before=store.state(store.tree[chain.tip].parent) if undoable else None,
+            seed=batch_seed(said.nonce, chain.seed),
+            longest=longest_norm(chain, store.rules),
+            suspect=-math.inf,
+        )
         try:
             found = await evaluator.measure(here, authors, chain.validators)
         except TrainerDied as error:
@@ -156,7 +163,7 @@ class Rechecks:
         """Whether the window has room for a measurement beside the steps that are left."""
         local, inner, store = self._local, self._parts.spec.inner, self._store
         left = inner.batch * max(0, inner.steps - local.since_offer.steps)
-        costs = 3 * sequences_for(inner.batch * inner.steps)  # two gradients, and two losses at most
+        costs = 2 * sequences_for(inner.batch * inner.steps)  # a gradient, and two losses at most
         seconds = (left + costs) * local.trained.seconds / max(1, local.trained.samples)
         return trio.current_time() + seconds <= store.arrived + store.block.chain.window / 1000
 

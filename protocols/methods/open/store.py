@@ -18,7 +18,7 @@ import hashlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import trio
@@ -35,7 +35,7 @@ from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
 from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.open_step import Factor, apply_contributions, exact_norm
+from swarmnode.training.open_step import Factor, Sparse, apply_contributions, exact_norm, norm_of, opened
 from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ BURST = 0.02  # seconds that who waits for a change gives it to come: what is pu
 DISPUTED_FOR = 8  # rounds in which a node says whose scores of a round it found false
 FEWEST = 3  # states kept whatever they take: the present one, the one before, and one to go back to
 STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds
-CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions
+CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions …
+OPENED_BUDGET = 1 << 28  # … and of what they hold, decoded: what finds no room is decoded whenever it is read
 MALFORMED_REMEMBERED = 1024
 OFFERED_WITHIN = 1.0  # seconds that a source may take to have what it is about to have
 ANSWERS_WITHIN = 3.0  # seconds without a byte after which the next source is asked as well
@@ -78,6 +79,12 @@ class Contribution:
     raw: bytes
     norm: float  # Euclidean, exact
     round: int
+    sparse: Sparse | None = None  # what the bytes hold, while there is room for that
+
+    @property
+    def content(self) -> bytes | Sparse:
+        """What it adds: decoded, where that is kept."""
+        return self.raw if self.sparse is None else self.sparse
 
 
 class Contributions:
@@ -124,10 +131,28 @@ class Contributions:
 
     async def keep(self, raw: bytes, round: int) -> bytes:
         """Keep what this node made itself; its id. It is served from `serve` on. Raises CodecError."""
-        norm = await self._runner(lambda: exact_norm(raw, self._elements, codec_name=self._codec_name))
+        contribution = await self._runner(lambda: self._opened(raw, round))
         id = await self._runner(lambda: id_of(raw))
-        self._held[id] = Contribution(raw, norm, round)
+        self._hold(id, contribution)
         return id
+
+    def _opened(self, raw: bytes, round: int) -> Contribution:
+        """Raises CodecError."""
+        sparse = opened(raw, self._elements, codec_name=self._codec_name)
+        if sparse is None:
+            return Contribution(raw, exact_norm(raw, self._elements, codec_name=self._codec_name), round)
+        return Contribution(raw, norm_of(sparse[1]), round, sparse)
+
+    def _hold(self, id: bytes, contribution: Contribution) -> None:
+        """Keep it, and of the newest ones also what they hold: the judge, its checks and the roster read that."""
+        self._held[id] = contribution
+        room = OPENED_BUDGET
+        for other, one in reversed(self._held.items()):
+            if one.sparse is None:
+                continue
+            room -= sum(part.nbytes for part in one.sparse)
+            if room < 0:
+                self._held[other] = replace(one, sparse=None)
 
     def serve(self, id: bytes) -> None:
         """Let peers fetch it."""
@@ -186,12 +211,12 @@ class Contributions:
             logger.warning("%s sent another contribution than the one asked for", peer)
             raise NetworkError(f"{peer} sent something else")
         try:
-            norm = await self._runner(lambda: exact_norm(raw, self._elements, codec_name=self._codec_name))
+            contribution = await self._runner(lambda: self._opened(raw, round))
         except CodecError:
             self.refuse(id)
             return
         self.fetched += 1
-        self._held[id] = Contribution(raw, norm, round)
+        self._hold(id, contribution)
         self.serve(id)
 
     def forget(self, before: int) -> None:
@@ -319,7 +344,7 @@ class ChainStore:
             return state
         try:
             reveals = self.logs[roster.parent].reveals
-            raws = [self.contributions[reveals[entry.commit].what.root].raw for entry in roster.accepted]
+            raws = [self.contributions[reveals[entry.commit].what.root].content for entry in roster.accepted]
         except KeyError:
             raise NoState(f"a contribution to round {roster.round} is not kept") from None
         factors = [Factor(entry.weight, entry.clip, roster.total) for entry in roster.accepted]

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import trio
 
+from swarmnode.protocols.methods.open import store
 from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, Contributions, MissingContribution
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import codec
+from swarmnode.training.open_step import opened
 
 Simulated = Callable[..., None]
 RUN = "ab" * 32
@@ -63,6 +65,21 @@ def test_a_source_that_thaws_is_still_heard(simulated: Simulated) -> None:
         assert id in mine
 
     simulated(main, latency=0.05)
+
+
+def test_the_newest_are_kept_decoded_within_a_budget(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        mine, rng = await shelf(world, nursery, "me"), np.random.default_rng(1)
+        raws = [bytes(codec("topk").encode(rng.standard_normal(ELEMENTS).astype(np.float32))) for _ in range(3)]
+        sparse = opened(raws[0], ELEMENTS)
+        assert sparse is not None
+        monkeypatch.setattr(store, "OPENED_BUDGET", 2 * sum(part.nbytes for part in sparse))
+        ids = [await mine.keep(raw, 0) for raw in raws]
+        assert [mine[id].sparse is not None for id in ids] == [False, True, True]
+        assert mine[ids[0]].content == raws[0]
+        assert all(np.array_equal(*pair) for pair in zip(mine[ids[1]].content, opened(raws[1], ELEMENTS), strict=True))  # type: ignore[arg-type]
+
+    simulated(main)
 
 
 def test_what_no_source_has_is_missing(simulated: Simulated) -> None:

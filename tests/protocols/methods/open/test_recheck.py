@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import stdev
 
@@ -77,7 +78,8 @@ def judged(kind: type[ToyModel], seed: int, work: dict[bytes, Contribution], at:
         trainer = SimTrainer(kind(dimension=DIMENSION, seed=0, peer_id="me"))
         before = OuterState.start(at + np.float32(0.01))
         local = LocalTrainer(trainer, inline, spec)
-        evaluator = Evaluator(local, parts_of(spec), state=OuterState.start(at), before=before, seed=seed)
+        state, parts = OuterState.start(at), parts_of(spec)
+        evaluator = Evaluator(local, parts, state=state, before=before, seed=seed, suspect=-math.inf)
         found = await evaluator.measure(work, dict.fromkeys(work, "peer"), ("peer",))
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

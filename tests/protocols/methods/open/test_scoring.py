@@ -59,8 +59,13 @@ def judged(
     samples: int = ROUND,
     longest: float = np.inf,
     validators: int | None = None,
+    last: Vector | None = None,
+    undo: list[int | None] | None = None,
 ) -> list[int]:
-    """Gains that one judge gives to these steps from where the trainer starts; the first so many are validators'."""
+    """Gains that one judge gives to these steps from where the trainer starts; the first so many are validators'.
+
+    `last`: how far down the last roster went, (P,); what it cost is added to `undo`.
+    """
     gains: list[int] = []
 
     async def main() -> None:
@@ -71,7 +76,7 @@ def judged(
             work,
             parts_of(spec),
             state=state,
-            before=OuterState.start(trainer.parameters() + np.float32(0.1)),
+            before=OuterState.start(trainer.parameters() + (downhill(0.1) if last is None else last)),
             seed=5,
             longest=longest,
         )
@@ -79,7 +84,8 @@ def judged(
         authors = {id: str(number) for number, id in enumerate(found)}
         scores = await evaluator.measure(found, authors, list(authors.values())[:validators])
         gains.extend(score.gain for score in scores.values())
-        assert evaluator.undo is not None
+        if undo is not None:
+            undo.append(evaluator.undo)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     return gains
@@ -99,14 +105,32 @@ def downhill(length: float = 1.0) -> Vector:
 def test_what_a_judge_reads_does_not_grow_with_contributions(count: int, samples: int) -> None:
     judge = trainer()
     judged(judge, [downhill()] * count, samples=samples)
-    assert judge.passes == (2 * BACKWARD + 1) * sequences_for(samples)
-    assert judge.passes <= 0.1 * BACKWARD * samples
+    assert judge.passes == BACKWARD * sequences_for(samples)
+    assert judge.passes <= 0.05 * BACKWARD * samples
+
+
+def test_what_the_last_roster_cost_is_measured_only_where_the_loss_rises_along_it() -> None:
+    helped, harmed = trainer(), trainer()
+    undo: list[int | None] = []
+    judged(helped, [downhill(0.1)], last=downhill(0.5), undo=undo)
+    judged(harmed, [downhill(0.1)], last=-downhill(0.5), undo=undo)
+    assert undo[0] is None and helped.passes == BACKWARD * sequences_for(ROUND)
+    assert undo[1] is not None and undo[1] > 50_000
+    assert harmed.passes == (BACKWARD + 2) * sequences_for(ROUND)
+
+
+def test_harm_that_this_rounds_work_makes_good_is_measured_still() -> None:
+    undo: list[int | None] = []
+    judged(trainer(), [downhill(0.5)], last=-downhill(0.5), undo=undo)
+    assert undo[0] is not None and undo[0] > 50_000
 
 
 def test_a_task_without_gradients_is_judged_by_what_the_mean_gains_from_one_more() -> None:
     judge = trainer(Flat)
-    down, up = judged(judge, [downhill(0.1), -downhill(0.1)])
+    undo: list[int | None] = []
+    down, up = judged(judge, [downhill(0.1), -downhill(0.1)], undo=undo)
     assert down > 0 > up
+    assert undo[0] is not None and undo[0] < 0
 
 
 def test_what_strangers_offer_does_not_move_where_validators_are_measured() -> None:
