@@ -44,7 +44,8 @@ HORIZONS = (40, 160)  # rounds
 OUTER: dict[str, dict[str, float]] = {"sign3": {"lr": 0.7, "momentum": 0.8}}  # of a codec that is made for them
 MANY = most_validators(RULES)  # of whom RULES.committee judge
 NOBODY_AUDITS = "where nobody audits"
-WORST = 5  # attacks that are tried with other codecs and with the larger task
+WORST = 5  # attacks that are tried with other codecs and with the larger task, …
+LONG = 3  # … of them in the longer horizon, in two settings
 SETTLED = 16  # rounds of lying after which liars' weight is promised
 MOST_WEIGHT = 1.1  # times their share of verified work; …
 IDLE = 0.02  # … the share of the weight that they may have without any
@@ -401,21 +402,22 @@ def _elsewhere(rounds: int) -> Iterator[Wanted]:
         (adversaries.ManyNames(), TEN_NAMES),
         (adversaries.LearnsByHeart(), BY_HEART),
     ]
-    for lie, settings in lies:
-        yield Wanted(f"{lie.name}, {settings[0].liars} liars", lie, settings, rounds)
+    named = [(f"{lie.name}, {settings[0].name.split()[-1]}", lie, settings) for lie, settings in lies]
+    yield from (Wanted(name, lie, settings, rounds) for name, lie, settings in named)
     if rounds == HORIZONS[0]:
-        lies += [(lie, SETTINGS) for lie in adversaries.without_audits()]
-        for lie, settings in lies:
+        named += [(lie.name, lie, SETTINGS) for lie in adversaries.without_audits()]
+        for name, lie, settings in named:
             bare = tuple(replace(setting, audits=False, least=None) for setting in settings)
-            yield Wanted(f"{lie.name}, {NOBODY_AUDITS}", lie, bare, rounds)
+            yield Wanted(f"{name}, {NOBODY_AUDITS}", lie, bare, rounds)
 
 
 def _otherwise(lies: Sequence[GradientLie], rounds: int) -> Iterator[Wanted]:
-    """The same attacks with other codecs, and on the task ten times as large."""
+    """The same attacks with other codecs, and on the task ten times as large; less of that in the longer horizon."""
+    few, lies = (SETTINGS, lies) if rounds == HORIZONS[0] else ((SETTINGS[0], SETTINGS[3]), lies[:LONG])
     for codec in ("topk", "sign3"):
         without = tuple(replace(setting, codec=codec) for setting in WITHOUT_LIARS)
         yield Wanted("nobody lies", Lie(), without, rounds)
-        settings = tuple(replace(setting, codec=codec) for setting in SETTINGS)
+        settings = tuple(replace(setting, codec=codec) for setting in few)
         yield from (Wanted(lie.name, lie, settings, rounds) for lie in lies)
     yield from (Wanted(lie.name, lie, TEN_TIMES, rounds) for lie in lies)
 

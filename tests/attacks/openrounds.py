@@ -349,11 +349,12 @@ class OpenSwarm:
         chain = self._chain
         false, true = [offers[name].id for name in sorted(lying)], [offers[n].id for n in offers if n not in lying]
         everything, authors = sorted(values), {one.id: name for name, one in offers.items()}
+        clipped, halfway = self._step(offers, values)
         cuts, scored, said = {}, {}, {}
         for judge in judges(chain, RULES):
             if judge in lying:
                 continue
-            gains, undo = self._measure(judge, offers, values)
+            gains, undo = self._measure(judge, list(values), clipped, halfway)
             if self._lie.fools:
                 gains |= dict.fromkeys(false, max(gains.values()))
             cuts[judge] = cut(chain, judge, true if self._lie.late else everything)
@@ -372,27 +373,31 @@ class OpenSwarm:
         """What an honest judge says of an author in its scores."""
         return FULL_STANDING if self._audits is None else self._audits.standing(judge, author)
 
+    def _step(self, offers: dict[str, Offer], values: dict[bytes, Floats]) -> tuple[Floats, Floats]:
+        """Each contribution as it is clipped, (n, P) in the order of `values`; halfway along the step of all, (P,)."""
+        norms = {one.id: one.norm for one in offers.values()}
+        solid = {one.id for name, one in offers.items() if name in self._chain.validators} or set(norms)
+        norm = min(median_norm([norms[id] for id in solid]), longest_norm(self._chain, RULES))
+        units = np.array(clip_units([norms[id] for id in values], norm))
+        with np.errstate(over="ignore", invalid="ignore"):
+            clipped = (self._lr * units / CLIP_UNIT).astype(np.float32)[:, None] * np.stack(list(values.values()))
+            return clipped, self.course.phi - clipped[[id in solid for id in values]].mean(axis=0) / 2
+
     def _measure(
-        self, judge: str, offers: dict[str, Offer], values: dict[bytes, Floats]
+        self, judge: str, ids: Sequence[bytes], clipped: Floats, halfway: Floats
     ) -> tuple[dict[bytes, int], int | None]:
         """What an honest judge measures: the share of each contribution; and what the last roster cost, if suspect."""
         task, phi = self._task, self.course.phi
         before = self._before.parameters if self._before is not None else phi
         seed, count = batch_seed(judge.encode(), self._chain.seed), sequences_for(task.trained)
-        norms = {one.id: one.norm for one in offers.values()}
-        solid = [one.id for name, one in offers.items() if name in self._chain.validators] or list(norms)
-        norm = min(median_norm([norms[id] for id in solid]), longest_norm(self._chain, RULES))
-        units = dict(zip(norms, clip_units(list(norms.values()), norm), strict=True))
         with np.errstate(over="ignore", invalid="ignore"):
-            clipped = {id: np.float32(self._lr * units[id] / CLIP_UNIT) * values[id] for id in values}
-            halfway = phi - np.mean([clipped[id] for id in solid], axis=0) / 2
-            direction = task.slope(halfway, seed, 0, count).astype(np.float64)
-            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=count * SEQUENCE)
-            gains = [float(direction @ clipped[id]) for id in values]
-            found = np.nan_to_num(MICRO * np.append(gains, now - was), nan=-MAX_GAIN, posinf=-MAX_GAIN)
+            direction = task.slope(halfway, seed, 0, count)
             unsuspected = MICRO * float(direction @ (phi - before)) < SUSPECT * RULES.revert_above
-        better = found.clip(-MAX_GAIN, MAX_GAIN).round().astype(int).tolist()
-        return dict(zip(values, better[:-1], strict=True)), None if unsuspected else better[-1]
+            gains = _micro(clipped @ direction)
+            if unsuspected:
+                return dict(zip(ids, gains, strict=True)), None
+            now, was = task.losses(np.stack([phi, before]), seed=seed, samples=count * SEQUENCE)
+            return dict(zip(ids, gains, strict=True)), _micro(np.array([now - was]))[0]
 
     def _settle(self, accepted: set[str], deltas: Floats, lying: set[str]) -> None:
         """Work that did not count goes back to the residual, at most one norm of it."""
@@ -414,3 +419,9 @@ def _feed(task: Task, lie: Lie, liars: int) -> np.ndarray:
         task.labels = before.copy()
         task.labels[task.peers - liars :] = lie.labels(before[task.peers - liars :], task.classes)
     return before
+
+
+def _micro(bits: np.ndarray) -> list[int]:
+    """As scores say it."""
+    found = np.nan_to_num(MICRO * bits.astype(np.float64), nan=-MAX_GAIN, posinf=-MAX_GAIN)
+    return [int(one) for one in found.clip(-MAX_GAIN, MAX_GAIN).round()]

@@ -57,9 +57,8 @@ class Panel:
     def shares(self, lie: Floats) -> Floats:
         """What each judge says is gained by one of the liars' contributions (P,)."""
         lie = _clipped(lie[None], self.norm)[0]
-        after = self._seen.phi - (self._sum + len(self._seen.own) * lie) / np.float32(self._peers)
-        path = (self.slope_at(self._seen.phi) + self.slope_at(after)) / 2
-        return np.asarray((self.noise + path) @ lie)
+        halfway = self._seen.phi - (self._sum + len(self._seen.own) * lie) / np.float32(2 * self._peers)
+        return np.asarray((self.noise + self.slope_at(halfway)) @ lie)
 
     def errors(self, lie: Floats) -> float:
         """By how many standard errors honest judges find it to harm; negative where it helps."""
