@@ -25,7 +25,8 @@ A group of rollouts holds up once the trainer was given it; one that a sampler w
 audit found that its weights wrote it, for nobody knows of what was not looked at. Refused for its author's doing is
 what is forged, malformed, or refuted by computing it again. Neither counts what the honest cause as well: what is old,
 too much, or of unknown weights. An answer that is strange to this node's policy may be a lie or a better policy:
-STRANGE of them make one.
+STRANGE of them make one, and each takes back one group that held up, so that poison among answers from which nothing is
+learned earns no standing.
 """
 
 from __future__ import annotations
@@ -156,15 +157,17 @@ class RolloutWork:
 
     def __init__(self, pool: RolloutPool, samplers: Samplers) -> None:
         self._pool, self._samplers = pool, samplers
-        self._used, self._refuted, self._proved = (_News() for _ in range(3))
+        self._used, self._strange, self._refuted, self._proved = (_News() for _ in range(4))
 
     def tell(self, ledger: Ledger) -> None:
         newest = {held.signed.author: held.signed.id for held in self._pool}
         for stats in self._pool.by_author():
             author = stats.author
             refuted = sum(count for reason, count in stats.refused.items() if reason in REFUTED)
-            refuted += stats.refused.get(STRANGE_ANSWER, 0) // STRANGE
-            good, bad = self._used.since(author, stats.used), self._refuted.since(author, refuted)
+            strange = stats.refused.get(STRANGE_ANSWER, 0)
+            refuted += strange // STRANGE
+            good = max(0, self._used.since(author, stats.used) - self._strange.since(author, strange))
+            bad = self._refuted.since(author, refuted)
             ledger.observe(author, Saw.PROOF, good=good, bad=bad, evidence=newest.get(author, b""))
         for tally in self._samplers.tallies():
             ledger.observe(tally.sampler, Saw.PROOF, good=self._proved.since(tally.sampler, tally.proved))

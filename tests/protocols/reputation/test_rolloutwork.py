@@ -56,8 +56,14 @@ def test_forged_and_refuted_groups_count_against_their_author_and_old_ones_do_no
 
 
 def test_a_strange_answer_now_and_then_is_no_lie() -> None:
-    ledger = told([stats("bob", 8, strange_answer=STRANGE - 1)], [stats("bob", 16, strange_answer=STRANGE)])
-    assert [(f.good, f.bad) for f in ledger.found("bob")] == [(16, 1)]
+    ledger = told([stats("bob", 8, strange_answer=1)], [stats("bob", 16, strange_answer=2)])
+    assert [(f.good, f.bad) for f in ledger.found("bob")] == [(14, 0)]
+
+
+def test_groups_with_strange_answers_in_each_earn_no_standing() -> None:
+    ledger = told([stats("eve", 8, strange_answer=STRANGE), stats("bob", 8)])
+    assert [(f.good, f.bad) for f in ledger.found("eve")] == [(0, 1)]
+    assert ledger.standing("eve") < 0.5 < ledger.standing("bob")
 
 
 def test_an_author_that_the_pool_forgot_begins_again() -> None:
