@@ -48,6 +48,13 @@ class Harm:
         split = f"{self.split} rounds split, " if self.split else ""
         return f"{banned}, {self.victims} honest banned, {split}loss × {self.loss / self.clean:.2f}"
 
+    @property
+    def shows(self) -> str:
+        """What is shown beside this, which nodes without a defence came to; empty where that is harm."""
+        if self.split or self.victims or not self.loss <= 1.25 * self.clean:
+            return ""
+        return "who is banned" if self.banned < len(LIARS) else "when; another check finds it as well"
+
     def failures(self) -> tuple[str, ...]:
         broken = []
         if self.split:
@@ -155,20 +162,21 @@ async def outcomes() -> AsyncIterator[Outcome]:
     """Every attack in full."""
     for lie in adversaries.everyone():
         found = await trio.to_thread.run_sync(partial(harm, lie))
-        beside = await trio.to_thread.run_sync(undefended, lie)
-        yield Outcome("butterfly", lie.name, str(found), beside, found.failures())
+        beside, shows = await trio.to_thread.run_sync(undefended, lie)
+        yield Outcome("butterfly", lie.name, str(found), beside, found.failures(), shows)
 
 
-def undefended(lie: ButterflyLie) -> str:
-    """What the lie does to members who check nothing, or all but what finds it."""
+def undefended(lie: ButterflyLie) -> tuple[str, str]:
+    """What the lie does to members who check nothing, or all but what finds it; what is shown where that is no harm."""
     if lie.bites:
         plain = harm(lie, method="diloco")
-        return f"diloco: loss × {plain.loss / plain.clean:.3g}"
+        return f"diloco: loss × {plain.loss / plain.clean:.3g}", ""
     if lie.lacks is None:
-        return lie.pointless
+        return lie.pointless, "that it costs no more here"
     with lie.lacks.taken_out():
         try:
-            return lie.lacks.beside(harm(lie, within=UNDEFENDED_WITHIN))
+            found = harm(lie, within=UNDEFENDED_WITHIN)
+            return lie.lacks.beside(found), found.shows
         except* trio.TooSlowError:
             told = lie.lacks.beside(f"a round does not end in {UNDEFENDED_WITHIN:.0f} s")
-    return told
+    return told, ""

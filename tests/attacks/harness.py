@@ -34,6 +34,7 @@ class Adversary(ABC):
     scale = 1.0  # share of the full attack: the short form takes less
     seconds: ClassVar[float] = 0.0  # that it needs at least
     victim: ClassVar[tuple[str, ...]] = ()  # how its victim is started, beside the usual
+    shows: ClassVar[str] = "that it costs no more here"  # where it harms no undefended node either
 
     def times(self, full: int, least: int = 1) -> int:
         """How many of `full` this form of the attack takes."""
@@ -56,6 +57,7 @@ class Outcome:
     defended: str  # the figures of this node
     undefended: str  # those of a node without the defence, or why there are none
     failures: tuple[str, ...] = ()  # promises that were broken
+    shows: str = ""  # what the line shows where the undefended bear the attack as well; empty where it harms them
 
     @property
     def passed(self) -> bool:
@@ -110,7 +112,8 @@ def table(outcomes: Iterable[Outcome]) -> str:
     """Markdown, one line an attack."""
     lines = ["| group | attack | this node | undefended | |", "|---|---|---|---|---|"]
     for outcome in outcomes:
-        verdict = "passes" if outcome.passed else "FAILS: " + "; ".join(outcome.failures)
+        verdict = "passes" if outcome.passed else "MISSED: " + "; ".join(outcome.failures)
+        verdict += f"; no harm undefended: what is shown is {outcome.shows}" if outcome.shows else ""
         lines.append(f"| {outcome.group} | {outcome.attack} | {outcome.defended} | {outcome.undefended} | {verdict} |")
     return "\n".join(lines) + "\n"
 

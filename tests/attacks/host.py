@@ -173,4 +173,5 @@ async def outcomes() -> AsyncIterator[Outcome]:
 
     for adversary in adversaries.everyone():
         defended, undefended = await damage(adversary), await damage(adversary, undefended=True)
-        yield Outcome("host", adversary.name, str(defended), str(undefended), defended.failures())
+        shows = "" if undefended.failures() else adversary.shows
+        yield Outcome("host", adversary.name, str(defended), str(undefended), defended.failures(), shows)

@@ -104,4 +104,5 @@ async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:
     for adversary in adversaries.everyone():
         found = await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))
         beside = await trio.to_thread.run_sync(undefended, adversary) if nodes == NODES else None
-        yield Outcome("offers", adversary.name, str(found), adversary.lacks.beside(beside), found.failures())
+        shows = adversary.shows if beside is not None and not beside.failures() else ""
+        yield Outcome("offers", adversary.name, str(found), adversary.lacks.beside(beside), found.failures(), shows)

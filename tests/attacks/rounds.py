@@ -97,7 +97,8 @@ async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:
     for adversary in adversaries.everyone():
         harm = await trio.to_thread.run_sync(partial(damage, adversary, nodes=nodes))
         lost = await trio.to_thread.run_sync(undefended, adversary) if nodes == NODES else None
-        yield Outcome("round", adversary.name, str(harm), adversary.lacks.beside(lost), harm.failures())
+        shows = adversary.shows if lost is not None and not lost.failures() else ""
+        yield Outcome("round", adversary.name, str(harm), adversary.lacks.beside(lost), harm.failures(), shows)
 
 
 def _of_all(how: str, found: list[tuple[Stopped, Damage]], beside: list[Damage]) -> Outcome:

@@ -126,7 +126,8 @@ async def outcomes() -> AsyncIterator[Outcome]:
     logging.getLogger("swarmnode").setLevel(logging.ERROR)  # 14 nodes tell of every offender
     for adversary in adversaries.everyone():
         found, naive = await trio.to_thread.run_sync(_both, adversary)
-        yield Outcome("state", adversary.name, str(found), naive, found.failures())
+        shows = "" if "believed" in naive else "that repairs with liars end"
+        yield Outcome("state", adversary.name, str(found), naive, found.failures(), shows)
 
 
 def _both(adversary: StateAdversary) -> tuple[Damage, str]:

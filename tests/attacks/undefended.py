@@ -187,9 +187,9 @@ REVEALED_AT_ONCE = Lacking("work is revealed before judges cut", ((open_round, "
 
 def _one_judge(chain: ChainState, rules: ChainRules, id: bytes, author: str, rows: Any) -> Any:
     given = [row.get(id[:PREFIX]) for row in rows.values()]
-    gains = [score.gain for score in given if score is not None and score.found == JUDGED]
-    if gains and max(gains) > rules.gain_floor:
-        return chain_rules._Verdict(ACCEPTED, max(gains), FULL_STANDING)
+    gains = tuple(score.gain for score in given if score is not None and score.found == JUDGED)
+    if gains:
+        return chain_rules._Verdict(ACCEPTED, gains, FULL_STANDING)
     return _judge(chain, rules, id, author, rows)
 
 
@@ -215,7 +215,7 @@ ONE_JUDGES_WORD = Lacking(
 
 BELIEVED_AUTHOR = Lacking(
     "what was committed counts unseen",
-    ((chain_rules, "_judge", lambda *given: chain_rules._Verdict(ACCEPTED, SOME_GAIN, FULL_STANDING)),),
+    ((chain_rules, "_judge", lambda *given: chain_rules._Verdict(ACCEPTED, (SOME_GAIN,), FULL_STANDING)),),
 )
 
 UNCAPPED = Lacking("claims are believed", ((agreement, "capped_weights", lambda samples, cap: dict(samples)),))

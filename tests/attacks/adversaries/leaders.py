@@ -14,6 +14,8 @@ from swarmnode.protocols.chain.duty import WriteRoster
 from swarmnode.protocols.chain.rules import Quoted, compose, derive
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Roster
 
+MORE = 8  # rounds in which a minority goes on to ask for reverts
+
 
 class Leader(RoundAdversary):
     """Does its worst in the first round that it leads, of whichever node that is; `again`: in all that this leads."""
@@ -189,29 +191,48 @@ class WrongClip(Forged):
 
 
 class RevertAlways(Forged):
-    """A minority of the judges asks for every roster to be undone, and a leader says that it is."""
+    """A minority of the judges asks for every roster to be undone, and a leader says that it is.
+
+    An honest judge may measure harm of an honest round; then there is a majority. What may not be is a round undone
+    that no honest judge found harmful.
+    """
 
     name = "reverting every round"
     lacks = ONE_REVERTS
 
+    def __init__(self) -> None:
+        self._harmful: set[int] = set()  # rounds in which an honest judge measured that the last one did harm
+
+    async def attack(self, target: Scene) -> None:
+        await super().attack(target)
+        await target.done(MORE)
+
     async def achieved(self, target: Scene) -> str:
         followed = target.followed(self.first)
-        return f"{sum(roster.revert for roster in followed)} of {len(followed)} rosters go back"
+        undone = [roster.round for roster in followed if roster.revert]
+        unfounded = len(set(undone) - self._harmful)
+        return f"{len(undone)} of {len(followed)} rosters go back, {unfounded} of them without an honest judge"
+
+    async def broken(self, target: Scene) -> list[str]:
+        unfounded = {one.round for one in target.followed(self.first) if one.revert} - self._harmful
+        return [f"{len(unfounded)} rounds were undone that no honest judge found harmful"] if unfounded else []
 
     def forged(self, roster: Roster) -> Roster:
         return replace(roster, entries=(), total=0, revert=True)
 
     def _replace(self, target: Scene, name: str) -> None:
         super()._replace(target, name)
-        duties = target.method(name).rounds
-        usual = duties.seal
+        method = target.method(name)
+        usual, lies = method.rounds.seal, name in target.minority
 
         async def seal(turn: Any, scores: Any) -> None:
-            turn.evaluator.undo = MAX_GAIN
+            if lies:
+                turn.evaluator.undo = MAX_GAIN
+            elif (turn.evaluator.undo or 0) > method.store.rules.revert_above:
+                self._harmful.add(turn.chain.round)
             await usual(turn, scores)
 
-        if name in target.minority:
-            duties.seal = seal  # type: ignore[method-assign]
+        method.rounds.seal = seal  # type: ignore[method-assign]
 
 
 def everyone() -> list[RoundAdversary]:
