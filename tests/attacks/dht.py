@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import trio
 from adversaries import dht as adversaries
-from dhtswarm import dht_swarm
+from dhtswarm import ROOM, dht_swarm
 from harness import Adversary, Outcome
 
 SUCCESS = 0.99  # of lookups
@@ -25,9 +25,11 @@ class Damage:
     evicted: int  # live values that their holders lost, to an older one or altogether
     lookups: int
     found: int
+    kept: int  # records of others at the honest node that has most
 
     def __str__(self) -> str:
-        return f"{self.accepted} false values, {self.evicted} evicted, {self.found} of {self.lookups} lookups"
+        told = f"{self.accepted} false values, {self.evicted} evicted, {self.found} of {self.lookups} lookups"
+        return f"{told}, {self.kept} records kept at most"
 
     def failures(self) -> tuple[str, ...]:
         broken = []
@@ -37,6 +39,8 @@ class Damage:
             broken.append(f"{self.evicted} live values evicted")
         if self.found < SUCCESS * self.lookups:
             broken.append(f"{self.found} of {self.lookups} lookups succeeded")
+        if self.kept > ROOM:
+            broken.append(f"{self.kept} records kept, {ROOM} may be")
         return tuple(broken)
 
 
@@ -53,11 +57,13 @@ async def damage(adversary: Adversary, *, undefended: bool = False) -> Damage:
                 held = peer.held(record.key)
                 accepted += held not in (None, record.value, *swarm.older[record.key])
                 evicted += peer.me in swarm.holders[record.key] and held != record.value
-        return Damage(accepted, evicted, swarm.lookups, swarm.found)
+        kept = max(peer.records_kept for peer in swarm.honest)
+        return Damage(accepted, evicted, swarm.lookups, swarm.found, kept)
 
 
 async def outcomes() -> AsyncIterator[Outcome]:
     """All attacks of the group in full."""
     for adversary in adversaries.everyone():
         defended, stock = await damage(adversary), await damage(adversary, undefended=True)
-        yield Outcome("DHT", adversary.name, str(defended), str(stock), defended.failures())
+        shows = "" if stock.failures() else adversary.shows
+        yield Outcome("DHT", adversary.name, str(defended), str(stock), defended.failures(), shows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgpack
@@ -16,18 +16,21 @@ from victim import LISTEN, new_identity
 
 from swarmnode.crdt.envelope import unsealed
 from swarmnode.node.discovery.dht_values import put_message
+from swarmnode.node.host.limits import DhtLimits, Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.protocols.dht.records import MAX_SEALED, DhtRecord
+from swarmnode.protocols.dht.records import MAX_SEALED, BadRecord, DhtRecord
 from swarmnode.protocols.network import NetworkError
 
 MALICIOUS = 3  # of 16: a fifth
 NEIGHBOURS = 5  # that each node dials: tables are incomplete, so lookups take hops
 PATIENCE = 10.0  # seconds for one lookup
+ROOM = 256  # records that a node of this swarm keeps for others, so that an attack has not to bring 4096
+LIMITS = Limits(dht=DhtLimits(records=ROOM))
 
 
 class DhtPeer:
     def __init__(self, *, undefended: bool, malicious: bool) -> None:
-        self.network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,)))
+        self.network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=LIMITS))
         self.malicious = malicious
         self.kademlia = self.network._kademlia
         self.records = self.network.records
@@ -51,7 +54,8 @@ class DhtPeer:
                 await self.stock.put_value(key.decode(), raw)
                 return
             answered = await self.records._look_up(key)
-            self.records.store.keep(key, raw)
+            with suppress(BadRecord):  # there may be no room, as in the product's own
+                self.records.store.keep(key, raw)
             for peer in answered:
                 try:
                     await self.kademlia.tell(peer, put_message(key, raw))
@@ -74,6 +78,10 @@ class DhtPeer:
             return record.value if record else None
         entry = self.stock.value_store.get(key)
         return _value(entry.value) if entry else None
+
+    @property
+    def records_kept(self) -> int:
+        return len(self.records.store._records) if self.stock is None else len(self.stock.value_store.store)
 
     async def raw_put(self, peer: str, key: bytes, raw: bytes) -> None:
         with trio.move_on_after(2):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import abstractmethod
+from functools import cache
 from typing import Any
 
 import msgpack
@@ -18,20 +20,37 @@ from multiaddr import Multiaddr
 
 from swarmnode.crdt.envelope import Envelope, unsealed
 from swarmnode.node.identity import peer_id_of
-from swarmnode.protocols.dht.lookup import sorted_by_distance
+from swarmnode.protocols.dht.lookup import place, sorted_by_distance
 from swarmnode.protocols.dht.records import MAX_LIFETIME, MAX_SEALED, DhtRecord, seal
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.network import NetworkError, Stream
+from swarmnode.protocols.network import NetworkError, PeerId, Stream
 
-GROUND = 1000  # identities made to be near a key
+GROUND_BITS = 15  # the attacker searches 2^15 key pairs for identities near the keys that it wants
+NEAREST = 20  # of them that a lying router names: as many as an answer may have
+CROWD = 17  # identities with as many records each as a storer takes of one author: more than it has room for
 
 
-class Ground:
-    """An identity that exists only as a key pair."""
+@cache
+def searched(bits: int) -> tuple[PeerId, ...]:
+    """The identities of 2^bits key pairs: what an attacker looks through for those nearest to a key.
 
-    def __init__(self) -> None:
-        self.key = Ed25519PrivateKey.generate()
-        self.me = peer_id_of(self.key.public_key().public_bytes_raw())
+    The nearest 20 of 2^15 share some ten bits with any key; the nearest of thirteen honest nodes shares four.
+    """
+    seeds = (number.to_bytes(32, "big") for number in range(1 << bits))
+    return tuple(
+        peer_id_of(Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()) for seed in seeds
+    )
+
+
+@cache
+def ground(key: bytes, bits: int) -> list[PeerId]:
+    """Of those, the identities nearest to a key."""
+    return sorted_by_distance(key, searched(bits))[:NEAREST]
+
+
+def shared_bits(key: bytes, peer: PeerId) -> int:
+    """How many leading bits of its place a peer shares with a key."""
+    return 256 - (place(peer) ^ int.from_bytes(hashlib.sha256(key).digest(), "big")).bit_length()
 
 
 async def store_everywhere(attacker: DhtPeer, swarm: DhtSwarm, key: bytes, raw: bytes) -> None:
@@ -94,45 +113,67 @@ class EndlessExpiry(BadStore):
         ]
 
 
-class GroundAuthors(Adversary):
-    """A thousand authors with records of their own, each valid, chosen to be the neighbours of a live one."""
+class CrowdOfAuthors(Adversary):
+    """Many identities that cost nothing, each with as many valid records as a storer takes of one author.
 
-    name = "1000 ground identities near a key, as authors"
+    Handed out by one connected peer to every honest node before an honest author publishes: where all of them are
+    kept, there is no room left for what is to be found. Without a bound, nothing is crowded out, and memory grows.
+    """
+
+    name = f"{CROWD} identities with 16 records each, given to every node before a value is published"
 
     async def attack(self, target: DhtSwarm) -> None:
         author, attacker = target.honest[0], target.malicious[0]
+        until = target.expiry(3600)
+        puts = []
+        for number in range(CROWD):
+            key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"crowd %d" % number).digest())
+            me = peer_id_of(key.public_key().public_bytes_raw())
+            records = [DhtRecord(me, f"name-{name}", b"x" * 64, 1, until) for name in range(16)]
+            puts += [(record.key, seal(key.sign, record)) for record in records]
+        async with trio.open_nursery() as nursery:
+            for peer in target.honest:
+                nursery.start_soon(self._fill, attacker, peer, puts)
         live = DhtRecord(author.me, "head", b"live", 1, target.expiry(3600))
         await author.publish(seal(author.network.sign, live), live.key)
         target.expect(live)
-        for _ in range(self.times(GROUND)):
-            ground = Ground()
-            record = DhtRecord(ground.me, "head", b"x" * 64, 1, target.expiry(3600))
-            for peer in target.honest[:2]:
-                await attacker.raw_put(peer.me, record.key, seal(ground.key.sign, record))
+
+    async def _fill(self, attacker: DhtPeer, victim: DhtPeer, puts: list[tuple[bytes, bytes]]) -> None:
+        refusals = 0
+        for key, raw in puts:
+            try:
+                await attacker.raw_put(victim.me, key, raw)
+            except NetworkError:
+                refusals += 1
+                if refusals == 64:  # it takes nothing from this peer
+                    return
 
 
 class LyingRouters(Adversary):
-    """Every malicious node keeps nothing, says that it does, and knows twenty ground identities that are closer."""
+    """Every malicious node keeps nothing, says that it does, and names the nearest of all identities that it made."""
 
-    name = "20 % malicious routers with 1000 ground identities near every key"
+    name = f"20 % malicious routers that name, near every key, the nearest 20 of 2^{GROUND_BITS} identities made for it"
 
     async def attack(self, target: DhtSwarm) -> None:
-        ground = [Ground().me for _ in range(self.times(GROUND, least=200))]
+        bits = GROUND_BITS if self.scale == 1.0 else GROUND_BITS - 3
+        searched(bits)
         for liar in target.malicious:
-            liar.network.serve(str(PROTOCOL_ID), lambda stream, liar=liar: self._lie(stream, liar, ground))
+            liar.network.serve(str(PROTOCOL_ID), lambda stream, liar=liar: self._lie(stream, liar, bits))
         for number in range(self.times(8)):
             author = target.honest[number % len(target.honest)]
             record = DhtRecord(author.me, f"name-{number}", b"live", 1, target.expiry(3600))
+            nearest = [shared_bits(record.key, peer) for peer in ground(record.key, bits)]
+            assert min(nearest) > max(shared_bits(record.key, peer.me) for peer in target.honest)
             await author.publish(seal(author.network.sign, record), record.key)
             await target.look_up(record)
 
-    async def _lie(self, stream: Stream, liar: DhtPeer, ground: list[str]) -> None:
+    async def _lie(self, stream: Stream, liar: DhtPeer, bits: int) -> None:
         reader = FrameReader(stream, limit=1 << 20)
         here = Multiaddr(liar.network.addresses[0].partition("/p2p/")[0]).to_bytes()
         while (raw := await reader.frame()) is not None:
             asked = Message.FromString(bytes(raw))
             answer = Message(type=asked.type, key=asked.key)
-            for peer in sorted_by_distance(asked.key, ground)[:20]:
+            for peer in ground(asked.key, bits):
                 answer.closerPeers.add(id=ID.from_base58(peer).to_bytes(), addrs=[here])
             await stream.send_all(frame(answer.SerializeToString()))
 
@@ -165,4 +206,4 @@ async def _hang_up(stream: Stream) -> None:
 
 
 def everyone() -> list[Adversary]:
-    return [ForgedOwner(), ReplayAndRollback(), EndlessExpiry(), GroundAuthors(), LyingRouters(), SilentStreams()]
+    return [ForgedOwner(), ReplayAndRollback(), EndlessExpiry(), CrowdOfAuthors(), LyingRouters(), SilentStreams()]
