@@ -33,7 +33,8 @@ MEMORY = 64.0  # MiB that one peer may make the victim grow
 P99_FACTOR = 2.0
 TURN = 20.0  # ms of CPU that one turn of the victim's loop may take
 TRIES = 3
-P99_FLOOR = 20.0  # ms: below, a doubled p99 is the scheduler's doing
+P99_FLOOR = 10.0  # ms: below, a doubled p99 is the scheduler's doing; undefended nodes go beyond it
+ANYWHERE = 250.0  # ms: the same on a machine with much else to do, as in CI; who answers one call after another does
 LOST = 5000.0  # ms, as in honest.py
 
 
@@ -213,4 +214,5 @@ async def outcomes(*, quiet: float = 2.0, seconds: float = 4.0) -> AsyncIterator
                 adversary = adversaries.everyone(Path(folder) / f"proof-{undefended}")[number]
                 async with scene(*adversary.victim, undefended=undefended) as stage:
                     costs.append(await stage.cost(adversary, quiet=quiet, seconds=seconds))
-            yield Outcome("transport", adversary.name, str(costs[0]), str(costs[1]), costs[0].failures())
+            shows = "" if costs[1].failures() else adversary.shows
+            yield Outcome("transport", adversary.name, str(costs[0]), str(costs[1]), costs[0].failures(), shows)

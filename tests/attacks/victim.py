@@ -1,6 +1,8 @@
 """The node under attack, in a process of its own: real sockets, calls and bulk, and all peers are strangers to it.
 
 `--undefended`: a first attempt at one. `--hasty`: it judges peers fifty times as fast, so that an attack sees its end.
+`--serial`: broken on purpose, it answers one call after another, whoever calls, so that a bound on delays is seen to
+fail.
 
 Prints one JSON line, {"address": …}, and serves until its standard input ends. For each line of it, it prints the
 longest stretch since the last, in ms of CPU, in which its loop did nothing but one turn: what others waited for,
@@ -18,6 +20,7 @@ import json
 import pickle
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +48,17 @@ def new_identity() -> Identity:
 
 
 class Methods:
-    def __init__(self) -> None:
+    def __init__(self, *, serial: bool = False) -> None:
         self.counted = 0
+        self._turn = trio.CapacityLimiter(1) if serial else nullcontext()
 
     async def echo(self, peer: str, blob: Blob) -> Blob:
-        return blob
+        async with self._turn:
+            return blob
 
     async def sleep(self, peer: str, blob: Blob) -> Blob:
-        await trio.sleep(NAP)
+        async with self._turn:
+            await trio.sleep(NAP)
         return blob
 
     async def count(self, peer: str, blob: Blob) -> Blob:
@@ -84,7 +90,7 @@ async def until_input_ends() -> None:
         stretches.longest = 0.0
 
 
-async def defended(hasty: bool) -> None:
+async def defended(hasty: bool, serial: bool) -> None:
     from swarmnode.node.host.allowances import PeerPolicy
     from swarmnode.node.host.limits import Limits, RateLimits
     from swarmnode.node.host.network import HostSettings, Libp2pNetwork
@@ -100,7 +106,7 @@ async def defended(hasty: bool) -> None:
     soon = ScoringLimits(load=2.0, load_every=0.04, first_ban=1.0)
     limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()
     network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits), Strangers())
-    rpc, methods = Rpc(network, limits=limits.rpc), Methods()
+    rpc, methods = Rpc(network, limits=limits.rpc), Methods(serial=serial)
     bulk = Bulk(network, runner=inline, limits=limits.bulk)
     network.scoring.watch(rpc.violations, bulk.violations)
     for method in (methods.echo, methods.sleep, methods.count):
@@ -165,8 +171,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--undefended", action="store_true")
     parser.add_argument("--hasty", action="store_true")
+    parser.add_argument("--serial", action="store_true")
     asked = parser.parse_args()
     if asked.undefended:
         trio.run(undefended, instruments=[stretches])
     else:
-        trio.run(defended, asked.hasty, instruments=[stretches])
+        trio.run(defended, asked.hasty, asked.serial, instruments=[stretches])
