@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import trio
 from harness import Outcome
@@ -30,6 +31,7 @@ async def outcomes() -> AsyncIterator[Outcome]:
             f"{figures.metric} {figures.defended:.3g}, asked {figures.bound}",
             f"{figures.undefended:.3g}",
             () if figures.passes else (f"{figures.defended:.3g} is not {figures.bound}",),
+            "what the defence costs" if replace(figures, defended=figures.undefended).passes else "",
         )
 
 

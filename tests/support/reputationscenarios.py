@@ -5,14 +5,24 @@ outcome = SCENARIOS["slander"](seed, noise)        # outcome.defended <= outcome
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from statistics import fmean, median
+from unittest.mock import patch
 
+import numpy as np
 from reputationworld import Peer, World, honest
 
 from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested
 from swarmnode.protocols.reputation.view import PROBATION, PeerScore, shares, standings
+from swarmnode.training.open_step import SEQUENCES
+
+sys.path.append(str(Path(__file__).parents[1] / "attacks"))
+
+import clusters
 
 ME = "honest00"
 SETTLED = 40  # rounds after which weights no longer rise
@@ -94,10 +104,30 @@ def fresh_name(seed: int, noise: float) -> Outcome:
     return Outcome("verified weight of any of the names", trusted * 16, most, 0.0)
 
 
+@cache
+def measured_part(seed: int, steps: int, batch: int, names: int) -> float:
+    """What judges measure of a name that trains so many steps and samples, in units of an honest contribution's gain.
+
+    The mean over `names` that share one peer's data, by numpy training on the sixteen peers' clusters of the gradient
+    attacks, after 20 rounds, as judges measure: the product with the loss's gradients before and after the step.
+    """
+    task = clusters.Task(seed=seed, alpha=None)
+    phi = task.start()
+    for round in range(20):
+        phi = phi - task.train(phi, round=round).mean(axis=0)
+    whole = task.train(phi, round=20)
+    with patch.multiple(clusters, STEPS=steps, BATCH=batch):
+        parts = np.stack([task.train(phi, round=21 + number)[0] for number in range(names)])
+    points = (phi, phi - whole.mean(axis=0))
+    slope = sum(task.slope(at, judge, 0, SEQUENCES).astype(np.float64) for at in points for judge in range(8))
+    return float((parts @ slope).mean() / np.median(whole @ slope))
+
+
 def sybils(seed: int, noise: float) -> Outcome:
-    """One peer's work under ten names, against the same under one: below the cap."""
-    split = settled(seed, noise, honest(15) | {f"eve{n}": Peer(gain=0.09, judge=False) for n in range(10)})
-    whole = settled(seed, noise, honest(15) | {"eve0": Peer(gain=0.9, judge=False)})
+    """One peer's work under ten names, each of a tenth of its steps and samples, against the same under one."""
+    each = measured_part(seed, 1, clusters.STEPS * clusters.BATCH // 10, 10)
+    split = settled(seed, noise, honest(15) | {f"eve{n}": Peer(gain=each, judge=False) for n in range(10)})
+    whole = settled(seed, noise, honest(15) | {"eve0": Peer(judge=False)})
     names = [f"eve{n}" for n in range(10)]
     one = whole.view(ME)["eve0"].weight
     # Where names are counted, as a vote or an equal weight does, ten count ten times.
@@ -105,9 +135,10 @@ def sybils(seed: int, noise: float) -> Outcome:
 
 
 def rich_sybils(seed: int, noise: float) -> Outcome:
-    """Three peers' work under ten names: their share of the weight, against their share of the audited work."""
+    """Three peers' work under ten names, each of two steps of 24: their share of the weight, against that of work."""
     names = [f"eve{n}" for n in range(10)]
-    world = settled(seed, noise, honest(13) | {name: Peer(gain=0.3, judge=False) for name in names})
+    each = measured_part(seed, 2, 3 * clusters.STEPS * clusters.BATCH // 20, 10)
+    world = settled(seed, noise, honest(13) | {name: Peer(gain=each, judge=False) for name in names})
     view = world.view(ME)
     everybody = total(view, list(view))
     return Outcome(
@@ -148,17 +179,30 @@ def slander(seed: int, noise: float) -> Outcome:
     return Outcome("greatest move of an honest score", max(naive), max(moved), 0.05)
 
 
-def slander_of_one(seed: int, noise: float) -> Outcome:
-    """The same six say that of one peer: how far its weight moves, which has work in it."""
+def slander_worlds(seed: int, noise: float) -> tuple[World, World]:
+    """Nine honest peers and six who do honest work; and the same where the six slander one of the nine."""
 
     def lie(subject: str, measured: float) -> float:
         return -1.0 if subject == "honest01" else measured
 
-    liars = {f"eve{n}": Peer(says=lie) for n in range(6)}
-    after = settled(seed, noise, honest(9) | liars)
-    before = settled(seed, noise, honest(9) | {name: Peer() for name in liars})
+    slanderers = {f"eve{n}": Peer(says=lie) for n in range(6)}
+    plain = {name: Peer() for name in slanderers}
+    return settled(seed, noise, honest(9) | plain), settled(seed, noise, honest(9) | slanderers)
+
+
+def slander_of_one(seed: int, noise: float) -> Outcome:
+    """The same six say that of one peer alone: how far its weight moves, which has work in it."""
+    before, after = slander_worlds(seed, noise)
     moved = 1 - after.view(ME)["honest01"].weight / before.view(ME)["honest01"].weight
-    return Outcome("loss of the victim's weight", 1 - after.naive["honest01"] / before.naive["honest01"], moved, 0.35)
+    return Outcome("loss of the victim's weight", 1 - after.naive["honest01"] / before.naive["honest01"], moved, 0.05)
+
+
+def slander_of_ones_score(seed: int, noise: float) -> Outcome:
+    """The same: how far the score of that one peer moves, which says how surely its work is better than none."""
+    told = slander_worlds(seed, noise)
+    before, after = (world.view(ME)["honest01"].score for world in told)
+    naive = 1 - told[1].naive["honest01"] / told[0].naive["honest01"]
+    return Outcome("fall of the victim's score", naive, 1 - after / before, 0.05)
 
 
 def slander_of_strangers(seed: int, noise: float) -> Outcome:
@@ -342,6 +386,8 @@ def _apart(world: World, other: str) -> float:
     return max(abs(here[name].score - there[name].score) for name in both)
 
 
+# What the bounds of today's rules miss, at the worst seed, where that is known: said in docs/reputation.md.
+MISSED = frozenset({"sybils-below-cap", "sybils-above-cap", "slander-of-one"})
 SCENARIOS: dict[str, Callable[[int, float], Outcome]] = {
     "whitewash": whitewash,
     "fresh-name": fresh_name,
@@ -351,6 +397,7 @@ SCENARIOS: dict[str, Callable[[int, float], Outcome]] = {
     "sybils-unaudited": unaudited,
     "slander": slander,
     "slander-of-one": slander_of_one,
+    "slander-of-one-score": slander_of_ones_score,
     "slander-of-strangers": slander_of_strangers,
     "collusion-ring": ring,
     "on-off": on_off,
