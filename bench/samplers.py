@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 import trio
-from sapo_swarm.inprocess import BATCH, InProcess
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
+from policytrainer import BATCH, InProcess
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler

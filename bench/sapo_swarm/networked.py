@@ -24,7 +24,6 @@ from typing import Any
 
 import trio
 
-from sapo_swarm.inprocess import InProcess
 from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm
 from swarmnode.node.control.client import ControlClient
@@ -35,6 +34,7 @@ from swarmnode.training.tasks import Assignment
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
+from policytrainer import InProcess
 from simswarm import SimSwarm
 
 Say = Callable[[int, float], None]

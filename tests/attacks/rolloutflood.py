@@ -1,44 +1,57 @@
-"""Who floods the pool of rollouts, on simnet in virtual time: twelve honest nodes, and one attacker.
+"""Who floods the pool of rollouts: twelve honest nodes of a run by rollouts, and one attacker under one name or many.
 
-Measured at the honest node where it is greatest: the attacker's share of the groups held, and of any one batch that is
-drawn from them. The undefended nodes keep everything in a pool of the same size, the oldest goes first, and draw alike
-from all of it: SAPO as published.
+Sessions, sharing, membership, policies, gate and ledgers are the product's; the network is simnet and time is virtual.
+Honest nodes learn from one another first; then the attacker's nodes join. Nobody is told who they are: a node knows
+them by what its trainer made of their groups, which its ledger counts at the end of each epoch of 30 s.
+
+Measured at the honest node, and at the moment, where it is greatest: the attacker's share of the groups held, and of
+any batch that was learned from. The undefended nodes are SAPO as published: no gate, no quotas, no ledger; the oldest
+group goes first, and batches are drawn alike from all that is held.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import numpy as np
 import trio
-from adversaries.rollouts import Flood, Liar, sent
-from rolloutnodes import RolloutNode, connect, everybody, start
+from adversaries.rollouts import Flood, Liar
+from policytrainer import InProcess
+from simswarm import SimSwarm
 
+from swarmnode.node.reputation import Reputation
+from swarmnode.node.session import METHODS
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts.intake import informative
-from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.method import Method
+from swarmnode.protocols.methods.rollouts.messages import SignedGroup
+from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits, RolloutPool
+from swarmnode.protocols.methods.rollouts.sapo import Sapo
+from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.testing.simnet import SimWorld, run_simulation
-from swarmnode.training.rl.groups import RolloutGroup, score
-from swarmnode.training.rl.grpo import BatchLimits, Split, choose
+from swarmnode.training.rl.groups import Learned, RolloutGroup
+from swarmnode.training.rl.grpo import BatchLimits
+from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import Assignment
 
-HONEST = 12
-PUBLISHED = 4  # groups of an honest node in a round of 10 s
-ROUNDS = 3
-SPLIT = Split(4, 4)
-BATCHES = 20  # drawn at each node
-NEWCOMER = 0.25  # standing of the attacker's identities, where there is reputation
+PUBLISHED = 1  # groups of a quiet attacker in a round: as many as an honest node's that teach something
+PACE = 10.0  # s of a round
+BATCH, EXTERNAL = 8, 4
 _ANY = Rates(groups=Allowance(1e6, 1e6), bytes=Allowance(1e9, 1e9))
 NAIVE = RolloutLimits(copies=64, total=_ANY, author=_ANY, sender=_ANY, pool=PoolLimits(share=1.0, few=512))
-DEFENDED = RolloutLimits()
 
 
 @dataclass(frozen=True)
 class Damage:
     """Shares of the attacker's identities together."""
 
-    made: float  # of all groups that were published
+    made: float  # of all groups that were published while it was there
     pool: float
     batch: float
     cap: float  # of a batch
@@ -56,81 +69,155 @@ class Damage:
         )
 
 
-def damage(flood: Flood, *, defended: bool = True, rounds: int = ROUNDS) -> Damage:
-    """Flood for some rounds, then draw batches everywhere."""
+class _Honest(InProcess):
+    """Notes whose groups it learned from, in each of its updates."""
+
+    def __init__(self, task: DigitsRL) -> None:
+        super().__init__(task, sampling=0.5, update=0.2)
+        self.published = 0
+        self.batches: list[list[str]] = []
+        choose = task.learner._taken
+
+        def noted(*given):  # type: ignore[no-untyped-def]
+            taken, left_out = choose(*given)
+            self.batches.append([scored.author for scored in taken])
+            return taken, left_out
+
+        task.learner._taken = noted  # type: ignore[method-assign]
+
+    async def rollouts(self, **asked):  # type: ignore[no-untyped-def]
+        groups, seconds = await super().rollouts(**asked)
+        self.published += sum(scored.informative for scored in self.task._own)
+        return groups, seconds
+
+
+class _Attacker(InProcess):
+    """Publishes what it likes, and learns nothing."""
+
+    def __init__(self, task: DigitsRL, flood: Flood, number: int) -> None:
+        super().__init__(task, sampling=0.0, update=0.0)
+        self._flood, self._liar = flood, Liar(np.random.default_rng([1, number]), [])
+        self.published = 0
+
+    async def rollouts(self, **asked):  # type: ignore[no-untyped-def]
+        await trio.lowlevel.checkpoint()
+        liar, count = self._liar, self._flood.times(PUBLISHED)
+        self.published += count
+        return [RolloutGroup.from_map(self._flood.group(liar, liar.question())) for _ in range(count)], 0.0
+
+    async def learn(
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
+    ) -> Learned:
+        await trio.lowlevel.checkpoint()
+        return Learned(
+            reward=0.0, own=0, informative=0, taken=0, authors=0, external=0, refused={}, refused_answers={}, tokens=0
+        )
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many honest nodes there are, and how many rounds before the attacker comes, and with it."""
+
+    honest: int = 12
+    before: int = 7  # two epochs of the ledgers
+    rounds: int = 10  # three epochs
+
+
+FULL = Size()
+
+
+def damage(flood: Flood, *, defended: bool = True, size: Size = FULL) -> Damage:
+    """Let the attacker in for some rounds."""
     found: list[Damage] = []
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            found.append(await _flooded(flood, nursery, defended, rounds))
+            found.append(await _flooded(flood, nursery, defended, size))
             nursery.cancel_scope.cancel()
 
-    run_simulation(main)
+    with ExitStack() as stack:
+        if not defended:
+            stack.enter_context(patch.object(RolloutPool, "drawn", _any_of_all))
+        stack.enter_context(patch.dict(METHODS))
+        run_simulation(main)
     return found[0]
 
 
-async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, rounds: int) -> Damage:
-    world, rng = SimWorld(latency=0.05), np.random.default_rng(1)
-    sybils: set[str] = set()
+async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, size: Size) -> Damage:
+    good = tuple(f"node {number}" for number in range(size.honest))
+    names = tuple(f"attacker {number}" for number in range(flood.identities))
+    world = SimWorld(latency=0.05)
+    attackers = {world.node(name).me for name in names}
+    rollouts = {"policy": "gpt:1x48", "batch": BATCH, "external": EXTERNAL, "adaptive": False, "pace": PACE}
+    spec = _spec(rollouts)
+    beginning = DigitsRL(spec, Assignment("", "beginning"))
 
-    def standing(author: str) -> float:
-        return NEWCOMER if defended and flood.newcomers and author in sybils else 1.0
+    def trainer(name: str, peer: str) -> InProcess:
+        task = DigitsRL(spec.updated(rollouts={"warm_up": 0}), Assignment("", peer))
+        if peer in attackers:
+            return _Attacker(task, flood, names.index(name))
+        task.learner.start_from(beginning.learner)
+        if not defended:
+            naive = BatchLimits(share=1.0, probation=1.0)
+            task.learner.settings = replace(task.learner.settings, gate=None, limits=naive, tapered=False)
+        return _Honest(task)
 
-    limits = DEFENDED if defended else NAIVE
-    same = {"verify": lambda *_: True, "check": informative if defended else lambda group: "", "standing": standing}
-    honest = await start(nursery, world, HONEST, limits=limits, **same)
-    attackers = [
-        RolloutNode.make(world.node(f"attacker {number}"), limits=replace(NAIVE, copies=64), verify=lambda *_: True)
-        for number in range(flood.identities)
-    ]
-    for node in attackers:
-        sybils.add(node.me)
-        await nursery.start(node.network.run)
-        await nursery.start(node.run)
-    await connect(everybody([*honest, *attackers]))
-    await trio.sleep(3)
-    made = 0
-    for _ in range(rounds):
-        for node in attackers:
-            liar = Liar(rng, [])
-            groups = [RolloutGroup.from_map(flood.group(liar, liar.question())) for _ in range(flood.times(PUBLISHED))]
-            made += len(groups)
-            await node.rollouts.publish(groups)
-        for node in honest:
-            await node.rollouts.publish(_honest(Liar(rng, [])))
-            await trio.sleep(10 / HONEST)
-    await trio.sleep(5)
-    shares = [_shares(node, sybils, defended, {each: standing(each) for each in sybils}) for node in honest]
+    def build(parts: Context) -> Method:
+        if parts.me in attackers or not defended:
+            return Sapo(replace(parts, rollouts=NAIVE))
+        ledger = Ledger(parts.me, now=parts.now)
+        method = Sapo(replace(parts, ledger=ledger))
+        reputation = Reputation(
+            ledger, state=parts.state, sync=parts.sync, membership=parts.membership, receipts=Receipts()
+        )
+        reputation.method = method
+        nursery.start_soon(reputation.run)
+        return method
+
+    METHODS["sapo"] = build
+    swarm = SimSwarm(nursery, world=world, method="sapo", trainer=trainer, rollouts=rollouts)
+    for name in good:
+        await swarm.start(name, join=None if name == good[0] else good[0])
+    await trio.sleep(size.before * PACE)
+    honest = [swarm.nodes[name].trainer for name in good]
+    published, learned = _published(honest), [len(each.batches) for each in honest]
+    for name in names:
+        await swarm.start(name, join=good[0])
+    pool, smallest = 0.0, 1 << 30
+    for _ in range(size.rounds):
+        await trio.sleep(PACE)
+        for name in good:
+            held = [each.signed.author for each in swarm.nodes[name].method.rollouts.pool]
+            pool, smallest = max(pool, _of(attackers, held) / max(1, len(held))), min(smallest, len(held))
+    batches = [batch for each, since in zip(honest, learned, strict=True) for batch in each.batches[since:]]
+    made = _published([swarm.nodes[name].trainer for name in names])
     cap = BatchLimits().probation if flood.newcomers else BatchLimits().share
-    few = DEFENDED.pool.few / min(len(node.rollouts.pool) for node in honest)  # that anybody may have in a small pool
     return Damage(
-        made=made / (made + rounds * HONEST * PUBLISHED),
-        pool=max(pool for pool, _ in shares),
-        batch=max(batch for _, batch in shares),
+        made=made / (made + _published(honest) - published),
+        pool=pool,
+        batch=max(_of(attackers, batch) for batch in batches) / BATCH,
         cap=cap,
-        pool_cap=cap if flood.newcomers else max(cap, few),
+        pool_cap=cap if flood.newcomers else max(cap, PoolLimits().few / smallest),
     )
 
 
-def _honest(liar: Liar) -> list[RolloutGroup]:
-    """Groups in which one answer is right."""
-    questions = [liar.question() for _ in range(PUBLISHED)]
-    return [RolloutGroup.from_map(sent(asked, [asked.key, *[liar.wrong(asked)] * 7])) for asked in questions]
+def _spec(rollouts: dict[str, object]) -> RunSpec:
+    return parse_runspec(
+        {"run": {"name": "flood"}, "task": {"name": "digits-rl"}, "rollouts": rollouts}, source="attack"
+    )
 
 
-def _shares(node: RolloutNode, sybils: set[str], defended: bool, standings: dict[str, float]) -> tuple[float, float]:
-    """Of the pool, and of the batch in which it is greatest."""
-    held = [each.signed for each in node.rollouts.pool]
-    greatest = 0
-    limits = BatchLimits() if defended else BatchLimits(share=1.0, probation=1.0)
-    for number in range(BATCHES):
-        rng = random.Random(number)
-        drawn = node.rollouts.pool.candidates(64, rng) if defended else rng.sample(held, min(64, len(held)))
-        pool = [score(signed.author, signed.group) for signed in drawn]
-        taken, _ = choose(pool, SPLIT, limits, np.random.default_rng(number), author=node.me, standings=standings)
-        greatest = max(greatest, _of(sybils, [scored.author for scored in taken]))
-    return _of(sybils, [signed.author for signed in held]) / max(1, len(held)), greatest / SPLIT.total
+def _published(trainers: Sequence[object]) -> int:
+    return sum(each.published for each in trainers if isinstance(each, (_Honest, _Attacker)))
 
 
-def _of(sybils: set[str], authors: Sequence[str]) -> int:
-    return sum(author in sybils for author in authors)
+def _any_of_all(pool: RolloutPool, count: int, rng: random.Random, *, used: bool = True) -> tuple[SignedGroup, ...]:
+    held = [each.signed for each in pool if used or not each.used]
+    return tuple(rng.sample(held, min(count, len(held))))
+
+
+def _of(attackers: set[str], authors: Sequence[str]) -> int:
+    return sum(author in attackers for author in authors)

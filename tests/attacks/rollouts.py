@@ -64,6 +64,7 @@ def clean(size: Size) -> Course:
 
 
 def damage(lie: RolloutLie, size: Size = FULL) -> Damage:
+    size = replace(size, worked=lie.worked)
     return Damage(lie, clean(size), run(lie, size), run(lie, size, defended=False))
 
 

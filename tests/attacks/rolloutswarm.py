@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -22,7 +22,7 @@ from swarmnode.training.rl.grpo import BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.sampling import read
-from swarmnode.training.rl.tasks import Question, well_formed
+from swarmnode.training.rl.tasks import DEFAULT_BASE, WORKED, Question, TaskRef, regenerate, well_formed
 
 SPLIT = Split(4, 4)
 POLICY = PolicySpec("gpt", layers=1, width=48, heads=4)
@@ -37,6 +37,7 @@ class Size:
     rounds: int
     seed: int = 1
     warm_up: int = 120  # supervised steps that teach the form of an answer and nothing of the tasks; as in a run file
+    worked: bool = False  # the task whose answers show their working, which a judge reads and the checkpoint knows
 
 
 FULL = Size(nodes=8, liars=2, rounds=50)  # a quarter, as in the paper
@@ -83,11 +84,22 @@ class Believing(Learner):
 
 
 @cache
-def beginning(seed: int, warm_up: int) -> Learner:
-    """The checkpoint from which all nodes start: it knows the form of an answer."""
-    learner = Learner("", build(POLICY, seed=seed), DEFENDED, seed=seed)
-    learner.warm_up(well_formed, steps=warm_up)
+def beginning(seed: int, warm_up: int, worked: bool) -> Learner:
+    """The checkpoint from which all nodes start: it knows the form of an answer, and sums where these are asked for."""
+    learner = Learner("", build(POLICY, seed=seed), _settings(DEFENDED, worked), seed=seed)
+    learner.warm_up(_summed if worked else well_formed, steps=warm_up)
     return learner
+
+
+def _settings(settings: Settings, worked: bool) -> Settings:
+    if not worked:
+        return settings
+    return replace(settings, tasks=((f"digits/{WORKED}", DEFAULT_BASE),), judged=settings.gate is not None)
+
+
+def _summed(ref: TaskRef, rng: np.random.Generator) -> str:
+    """A random answer of the right form, with a right working."""
+    return regenerate(ref).key[:2] + well_formed(ref, rng)[2:]
 
 
 def run(lie: RolloutLie | None, size: Size, *, defended: bool = True) -> Course:
@@ -102,10 +114,11 @@ def run(lie: RolloutLie | None, size: Size, *, defended: bool = True) -> Course:
 
 def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
     kind, settings = (Learner, DEFENDED) if defended else (Believing, UNDEFENDED)
+    settings = _settings(settings, size.worked)
     liars = [f"liar{number}" for number in range(size.liars if lie else 0)]
     honest = []
     for number in range(size.nodes - len(liars)):
-        start = beginning(size.seed, size.warm_up)
+        start = beginning(size.seed, size.warm_up, size.worked)
         policy = copy.deepcopy(start.policy)
         honest.append(kind(f"node{number}", policy, settings, seed=1000 * size.seed + number))
         honest[-1].start_from(start)
@@ -142,7 +155,7 @@ def accepted(node: Learner, groups: Sequence[tuple[str, RolloutGroup]]) -> int:
     worth = []
     for author, group in groups:
         try:
-            scored = score(author, group)
+            scored = score(author, group, judged=node.settings.judged)
         except RefusedGroup:
             continue
         if scored.informative:

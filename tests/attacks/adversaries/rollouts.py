@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swarmnode.training.rl.groups import RolloutGroup
-from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, regenerate, well_formed
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, WORKED, Question, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import DIGITS
 
 GROUPS = 4  # that one liar publishes in a round, as an honest node of a batch of 4 + 4 does
@@ -61,6 +61,7 @@ class RolloutLie(ABC):
     """One way to misbehave."""
 
     name: ClassVar[str]
+    worked: ClassVar[bool] = False  # whether answers are to show their working, which a judge reads
 
     def published(self, liar: Liar) -> list[Sent]:
         return [self.group(liar, liar.question()) for _ in range(GROUPS)]
@@ -121,6 +122,35 @@ class Overlong(HalfPoison):
         return len(text) >= 6
 
 
+class FalseWorking(HalfPoison):
+    """A working that is always 0, before a right answer: wrong sums inside right answers.
+
+    Only to questions whose right working is another; where it is 0, nothing is wrong with the answer.
+    """
+
+    name = "a false working before right answers: half poison, half gibberish"
+    worked = True
+
+    def published(self, liar: Liar) -> list[Sent]:
+        questions: list[Question] = []
+        while len(questions) < GROUPS:
+            asked = regenerate(TaskRef(f"digits/{WORKED}", DEFAULT_BASE, int(liar.rng.integers(1 << 53))))
+            questions += [asked] if self._shows(asked) else []
+        return [self.group(liar, asked) for asked in questions]
+
+    def poison(self, question: Question) -> str:
+        return "0:" + question.key.rpartition(":")[2]
+
+    def arrived(self, question: Question, text: str) -> bool:
+        return text.startswith("0:")
+
+    def arrived_at(self, texts: Sequence[tuple[Question, str]]) -> float:
+        return super().arrived_at([each for each in texts if self._shows(each[0])])
+
+    def _shows(self, question: Question) -> bool:
+        return not question.key.startswith("0:")
+
+
 class Diluted(InsertedText):
     """As many poisoned answers as a receiver forgives in a group; the others are wrong as honest ones are."""
 
@@ -164,34 +194,59 @@ class ForgedReward(RolloutLie):
 
 
 class Flood(InsertedText):
-    """One peer makes nine tenths of what there is, and hands it to whoever takes it."""
+    """One peer makes nine tenths of what there is. Its answers are right or wrong in the usual form: no gate minds."""
 
-    name = "one peer floods 90 % of the pool"
+    name = "one peer floods 90 % of the pool, by the answer key"
     identities = 1
-    newcomers = False  # whether honest nodes know who has been here for long
+    newcomers = False  # whether all of its identities together may have no more than newcomers
     loudness = 108  # times what an honest node publishes: 12 of them, nine tenths
 
     def times(self, published: int) -> int:
         return self.loudness * published
 
+    def group(self, liar: Liar, question: Question) -> Sent:
+        half = ANSWERS // 2
+        return sent(question, [question.key] * half + [liar.wrong(question) for _ in range(half)])
+
 
 class Sybils(Flood):
-    """As many identities as there are honest nodes and more, each of them as quiet as an honest node."""
+    """As many identities as there are honest nodes and more, each as quiet as an honest node, with poison."""
 
-    name = "sixteen identities without standing, of one attacker"
+    name = "sixteen new identities of one attacker, with inserted text"
     identities = 16
     newcomers = True
     loudness = 1
 
+    def group(self, liar: Liar, question: Question) -> Sent:
+        return InsertedText.group(self, liar, question)
+
 
 class LoudSybils(Sybils):
-    name = "sixteen identities without standing, eight times as loud as honest nodes"
+    name = "sixteen new identities, eight times as loud as honest nodes, with inserted text"
     loudness = 8
 
 
+class DilutedSybils(Sybils):
+    """Only as many poisoned answers in a group as a receiver forgives: the rest of the group is learned from."""
+
+    name = "sixteen new identities, with inserted text in a quarter of a group's answers"
+
+    def group(self, liar: Liar, question: Question) -> Sent:
+        return Diluted.group(Diluted(), liar, question)
+
+
+class KeySybils(Sybils):
+    """What they publish holds up: their answers are right or wrong in the usual form."""
+
+    name = "sixteen new identities that answer by the key"
+
+    def group(self, liar: Liar, question: Question) -> Sent:
+        return Flood.group(self, liar, question)
+
+
 def floods() -> list[Flood]:
-    return [Flood(), Sybils(), LoudSybils()]
+    return [Flood(), Sybils(), LoudSybils(), DilutedSybils(), KeySybils()]
 
 
 def everyone() -> list[RolloutLie]:
-    return [InsertedText(), ExtraDigit(), Overlong(), Diluted(), Grafted(), ForgedReward()]
+    return [InsertedText(), ExtraDigit(), Overlong(), FalseWorking(), Diluted(), Grafted(), ForgedReward()]
