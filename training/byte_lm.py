@@ -3,8 +3,8 @@
 Training windows start anywhere in the node's own slice: shards of the run's data, of which more may come while it
 trains, or a part of its own corpus. Shards lie in the order of their file names, which are their ids, whenever they
 came: so the windows of a step follow from which shards a node has, and others know where it read. The held-out loss is
-measured on windows spread evenly over the held-out part, the same on every node, so losses of different nodes can be
-compared digit by digit.
+measured on windows spread evenly over the part of the held-out text that no judge draws from, the same on every node,
+so losses of different nodes can be compared digit by digit.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from swarmnode.training.corpus import CorpusError, corpus_for_run, read_heldout
+from swarmnode.training.corpus import CorpusError, corpus_for_run, divide_heldout, read_heldout
 from swarmnode.training.gpt import GPT
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import RunSpec
@@ -49,8 +51,8 @@ class ByteLM:
             self._text = _as_tensor(corpus.slice_for(assignment.run_id, assignment.peer_id))
             self._filled = len(self._text)
         self._check_long_enough(self._filled)
-        self._heldout = _as_tensor(heldout)
-        self._check_long_enough(len(self._heldout))
+        self._gate, self._report = map(_as_tensor, divide_heldout(heldout))
+        self._check_long_enough(len(self._report))
         torch.manual_seed(spec.run.seed)
         self.model = GPT(spec.model).to(device)
 
@@ -104,23 +106,17 @@ class ByteLM:
 
     @torch.no_grad()
     def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
-        """Bits per byte of the held-out windows: spread evenly, or few at places that `seed` draws."""
+        """Bits per byte of held-out windows: spread evenly where no judge draws, or a judge's few by `seed`."""
         if seed is not None:
             return float(self.loss(self.heldout(seed)))
         count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
-        last = len(self._heldout) - len(self._window)
-        windows = self._windows(torch.linspace(0, last, count, dtype=torch.float64).long())
-        losses = [float(self.loss(batch)) for batch in windows.split(EVALUATION_BATCH)]
-        return sum(losses) / len(losses)
+        starts = torch.linspace(0, len(self._report) - len(self._window), count, dtype=torch.float64).long()
+        return _mean_loss(self.model, self._report[starts[:, None] + self._window].to(self.device))
 
     def heldout(self, seed: int) -> Tensor:
-        """The held-out windows that `seed` draws, (SEQUENCES, context + 1): the same on every machine."""
-        last = len(self._heldout) - len(self._window)
-        return self._windows(torch.randint(last + 1, (SEQUENCES,), generator=torch.Generator().manual_seed(seed)))
-
-    def _windows(self, starts: Tensor) -> Tensor:
-        """Held-out windows at `starts` (n,), (n, context + 1), on the task's device."""
-        return self._heldout[starts[:, None] + self._window].long().to(self.device)
+        """The held-out windows that `seed` draws for a judge, (SEQUENCES, context + 1): the same on every machine."""
+        starts = self._starts(SEQUENCES, torch.Generator().manual_seed(seed), len(self._gate))
+        return self._gate[starts + self._window].long().to(self.device)
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """`length` bytes after `prompt`; an empty prompt starts from a line's end."""
@@ -135,6 +131,27 @@ class ByteLM:
                 f"{size} bytes of text are too few for windows of {len(self._window)} bytes; name a larger corpus with "
                 "--corpus or lower [model] context"
             )
+
+
+@torch.no_grad()
+def loss_on(text: bytes, spec: RunSpec, parameters: NDArray[np.float32]) -> float:
+    """Bits per byte of a whole text, in windows side by side, for the run's model with these parameters, (P,).
+
+    Raises CorpusError where it has less than one window, ValueError for parameters of another model.
+    """
+    model, window = GPT(spec.model), spec.model.context + 1
+    if len(text) < window:
+        raise CorpusError(f"{len(text)} bytes of text are less than a window of {window}")
+    if parameters.size != sum(parameter.numel() for parameter in model.parameters()):
+        raise ValueError(f"{parameters.size} parameters are not those of the run's model")
+    torch.nn.utils.vector_to_parameters(torch.tensor(parameters), model.parameters())
+    return _mean_loss(model, _as_tensor(text[: len(text) // window * window]).view(-1, window))
+
+
+def _mean_loss(model: GPT, windows: Tensor) -> float:
+    """Bits per byte of uint8 windows, (n, context + 1)."""
+    losses = [float(model.loss(batch.long())) * len(batch) for batch in windows.split(EVALUATION_BATCH)]
+    return sum(losses) / len(windows) / math.log(2)
 
 
 def _as_tensor(text: bytes) -> Tensor:

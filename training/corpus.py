@@ -2,11 +2,17 @@
 
     corpus = read_corpus("")                        # the Python standard library's own sources
     corpus.heldout_sha256                           # the same on all nodes with the same text
+    gate, report = divide_heldout(corpus.heldout)   # what judges measure on, and what people are told of
     corpus.slice_for(run_id, peer_id)               # what this node trains on
 
 Files are cut into chunks of 8 KiB, each known by its sha-256. The chunks with the lowest hashes are held out, so every
 node that has the text finds the same ones without asking. Of the others a node takes the quarter that ranks first by
 sha-256(run ‖ peer ‖ chunk): nobody hands out work, and the slices of different nodes overlap only by chance.
+
+Held-out chunks lie in the order of their hashes. Judges of an open run draw from the first three quarters, the gate,
+and from there alone; the loss that people read is that on the last quarter, the report. So whoever trains on what is
+judged by moves no figure that people read, as long as nobody trains on that quarter too. What nobody can have trained
+on is text that the run's creator keeps back (`[data] sealed`).
 """
 
 from __future__ import annotations
@@ -20,8 +26,9 @@ from functools import cached_property
 from pathlib import Path
 
 CHUNK = 8 << 10  # bytes
-HELDOUT_SHARE = 0.03  # of the chunks
-MAX_HELDOUT = 4 << 20  # bytes; more would not measure better, and peers without it have to fetch it
+HELDOUT_SHARE = 0.1  # of the chunks: much more than a node trains on in a round, so that it cannot be learned by heart
+MAX_HELDOUT = 16 << 20  # bytes; peers without it have to fetch it before they train
+REPORT_PART = 4  # the last quarter of the held-out part
 SLICE_SHARE = 0.25  # of the chunks that are not held out
 MIN_CHUNKS = 8  # below this there is nothing worth dividing
 MAX_CORPUS = 2 << 30  # bytes; the text is kept in memory
@@ -109,6 +116,12 @@ def read_chunks(path: str) -> list[Chunk]:
     return list(chunks.values())
 
 
+def divide_heldout(heldout: bytes) -> tuple[bytes, bytes]:
+    """The part that judges draw from, and the part on which the loss is measured that people read."""
+    middle = len(heldout) - len(heldout) // REPORT_PART
+    return heldout[:middle], heldout[middle:]
+
+
 def read_heldout(path: Path, *, sha256: str) -> bytes:
     """The held-out part that was fetched from a peer. Raises CorpusError where it does not hash to `sha256`."""
     try:
@@ -144,12 +157,11 @@ def corpus_for_run(path: str, *, heldout_sha256: str, heldout: Path | None) -> C
 
 def divide(chunks: list[Chunk]) -> Corpus:
     """Hold out the chunks with the lowest hashes."""
-    by_hash = sorted(chunks, key=lambda chunk: chunk.sha256)
-    count = max(1, round(len(chunks) * HELDOUT_SHARE))
-    held = {chunk.sha256 for chunk in by_hash[: min(count, MAX_HELDOUT // CHUNK)]}
+    count = min(max(1, round(len(chunks) * HELDOUT_SHARE)), MAX_HELDOUT // CHUNK)
+    held = sorted(chunks, key=lambda chunk: chunk.sha256)[:count]
     return Corpus(
-        training=tuple(chunk for chunk in chunks if chunk.sha256 not in held),
-        heldout=b"".join(chunk.text for chunk in chunks if chunk.sha256 in held),
+        training=tuple(chunk for chunk in chunks if chunk.sha256 > held[-1].sha256),
+        heldout=b"".join(chunk.text for chunk in held),
     )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
-from swarmnode.training.byte_lm import ByteLM
+from swarmnode.training.byte_lm import ByteLM, loss_on
 from swarmnode.training.corpus import CHUNK, CorpusError
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -116,6 +117,29 @@ def test_text_is_the_same_in_whichever_order_shards_came(tmp_path: Path) -> None
     one_by_one.feed([names[2]])
     drawn = [task.draw(50, torch.Generator().manual_seed(1)) for task in (at_once, one_by_one)]
     assert torch.equal(*drawn)
+
+
+def test_judges_draw_from_the_gate_and_people_read_the_loss_on_the_report(tmp_path: Path) -> None:
+    gate, report = b"g" * 120, b"r" * 40
+    task = _from_shards(tmp_path, [b"a" * 50], room=50, heldout=gate + report)
+    assert {value for seed in range(50) for value in task.heldout(seed).unique().tolist()} == {ord("g")}
+    for seed, thorough in ((None, False), (None, True), (1, False)):
+        part = gate if seed is not None else report
+        expected = loss_on(part, _spec(), parameters_to_vector(task.model.parameters()).detach().numpy())
+        assert task.evaluate(thorough=thorough, seed=seed) == pytest.approx(expected, rel=1e-5)
+
+
+def test_loss_on_a_whole_text_is_that_of_its_windows_side_by_side(corpus: str) -> None:
+    task, spec = _task(corpus), _spec()
+    vector = parameters_to_vector(task.model.parameters()).detach()
+    text = Path(corpus).read_bytes()[: 70 * 17 + 5]
+    windows = torch.tensor(list(text[: 70 * 17])).view(70, 17)
+    with torch.no_grad():
+        assert loss_on(text, spec, vector.numpy()) == pytest.approx(float(task.loss(windows)), rel=1e-5)
+    with pytest.raises(CorpusError, match="less than a window of 17"):
+        loss_on(text[:16], spec, vector.numpy())
+    with pytest.raises(ValueError, match="not those of the run's model"):
+        loss_on(text, spec, vector.numpy()[1:])
 
 
 def test_held_out_text_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from swarmnode.training.corpus import (
     CorpusError,
     HeldoutDiffers,
     corpus_for_run,
+    divide_heldout,
     read_corpus,
     read_heldout,
 )
@@ -45,9 +46,20 @@ def test_what_is_held_out_is_not_trained_on_and_nothing_else_is_lost(tmp_path: P
     _write_texts(tmp_path)
     (tmp_path / "copy.txt").write_bytes((tmp_path / "sub0" / "0.txt").read_bytes())
     corpus = read_corpus(str(tmp_path))
-    assert len(corpus.heldout) == 3 * CHUNK  # 3 % of 100 different chunks
+    assert len(corpus.heldout) == 10 * CHUNK  # a tenth of 100 different chunks
     assert not any(text in corpus.heldout for text in _texts(corpus))
-    assert len(corpus.training) == 97
+    assert len(corpus.training) == 90
+
+
+def test_what_judges_draw_from_and_what_is_reported_on_are_disjoint_and_random_parts(tmp_path: Path) -> None:
+    _write_texts(tmp_path)
+    heldout = read_corpus(str(tmp_path)).heldout
+    gate, report = divide_heldout(heldout)
+    assert gate + report == heldout and len(gate) == 3 * len(report)
+    hashes = [hashlib.sha256(heldout[at : at + CHUNK]).digest() for at in range(0, len(heldout), CHUNK)]
+    assert hashes == sorted(hashes)  # so neither part is the end of the files
+    for size in range(1, 9):
+        assert b"".join(divide_heldout(heldout[:size])) == heldout[:size]
 
 
 def test_hidden_files_and_the_order_of_creation_do_not_matter(tmp_path: Path) -> None:
@@ -66,7 +78,7 @@ def test_each_node_takes_a_quarter_of_its_own(tmp_path: Path) -> None:
     _write_texts(tmp_path, files=80)
     corpus = read_corpus(str(tmp_path))
     slices = [corpus.slice_for("run", peer) for peer in ("alice", "bob", "carol")]
-    assert [len(text) for text in slices] == [97 * CHUNK] * 3  # a quarter of 388
+    assert [len(text) for text in slices] == [90 * CHUNK] * 3  # a quarter of 360
     assert len(set(slices)) == 3
     assert corpus.slice_for("run", "alice") == slices[0]
     assert corpus.slice_for("another run", "alice") != slices[0]
@@ -89,7 +101,7 @@ def test_default_is_the_standard_library_without_tests_and_site_packages(
         file.rename(file.with_suffix(".py"))
     monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda name: str(tmp_path / name.replace("stdlib", "lib")))
     before = read_corpus("")
-    assert len(before.training) == 97
+    assert len(before.training) == 90
     for other in (
         "site-packages/numpy.py",
         "test/test_os.py",

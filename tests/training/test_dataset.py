@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.training import dataset
-from swarmnode.training.corpus import CHUNK, Chunk, Corpus, divide
+from swarmnode.training.corpus import CHUNK, MAX_HELDOUT, Chunk, Corpus, divide
 from swarmnode.training.dataset import (
     ID,
     LAST,
     MAX_INDEX,
     MAX_SHARD,
+    VERSION,
     BadIndex,
     CutCorpus,
     DataEntry,
@@ -111,18 +112,19 @@ def second(**changes: Any) -> DataEntry:
 @pytest.mark.parametrize(
     "content",
     [
-        [1, rows(ROW, second(size=0))],
-        [1, rows(ROW, second(size=-1))],
-        [1, rows(ROW, second(size=MAX_SHARD + 1))],
-        [1, rows(ROW, second(upto=1))],
-        [1, rows(ROW, second(shard=bytes(ID)))],
-        [1, rows(ROW, second(shard=b"short"))],
-        [1, rows(ROW, second(), second(shard=b"\2" * ID))],
-        [1, rows(dataclasses.replace(ROW, size=5 << 20))],
-        [1, []],
-        [2, rows(ROW)],
-        [1, [[bytes(ID), True, 1]]],
-        [1, [[bytes(ID), 5]]],
+        [VERSION, rows(ROW, second(size=0))],
+        [VERSION, rows(ROW, second(size=-1))],
+        [VERSION, rows(ROW, second(size=MAX_SHARD + 1))],
+        [VERSION, rows(ROW, second(upto=1))],
+        [VERSION, rows(ROW, second(shard=bytes(ID)))],
+        [VERSION, rows(ROW, second(shard=b"short"))],
+        [VERSION, rows(ROW, second(), second(shard=b"\2" * ID))],
+        [VERSION, rows(dataclasses.replace(ROW, size=MAX_HELDOUT + 1))],
+        [VERSION, []],
+        [VERSION - 1, rows(ROW)],
+        [VERSION + 1, rows(ROW)],
+        [VERSION, [[bytes(ID), True, 1]]],
+        [VERSION, [[bytes(ID), 5]]],
         {"v": 1},
     ],
 )

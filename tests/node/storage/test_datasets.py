@@ -27,7 +27,7 @@ from swarmnode.training.corpus import CHUNK, CorpusError, read_corpus
 from swarmnode.training.dataset import cut, encode, ranking, share
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
-CHUNKS = 200
+CHUNKS = 216
 WANTED = 16  # of the 65 shards that these make
 PLENTY = 1 << 30
 
@@ -424,7 +424,7 @@ def test_same_text_and_file_are_the_same_run_and_publishing_again_changes_nothin
         (tmp_path / f"{name}.txt").write_bytes(text)
         store = ShardStore(tmp_path / name, cap=PLENTY)
         specs += [publish(spec_of(), str(tmp_path / f"{name}.txt"), store) for _ in range(2)]
-        assert len(store.kept()) == len(pinned(store)) == 99
+        assert len(store.kept()) == len(pinned(store)) == 92
     assert len({spec.run_id for spec in specs}) == 1
 
 
