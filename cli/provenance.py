@@ -86,6 +86,15 @@ def verify(
         str | None,
         typer.Option("--maker", metavar="PEER", help="The peer who must have signed. [default: whoever did]"),
     ] = None,
+    sealed: Annotated[
+        Path | None,
+        typer.Option(
+            "--sealed",
+            metavar="TEXT",
+            help="The text that the run's creator kept back: check its hash, and measure the model's loss. "
+            "[default: neither]",
+        ),
+    ] = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -97,7 +106,8 @@ def verify(
     from swarmnode.node.provenance import Check
     from swarmnode.node.provenance import verify as look
 
-    record, checks = look(file.expanduser().absolute(), runs=directory(data_dir) / "runs")
+    text = None if sealed is None else sealed.expanduser().absolute()
+    record, checks = look(file.expanduser().absolute(), runs=directory(data_dir) / "runs", sealed=text)
     if maker is not None:
         checks.append(Check("maker", record["maker"] == maker, f"{record['maker']} made it, {maker} was asked for"))
     failed = [check.what for check in checks if check.holds is False]

@@ -27,6 +27,7 @@ as a checkpoint of the parent begins from it; who has not fetches the run's stat
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import time
@@ -59,6 +60,7 @@ from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend
+from swarmnode.training.corpus import CorpusError
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
@@ -167,15 +169,18 @@ def _accepted(history: tuple[PastRound, ...]) -> Counter[str]:
 # --- verifying ------------------------------------------------------------------------------------------------------
 
 
-def verify(file: Path, *, runs: Path | None = None) -> tuple[dict[str, Any], list[Check]]:
+def verify(file: Path, *, runs: Path | None = None, sealed: Path | None = None) -> tuple[dict[str, Any], list[Check]]:
     """Look at a record and the model beside it; `file` is either. Blocking. Raises NoModel where it is neither.
 
-    Where this node took part in the run itself, its own history below `runs` is compared as well.
+    Where this node took part in the run itself, its own history below `runs` is compared as well. `sealed`: the text
+    that the run's creator kept back, on which the model's loss is then measured.
     """
     beside = file if file.name.endswith(".json") else record_path(file)
     record, signature = _read(beside)
     try:
         checks = list(_checks(record, signature, beside))
+        if sealed is not None:
+            checks.append(_sealed(record, beside, sealed, whole=all(check.holds is not False for check in checks)))
         if runs is not None:
             checks += _compared(record, read_history(runs / Path(str(record["run"])).name / HISTORY))
         return record, checks
@@ -236,6 +241,35 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
         momentum = found.tensors.get(MOMENTUM, np.zeros_like(parameters))
         hash = state_hash(int(model["round"]), layout, OuterState(parameters, momentum))
         yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")
+
+
+def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool) -> Check:
+    """Whether a text is the one that the run's creator kept back, and the loss on it of a model that is `whole`."""
+    what, spec = "sealed text", _spec_of(record)
+    if spec is None or not spec.data.sealed:
+        return Check(
+            what, False, "the run's specification names none ([data] sealed), so no text can be held against it"
+        )
+    try:
+        text = sealed.read_bytes()
+    except OSError as error:
+        raise NoModel(f"{sealed}: cannot be read: {error.strerror}") from error
+    found = hashlib.sha256(text).hexdigest()
+    if found != spec.data.sealed:
+        says = f"{sealed.name} has sha-256 {found[:16]}…, the run's sealed text {spec.data.sealed[:16]}…"
+        return Check(what, False, f"{says}: it is another file, or not as it was when the run was created")
+    if spec.task.name != "byte-lm" or not whole:
+        why = "the model does not hold" if not whole else f"none is known of the task {spec.task.name}"
+        return Check(what, True, f"it is the run's; no loss on it is measured, as {why}")
+    from swarmnode.training.byte_lm import loss_on
+
+    tensors = read_tensors(beside.with_name(Path(str(record["model"]["file"])).name)).tensors
+    parameters = np.concatenate([tensors[str(name)].reshape(-1) for name, _ in record["model"]["layout"]])
+    try:
+        loss = loss_on(text, spec, parameters)
+    except (CorpusError, ValueError) as error:
+        return Check(what, False, f"the model's loss on it cannot be measured: {error}")
+    return Check(what, True, f"the model's loss on it is {loss:.4f} bits per byte")
 
 
 def _compared(record: dict[str, Any], own: tuple[PastRound, ...]) -> Iterator[Check]:

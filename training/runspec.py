@@ -90,6 +90,13 @@ class DataSection:
         "id of the shard that lists the others; filled in when the run is created",
         form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
     )
+    sealed: str = option(
+        "",
+        "sha-256 of a text that the creator keeps back and publishes at the end, so that all can measure the loss on "
+        "what nobody trained on (swarmnode provenance verify --sealed); empty: none",
+        form=("([0-9a-f]{64})?", "64 lower case hex digits, as sha256sum prints them for the file that you keep back"),
+        since=2,
+    )
 
 
 @dataclass(frozen=True)

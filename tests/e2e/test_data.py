@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from realnodes import RUN_TOML, Node, agree, until, warnings_of
+from realnodes import RUN_TOML, Node, agree, swarmnode, until, warnings_of
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +67,30 @@ def test_restarted_node_has_its_text_without_its_corpus_and_without_peers(
     finally:
         moved.rename(corpus)
     assert [event["steps"] for event in node.events if event["event"] == "round"] == [100]
+
+
+def test_loss_on_sealed_text_is_measured_by_anybody_and_on_no_other_text(tmp_path: Path, corpus: Path) -> None:
+    kept_back, forged, model = tmp_path / "sealed.txt", tmp_path / "forged.txt", tmp_path / "model.safetensors"
+    text = " ".join(f"unseen{number}" for number in range(300))
+    kept_back.write_text(text)
+    forged.write_text(text.replace("unseen7 ", "unseen8 "))
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(f'{RUN_TOML}[data]\nsealed = "{hashlib.sha256(text.encode()).hexdigest()}"\n')
+    with Node(tmp_path / "node", run_file, "--rounds", "1", corpus=corpus) as node:
+        assert node.wait() == 0, node.log()
+    assert swarmnode("provenance", "export", model, "--data-dir", tmp_path / "node").returncode == 0
+
+    def verified(sealed: Path) -> tuple[int, str]:
+        done = swarmnode("provenance", "verify", model, "--sealed", sealed, "--json", "--data-dir", tmp_path / "other")
+        checks = json.loads(done.stdout)["checks"]
+        return done.returncode, next(check["detail"] for check in checks if check["what"] == "sealed text")
+
+    code, said = verified(kept_back)
+    assert code == 0 and 0 < float(said.removesuffix(" bits per byte").split()[-1]) < 8
+    code, said = verified(forged)
+    assert code == 1 and said.startswith("forged.txt has sha-256") and "it is another file" in said
+    nowhere = swarmnode("provenance", "verify", model, "--sealed", tmp_path / "nowhere")
+    assert nowhere.returncode == 1 and "nowhere: cannot be read" in nowhere.stderr
 
 
 @pytest.mark.parametrize("said_by", ["run", "node"])

@@ -179,3 +179,10 @@ def test_without_a_checkpoint_there_is_nothing_to_export(tmp_path: Path) -> None
     RunStore(home).keep(SPEC)
     with pytest.raises(NoModel, match="no whole checkpoint"):
         export(home, SPEC.run_id, ME, tmp_path / "model.safetensors", with_momentum=False)
+
+
+def test_a_text_that_the_run_did_not_seal_is_held_against_nothing(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"any text")
+    found = {check.what: check for check in verify(made(tmp_path), sealed=text)[1]}
+    assert found["sealed text"].holds is False and "names none ([data] sealed)" in found["sealed text"].detail

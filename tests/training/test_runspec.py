@@ -121,6 +121,7 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
         ({"model": {"width": 100, "heads": 3}}, ["width = 100", "multiple of heads = 3"]),
         ({"run": {"name": "No Spaces"}}, ["name = 'No Spaces'", "lower case"]),
         ({"data": {"source": "peers"}}, ["t.toml [data]", "source = 'peers'", "shards, local"]),
+        ({"data": {"sealed": "AB" * 32}}, ["t.toml [data]", "sealed = 'ABAB", "64 lower case hex digits", "sha256sum"]),
         ({"data": {"index": "ab"}}, ["t.toml [data]", "index = 'ab'", "64 lower case hex digits", "leave it out"]),
         ({"run": {"name": "t", "trust": "all"}}, ["t.toml [run]", "trust = 'all'", "known, open"]),
         (
