@@ -16,12 +16,13 @@ from adversaries import gradient as adversaries
 from adversaries.gradient import GradientLie
 from adversaries.offers import CopiedReveal, Malformed, OfferAdversary
 from adversaries.panel import Panel
-from audited import ALL, NONE, Audits, drawn
+from audited import ALL, NONE, REPLAY, Audits, drawn
 from clusters import LARGE, Task
 from gradient import OF_MANY, SETTINGS, WITHOUT_LIARS, Damage, Line, Setting
 from openrounds import RULES, Bench, Lie, OpenSwarm, Seen, undefended
 
 from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN
+from swarmnode.training.runspec import TrustSection
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +203,7 @@ def _audit(audits: Audits, false: dict[str, set[int]], round: int) -> None:
 
 def test_a_lie_in_one_stretch_is_found_by_who_draws_it_and_then_by_all() -> None:
     audits = Audits("abcde")
-    for round in range(200):
+    for round in range(250):
         draws = {auditor: drawn(bytes([round]) * 32, auditor, "e") for auditor in "abcd"}
         _audit(audits, {"e": {0}}, round)
         told = {audits.standing(judge, "e") for judge in "abcd"}
@@ -215,11 +216,11 @@ def test_a_lie_in_one_stretch_is_found_by_who_draws_it_and_then_by_all() -> None
     assert round > 5
 
 
-def test_a_node_audits_every_third_to_fourth_round() -> None:
+def test_audits_take_the_share_of_its_training_that_a_node_may_spend() -> None:
     audits = Audits("abcde")
     for round in range(200):
         _audit(audits, {}, round)
-    assert 3 < 200 * 4 / audits.made < 4
+    assert audits.made * REPLAY == pytest.approx(200 * 4 * TrustSection().audit_share, rel=0.1)
 
 
 def test_who_was_proven_a_liar_counts_again_when_three_audits_held_up() -> None:
@@ -227,12 +228,11 @@ def test_who_was_proven_a_liar_counts_again_when_three_audits_held_up() -> None:
     for round in range(20):
         audits.after(bytes([round]) * 32, "a", "ab", {"b": ALL})
     assert audits.standing("a", "b") == 0
-    forgiven = next(
-        round
-        for round in range(20, 60)
-        if not audits.after(bytes([round]) * 32, "a", "ab", {}) and audits.standing("a", "b") == FULL_STANDING
-    )
-    assert forgiven > 26  # three audits, of which each takes more than three rounds
+    before = audits.made
+    while audits.standing("a", "b") == 0:
+        round += 1
+        audits.after(bytes([round]) * 32, "a", "ab", {})
+    assert audits.made == before + 3
 
 
 def test_who_knows_the_seed_of_a_round_lies_where_no_audit_looks() -> None:

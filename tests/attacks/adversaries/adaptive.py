@@ -243,11 +243,11 @@ class WorstThatPasses(Adaptive):
 
 
 class InOneStretch(Adaptive):
-    """Another lie, as a jump within one of sixteen stretches, drawn anew each time; the others are honest steps."""
+    """Another lie, as a jump within one stretch of the round, drawn anew each time; the others are honest steps."""
 
     def __init__(self, lie: Adaptive) -> None:
         self._lie = lie
-        self.name = f"{lie.name}, by a jump in one of sixteen stretches"
+        self.name = f"{lie.name}, by a jump in one stretch of the round"
 
     def again(self) -> InOneStretch:
         return InOneStretch(self._lie)
