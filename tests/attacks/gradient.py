@@ -6,7 +6,7 @@ plain mean without liars (clean) and the plain mean with them (undefended). The 
 rounds after they began to lie, beside the share of verified work that is theirs: of the stretches that are steps of
 their authors on the data drawn for them, each counted by the weight that its author has where nobody lies.
 
-    python tests/attacks gradient                       everything; an hour on two cores
+    python tests/attacks gradient                       everything; three quarters of an hour on two cores
     python tests/attacks gradient --rounds 40           one of the two horizons
     python tests/attacks gradient --lies flip slander   attacks whose name has one of these words
 """
