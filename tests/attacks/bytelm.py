@@ -187,27 +187,29 @@ SETTINGS = (
 )
 
 HEADING = "byte-lm, by the trainers' own inner loop"
-EXPLAINED = f"""The four worst attacks of the table above at 40 rounds, and the one that ruined runs under earlier
-rules, where the peers train the product's language model: a GPT of two layers, 32 wide, 43,168 parameters, on
-Python's standard library. A round (H) is {INNER["steps"]} steps of AdamW on four sequences of {CONTEXT} bytes each,
-at a learning rate of {INNER["lr"]}. The product's own are the model, the steps, the moments that a peer keeps from
-round to round, the windows that run, peer, round and step draw, and the windows of judges, one for each judge after
-so few steps; the network is left out, and audits are modelled as above. IID: each peer has the quarter of the corpus
-that the product gives it. Dirichlet(0.3): {PIECES} chunks of 8 KiB, by shares of {SECTIONS} sections of the corpus,
-whose files lie in the order of their names. Label flip: what follows is trained to be 255 - b, not b. In the place of
-accuracy stands what a model saves of the bits of each byte beside one that knows only how often each byte occurs, on
-text that nobody trains on or judges by; so worst is (plain - attacked) / (plain - clean). All else is as above.
+EXPLAINED = f"""The four attacks of the table above that cost most at 40 rounds before there were audits, one that
+ruined runs under earlier rules, and the first of them as audits find it least often, where the peers train the
+product's language model: a GPT of two layers, 32 wide, 43,168 parameters, on Python's standard library. A round (H)
+is {INNER["steps"]} steps of AdamW on four sequences of {CONTEXT} bytes each, at a learning rate of {INNER["lr"]}. The
+product's own are the model, the steps, the moments that a peer keeps from round to round, the windows that run, peer,
+round and step draw, and the windows of judges, one for each judge after so few steps; the network is left out, and
+audits are modelled as above. IID: each peer has the quarter of the corpus that the product gives it. Dirichlet(0.3):
+{PIECES} chunks of 8 KiB, by shares of {SECTIONS} sections of the corpus, whose files lie in the order of their names.
+Label flip: what follows is trained to be 255 - b, not b. In the place of accuracy stands what a model saves of the
+bits of each byte beside one that knows only how often each byte occurs, on text that nobody trains on or judges by;
+so worst is (plain - attacked) / (plain - clean). All else is as above.
 """
 
 
 def lies(rounds: int) -> list[GradientLie]:
-    """The four worst at 40 rounds of the group gradient, and one that ruined runs under earlier rules."""
+    """The four that cost most before audits, one that ruined runs under earlier rules, one that audits seldom find."""
     return [
         adaptive.OffersNothing(),
         adaptive.FreshNoise(),
         adversaries.LabelFlip(),
         adversaries.InnerProduct(),
         adaptive.RidesThenFlips(rounds // 2),
+        adaptive.InOneStretch(adaptive.OffersNothing()),
     ]
 
 
