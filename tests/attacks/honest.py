@@ -3,7 +3,7 @@
     python honest.py ADDRESS
 
 Each line on standard input ends a phase: the latencies (ms) since the last are printed as one JSON list; a call that
-failed counts as `LOST` ms. Ends with its input.
+failed counts as `LOST` ms, and one that is not answered yet as long as it has waited. Ends with its input.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ async def main(address: str) -> None:
     network = Libp2pNetwork(new_identity(), HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
     rpc = Rpc(network)
     taken: list[float] = []
+    waiting: set[float] = set()  # since when; no two calls begin at one time
 
     async def call(peer: str) -> None:
         started = trio.current_time()
+        waiting.add(started)
         try:
             await rpc.call(peer, "echo", Blob(b"x" * 128), Blob, timeout=LOST / 1000)
             taken.append(1000 * (trio.current_time() - started))
         except (CallError, NetworkError):
             taken.append(LOST)
+        finally:
+            waiting.discard(started)
 
     async def call_steadily(peer: str) -> None:
         async with trio.open_nursery() as calls:
@@ -56,7 +60,8 @@ async def main(address: str) -> None:
         nursery.start_soon(call_steadily, peer)
         print(json.dumps("ready"), flush=True)
         while await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
-            print(json.dumps(taken), flush=True)
+            now = trio.current_time()
+            print(json.dumps([*taken, *(1000 * (now - since) for since in waiting)]), flush=True)
             taken.clear()
         nursery.cancel_scope.cancel()
 

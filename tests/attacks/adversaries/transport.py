@@ -88,11 +88,11 @@ class _Sender(Adversary):
 class FalseLength(Adversary):
     """Who believes the length collects what comes, on each stream for itself."""
 
-    name = "false length on eight streams: 2 GiB stated, 32 MiB sent"
+    name = "false length on 24 streams: 2 GiB stated, 32 MiB sent"
 
     async def attack(self, target: str) -> None:
         async with authenticated() as network, trio.open_nursery() as nursery:
-            for _ in range(8):
+            for _ in range(24):
                 nursery.start_soon(self._send, network, target)
 
     async def _send(self, network: Libp2pNetwork, target: str) -> None:
@@ -174,6 +174,7 @@ class OneByteFrames(Adversary):
     """Makes the victim stop reading, then fills its windows with frames of one byte, which cost most to keep."""
 
     name = "windows filled with one-byte frames"
+    shows = "that what waits is bounded"
 
     async def attack(self, target: str) -> None:
         async with authenticated() as network, trio.open_nursery() as nursery:
@@ -287,6 +288,7 @@ class RenewedSilence(Adversary):
     """Connections that say nothing, as many as the victim takes twice over, opened again as soon as it hangs up."""
 
     name = "128 silent connections from one address, renewed at once, and newcomers from there"
+    shows = "that none of the newcomers is kept out"
     sockets = 128
 
     def __init__(self) -> None:
