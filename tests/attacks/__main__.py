@@ -126,7 +126,7 @@ in the same round; who was cut off, or comes back from a backup, must have work 
 above. What SIGKILL and SIGSTOP cost real processes is in [allreduce.md](allreduce.md#when-a-member-fails) (four
 members, by the part of a round in which it strikes) and [strain.md](strain.md) (six nodes, for minutes; also the open
 exchange). The last table has the lines of offers and round that were run with sixteen nodes, each once and without the
-undefended nodes.
+undefended nodes; it is of the time before judges measured all contributions together, and was not run since.
 
 Rollout: eight nodes learn digit tasks for 50 rounds from their own and one another's answers, two of them lie ("Hail to
 the Thief", 2511.09780); the product's learning half in one process. Rejected are liars' groups from which nothing was
