@@ -77,7 +77,7 @@ is py-libp2p as installed, with a handler that believes lengths, decodes without
 another. In the last line the victim judges its peers about fifty times as fast as it does by default.
 
 DHT: real hosts in one process. A line passes where no forged value is accepted, no live value is evicted, at least 99 %
-of lookups succeed, and no node keeps more records for others than it has room for, which is 256 here in place of 4096,
+of lookups succeed, and no node keeps more records for others than it has room for, which is 64 here in place of 4096,
 so that an attack need not bring as many. Lying routers search 2^15 key pairs for the identities nearest to each key, in
 advance: those that they name share nine bits and more with it, the nearest honest node some four. The undefended node
 is py-libp2p's KadDHT as installed.
@@ -136,8 +136,8 @@ these are at most 1.1 times as long. Undefended is SAPO as published, in nodes t
 write for another's policy: a hundred batches of eight signed groups, each beside one of an honest sampler, to a trainer
 that looks at a quarter of them; a batch is rejected where nothing of it is learned from. Who draws at half the
 temperature, with right proofs, is caught only after some twenty such batches, and is in no line. In the line of a false
-working, answers show a sum before the answer, and a judge reads it. Who floods joins twelve honest nodes on simnet that
-have learned from one another for seven rounds of 10 s, and stays for ten; sessions, policies, gate and ledgers are the
+working, answers show a sum before the answer, and a judge reads it. Who floods joins six honest nodes on simnet that
+have learned from one another for six rounds of 10 s, and stays for nine; sessions, policies, gate and ledgers are the
 product's, and nobody is told who is new: a ledger counts at the end of each 30 s what a node's own trainer made of the
 groups. Shares are those at the node, in the batch and at the moment where they are greatest. A peer may have a quarter;
 the new identities of one attacker an eighth together.

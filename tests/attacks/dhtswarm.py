@@ -24,7 +24,7 @@ from swarmnode.protocols.network import NetworkError
 MALICIOUS = 3  # of 16: a fifth
 NEIGHBOURS = 5  # that each node dials: tables are incomplete, so lookups take hops
 PATIENCE = 10.0  # seconds for one lookup
-ROOM = 256  # records that a node of this swarm keeps for others, so that an attack has not to bring 4096
+ROOM = 64  # records that a node of this swarm keeps for others, so that an attack has not to bring 4096
 LIMITS = Limits(dht=DhtLimits(records=ROOM))
 
 

@@ -1,4 +1,4 @@
-"""Who floods the pool of rollouts: twelve honest nodes of a run by rollouts, and one attacker under one name or many.
+"""Who floods the pool of rollouts: six honest nodes of a run by rollouts, and one attacker under one name or many.
 
 Sessions, sharing, membership, policies, gate and ledgers are the product's; the network is simnet and time is virtual.
 Honest nodes learn from one another first; then the attacker's nodes join. Nobody is told who they are: a node knows
@@ -121,9 +121,9 @@ class _Attacker(InProcess):
 class Size:
     """How many honest nodes there are, and how many rounds before the attacker comes, and with it."""
 
-    honest: int = 12
-    before: int = 7  # two epochs of the ledgers
-    rounds: int = 10  # three epochs
+    honest: int = 6
+    before: int = 6  # two epochs of the ledgers
+    rounds: int = 9  # three epochs
 
 
 FULL = Size()

@@ -28,7 +28,7 @@ from swarmnode.protocols.network import NetworkError, PeerId, Stream
 
 GROUND_BITS = 15  # the attacker searches 2^15 key pairs for identities near the keys that it wants
 NEAREST = 20  # of them that a lying router names: as many as an answer may have
-CROWD = 17  # identities with as many records each as a storer takes of one author: more than it has room for
+CROWD = 5  # identities with as many records each as a storer takes of one author: more than it has room for
 
 
 @cache

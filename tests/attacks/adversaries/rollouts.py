@@ -199,7 +199,7 @@ class Flood(InsertedText):
     name = "one peer floods 90 % of the pool, by the answer key"
     identities = 1
     newcomers = False  # whether all of its identities together may have no more than newcomers
-    loudness = 108  # times what an honest node publishes: 12 of them, nine tenths
+    loudness = 60  # times what an honest node publishes: 6 of them, nine tenths
 
     def times(self, published: int) -> int:
         return self.loudness * published
@@ -212,8 +212,8 @@ class Flood(InsertedText):
 class Sybils(Flood):
     """As many identities as there are honest nodes and more, each as quiet as an honest node, with poison."""
 
-    name = "sixteen new identities of one attacker, with inserted text"
-    identities = 16
+    name = "eight new identities of one attacker, with inserted text"
+    identities = 8
     newcomers = True
     loudness = 1
 
@@ -222,14 +222,14 @@ class Sybils(Flood):
 
 
 class LoudSybils(Sybils):
-    name = "sixteen new identities, eight times as loud as honest nodes, with inserted text"
+    name = "eight new identities, eight times as loud as honest nodes, with inserted text"
     loudness = 8
 
 
 class DilutedSybils(Sybils):
     """Only as many poisoned answers in a group as a receiver forgives: the rest of the group is learned from."""
 
-    name = "sixteen new identities, with inserted text in a quarter of a group's answers"
+    name = "eight new identities, with inserted text in a quarter of a group's answers"
 
     def group(self, liar: Liar, question: Question) -> Sent:
         return Diluted.group(Diluted(), liar, question)
@@ -238,7 +238,7 @@ class DilutedSybils(Sybils):
 class KeySybils(Sybils):
     """What they publish holds up: their answers are right or wrong in the usual form."""
 
-    name = "sixteen new identities that answer by the key"
+    name = "eight new identities that answer by the key"
 
     def group(self, liar: Liar, question: Question) -> Sent:
         return Flood.group(self, liar, question)
