@@ -48,6 +48,10 @@ LIES = {
         Lie("noise", "offers noise as large as what it learned", EXCHANGING),
         Lie("free-ride", "offers what the swarm did in the round before, as its own work", EXCHANGING),
         Lie("slow-drift", "adds a quarter of a step in one direction, in every round the same", EXCHANGING),
+        Lie("half-steps", "computes half of its steps, and says that it did all", EXCHANGING),
+        Lie("other-data", "trains on other windows of text than those that belong to its name", EXCHANGING),
+        Lie("copied", "offers what another did in the round before, with a little noise", ("open",)),
+        Lie("stale", "offers its first contribution again and again", ("open",)),
         Lie("nan", "offers bytes that decode to NaN", ("open",)),
         Lie("copy", "offers what another has just revealed", ("open",)),
         Lie("withhold", "commits to its work and never reveals it", ("open",)),
@@ -57,6 +61,7 @@ LIES = {
         Lie("overlong", "shares answers that are far too long, half of them gibberish", ("sapo",)),
     )
 }
+OF_TRAINERS = ("label-flip", "half-steps", "other-data")  # told by the trainer of a liar
 ACCEPTED = "accepted"
 ASK_WITHIN = 2.0  # s for a node to tell its scores; a frozen one tells none
 LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's begins with
@@ -109,8 +114,8 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
             f"--attack {attack.lie}: the run's exchange method is {spec.exchange.method}, and this is an attack on "
             f"{' or '.join(methods)}; name another run file or another attack (--attack help)"
         )
-    if attack.lie == "label-flip" and spec.task.name != "byte-lm":
-        raise AttackError(f"--attack label-flip: the task {spec.task.name} has no labels that this command knows")
+    if attack.lie in OF_TRAINERS and spec.task.name != "byte-lm":
+        raise AttackError(f"--attack {attack.lie}: there is a trainer that lies so for byte-lm, not {spec.task.name}")
     name = f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"
     spec = spec.updated(run={"name": name})
     if spec.exchange.method == "open" and not spec.trust.validators:

@@ -2,7 +2,7 @@
 
     lies.py           what is offered in place of what was trained, and shared in place of what was answered
     disguise.py       puts a lie into an otherwise honest exchange method
-    mislabelled.py    the task of a trainer that learns the wrong labels
+    tasks.py          tasks of trainers that learn otherwise than they say
     __main__.py       the process of such a node, and what it refuses
 
 `swarmnode run` has no option for any of this and never imports it: no volunteer is one flag away from attacking

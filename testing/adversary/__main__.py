@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from swarmnode.cli.local.attack import LIES
-from swarmnode.node import daemon, exitcodes
+from swarmnode.node import assembly, daemon, exitcodes
 from swarmnode.node.config import NodeConfig, load_config
 from swarmnode.node.session import METHODS
-from swarmnode.testing.adversary.disguise import Refused, methods_with, settings_with
+from swarmnode.testing.adversary.disguise import Refused, methods_with, trainer_with
 from swarmnode.training.options import SettingError
 
 _FOREIGN = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_LISTEN", "SWARMNODE_MDNS", "SWARMNODE_UPNP")
@@ -34,13 +34,13 @@ def main(arguments: Sequence[str]) -> int:
         "mdns": False,
         "upnp": False,
         "role": "train",
-        **settings_with(told.lie),
     }
     environ = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
     try:
         loaded = load_config(None, environ, flags)
         stay_here(loaded.config)
         METHODS.update(methods_with(told.lie, dict(METHODS)))
+        assembly.make_trainer = trainer_with(told.lie, assembly.make_trainer)
         return daemon.run_daemon(
             loaded.config,
             loaded.origins,

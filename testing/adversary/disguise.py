@@ -1,12 +1,14 @@
 """Nodes that are honest but for one lie: a method of a part does something else than in an honest node.
 
 A liar does all else as honest nodes do: it trains, judges, leads and keeps the state. `methods_with` gives the builders
-of exchange methods for such a node, `settings_with` what its trainer's lie is told by.
+of exchange methods for such a node, `trainer_with` what makes its trainer.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +17,7 @@ import numpy as np
 
 from swarmnode.cli.local.attack import LIES, THROWAWAY
 from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context
@@ -31,6 +34,8 @@ from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie,
 from swarmnode.training.codecs.base import CodecError
 from swarmnode.training.rl.groups import RolloutGroup
 
+TASKS = {"label-flip": "MislabelledByteLM", "half-steps": "HalfByteLM", "other-data": "OthersByteLM"}
+LIES_FROM = int(os.environ.get("LIES_FROM_ROUND", "0"))  # what liars offer before that round is honest
 NOT_A_NUMBER = b"\xff\xff\xff\xff"  # as float32, and twice as float16 or bfloat16: all codecs begin with one of these
 
 
@@ -63,11 +68,19 @@ def methods_with(name: str, methods: dict[str, Build]) -> dict[str, Build]:
     return {method: lying(build) for method, build in methods.items()}
 
 
-def settings_with(name: str) -> dict[str, str]:
-    """Settings of a node whose trainer lies of itself, by name."""
-    if name != "label-flip":
-        return {}
-    return {"task": f"{Path(__file__).with_name('mislabelled.py')}:MislabelledByteLM"}
+def trainer_with(name: str, honest: Callable[..., TrainerProcess]) -> Callable[..., TrainerProcess]:
+    """What makes the trainer of a node, with the task that tells the lie `name`, if it is a trainer's."""
+
+    def make(*chosen: Any, **whose: Any) -> TrainerProcess:
+        made = honest(*chosen, **whose)
+        made._settings = replace(made._settings, task=task_with(name))
+        return made
+
+    return make if name in TASKS else honest
+
+
+def task_with(name: str) -> str:
+    return f"{Path(__file__).with_name('tasks.py')}:{TASKS[name]}"
 
 
 # --- in open runs -----------------------------------------------------------------------------------------------------
@@ -85,7 +98,9 @@ class LyingRounds(OpenRounds):
 
 
 class OtherWork(LyingRounds):
-    """Offers what a lie makes of its own work."""
+    """Offers what a lie makes of its own work; the record that it shows is that of its own work."""
+
+    first: Vector | None = None  # that it offered
 
     @staticmethod
     def lie(seen: Seen) -> Vector:
@@ -95,9 +110,21 @@ class OtherWork(LyingRounds):
         raw = await super().contribution(context)
         if raw is None:
             return None
-        own = self.feedback.codec.decode(raw, self.feedback.size)
-        told = self.lie(Seen(own, self._moved(context), self.rng))
+        own = self._decoded(raw)
+        self.first = own if self.first is None else self.first
+        if context.chain.round < LIES_FROM:
+            return raw
+        told = self.lie(Seen(own, self._moved(context), self.rng, self.first, self._of_another(context)))
         return bytes(self.feedback.codec.encode(np.nan_to_num(told)))
+
+    def _decoded(self, raw: bytes) -> Vector:
+        return self.feedback.codec.decode(raw, self.feedback.size)
+
+    def _of_another(self, context: RoundContext) -> Vector | None:
+        log = self.store.logs.get(self.store.tree[context.chain.tip].parent)
+        roots = sorted(said.what.root for said in log.reveals.values() if said.author != self.me) if log else []
+        here = [root for root in roots if root in self.store.contributions]
+        return self._decoded(self.store.contributions[here[0]].raw) if here else None
 
     def _moved(self, context: RoundContext) -> Vector | None:
         block = self.store.tree[context.chain.tip]

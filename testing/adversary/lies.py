@@ -32,6 +32,8 @@ class Seen:
     own: Vector  # what it trained, as an honest node would offer it
     moved: Vector | None  # how far the swarm's last round went down; None before the second
     rng: np.random.Generator
+    first: Vector | None = None  # what it offered first
+    other: Vector | None = None  # what somebody else offered in the last round
 
 
 Lie = Callable[[Seen], Vector]
@@ -53,14 +55,24 @@ def noise(seen: Seen) -> Vector:
 
 def free_ride(seen: Seen) -> Vector:
     """With a little noise, as identical bytes of two free riders would count once."""
-    if seen.moved is None:
-        return np.zeros_like(seen.own)
-    return seen.moved + _of_norm(seen.rng.standard_normal(seen.own.size, dtype=np.float32), 1e-3 * _norm(seen.moved))
+    return np.zeros_like(seen.own) if seen.moved is None else _nearly(seen.moved, seen)
+
+
+def copied(seen: Seen) -> Vector:
+    return seen.own if seen.other is None else _nearly(seen.other, seen)
+
+
+def stale(seen: Seen) -> Vector:
+    return seen.own if seen.first is None else seen.first
 
 
 def slow_drift(seen: Seen) -> Vector:
     whither = np.random.default_rng(5).standard_normal(seen.own.size, dtype=np.float32)
     return seen.own + _of_norm(whither, DRIFT * _norm(seen.own))
+
+
+def _nearly(vector: Vector, seen: Seen) -> Vector:
+    return vector + _of_norm(seen.rng.standard_normal(vector.size, dtype=np.float32), 1e-3 * _norm(vector))
 
 
 def _norm(vector: Vector) -> float:
@@ -78,6 +90,8 @@ OFFER_LIES: dict[str, Lie] = {
     "noise": noise,
     "free-ride": free_ride,
     "slow-drift": slow_drift,
+    "copied": copied,
+    "stale": stale,
     "slander": sign_flip,
 }
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmnode.cli.local.attack import LIES, AttackError, Onlooker, make_identities, parse_attack, under_attack
+from swarmnode.cli.local.attack import (
+    LIES,
+    OF_TRAINERS,
+    AttackError,
+    Onlooker,
+    make_identities,
+    parse_attack,
+    under_attack,
+)
 from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.main import app, main
 from swarmnode.node import exitcodes
@@ -15,7 +23,7 @@ from swarmnode.node.config import load_config
 from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.__main__ import main as adversary
 from swarmnode.testing.adversary.__main__ import stay_here
-from swarmnode.testing.adversary.disguise import Refused, methods_with, settings_with
+from swarmnode.testing.adversary.disguise import TASKS, Refused, methods_with, task_with
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import load_task
 
@@ -66,7 +74,7 @@ def test_a_lie_without_meaning_in_the_run_is_refused() -> None:
         under_attack(rollouts, Attack("sign-flip", 1), PEERS)
     with pytest.raises(AttackError, match="open"):
         under_attack(spec(), Attack("forged-reward", 1), PEERS)
-    with pytest.raises(AttackError, match="labels"):
+    with pytest.raises(AttackError, match="byte-lm"):
         under_attack(spec(task={"name": "mine"}), Attack("label-flip", 1), PEERS)
 
 
@@ -122,8 +130,9 @@ def test_an_adversary_takes_part_in_no_run_that_is_not_thrown_away() -> None:
         methods_with("sign-flip", METHODS)["open"](Context())  # type: ignore[arg-type]
 
 
-def test_a_trainer_that_learns_the_wrong_labels_finds_its_task() -> None:
-    assert load_task("byte-lm", settings_with("label-flip")["task"]).__name__ == "MislabelledByteLM"
+def test_a_trainer_that_lies_finds_its_task() -> None:
+    assert set(OF_TRAINERS) == set(TASKS)
+    assert {name: load_task("byte-lm", task_with(name)).__name__ for name in TASKS} == TASKS
 
 
 def test_volunteers_have_no_flag_that_lies() -> None:

@@ -22,7 +22,7 @@ from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import stretch_steps
-from swarmnode.training.verify.replay import Audit, Verdict
+from swarmnode.training.verify.replay import SAVED, Audit, Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -123,9 +123,9 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> N
             assert found[Verdict.NOT_SHOWN] <= 2  # after a round that was undone: its work came back
             told = [LEDGERS[swarm.peer(other)].found(swarm.peer(name)) for other in NAMES if other != name]
             assert not any(finding.bad for found_of in told for finding in found_of if finding.saw not in NOISY)
-            audits = method_of(swarm, name).audits
+            audits, longest = method_of(swarm, name).audits, 0.2 * stretch_steps(STEPS, 64)
             assert audits is not None
-            assert audits.budget.spent <= audits.budget.earned
+            assert audits.budget.spent <= audits.budget.earned + (SAVED + 2) * longest  # what it begins with
 
     simulate(body, turns=turns)
 
@@ -198,7 +198,7 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: boo
 def look_at_nobody(method: Open) -> None:
     """This node audits nobody by itself."""
     assert method.audits is not None
-    method.audits.budget.earn = lambda seconds: None  # type: ignore[method-assign]
+    method.audits.budget.affords = lambda cost: False  # type: ignore[method-assign]
 
 
 def test_a_lie_that_one_auditor_finds_is_found_by_all_from_what_it_shows() -> None:
@@ -238,8 +238,49 @@ def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
             audits = method_of(swarm, name).audits
             assert audits is not None
             assert audits.counts[Verdict.LIED] == 0
-            assert audits._unheard <= {swarm.peer(LIAR)}
+            assert audits._unheard <= {(swarm.peer(LIAR), True)}
         assert any(method_of(swarm, name).audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
+
+    simulate(body)
+
+
+def test_who_shows_its_record_and_no_states_is_convicted_by_all_after_three_rounds() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        for name in (*NAMES[1:3], LIAR):
+            look_at_nobody(method_of(swarm, name))
+        local = method_of(swarm, LIAR).local
+        show, records = local.show, local._shown  # type: ignore[attr-defined]
+
+        async def withhold(id: bytes) -> memoryview | None:
+            return await show(id) if id in records else None
+
+        local.show = withhold  # type: ignore[attr-defined]
+        await swarm.round_done(18, *NAMES)
+        for name in NAMES[:3]:
+            assert LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(LIAR)) == 0, name
+            assert all(LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(other)) for other in NAMES[:3])
+
+    simulate(body)
+
+
+def test_who_says_falsely_that_nothing_is_shown_convicts_nobody() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        liar = method_of(swarm, LIAR).audits
+        assert liar is not None
+        audit = liar._audit
+
+        async def slander(work: Any) -> Audit:
+            await liar._accuse(work, shown=False)
+            return await audit(work)
+
+        liar._audit = slander  # type: ignore[method-assign]
+        for name in NAMES[:3]:
+            look_at_nobody(method_of(swarm, name))
+        await swarm.round_done(12, *NAMES)
+        heard = [method_of(swarm, name).audits for name in NAMES[:3]]
+        assert all(audits.counts[Verdict.LIED] == 0 for audits in heard if audits)
+        assert all(audits._unheard <= {(swarm.peer(LIAR), False)} for audits in heard if audits)
+        assert any(audits._unheard for audits in heard if audits)
 
     simulate(body)
 

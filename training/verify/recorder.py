@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from swarmnode.training.verify.trace import Point, State, Stretch
 from swarmnode.training.verify.vectors import Vectors
 
-STRETCHES = 16  # into which the steps of a round are divided …
+STRETCHES = 32  # into which the steps of a round are divided …
+SHORTEST = 3  # … of so many steps at the least, as keeping a state takes a ninth of a step of 512 tokens …
 FEWEST = 4  # … or so few, where the states of so many would take more than …
 STATES = 32 << 30  # … these bytes of disk
 SPARE = 4  # more points of a round: where legs begin and end
@@ -43,7 +44,7 @@ def stretch_steps(steps: int, parameters: int) -> int:
     A function of the run alone, so that nobody can say that its own work cannot be looked at.
     """
     points = STATES // (12 * max(1, parameters) * WINDOWS)  # parameters and two moments of float32
-    return -(-steps // max(FEWEST, min(STRETCHES, points - SPARE)))
+    return max(min(SHORTEST, steps), -(-steps // max(FEWEST, min(STRETCHES, points - SPARE))))
 
 
 def room(steps: int, parameters: int) -> int:

@@ -3,8 +3,8 @@
     vectors = Vectors(folder, budget=bytes)
     id = vectors.put(vector)              # written, unless it is there
     vectors.get(id)                       # mapped, not read: a state may be larger than the memory
-    into = vectors.room(id, most)         # for one that comes from elsewhere …
-    vectors.fill(id, size)                # … and has come: of what it is
+    vectors.copied(id, most)              # the same where somebody else may write to the folder
+    into = vectors.room(most)             # for one that comes from elsewhere
 
 Who puts vectors removes the one longest unused where there are more than `budget` bytes; what is mapped stays readable.
 Nobody trusts what stands there more than its id says: a name leads to a regular file or to nothing.
@@ -16,13 +16,18 @@ import mmap
 import os
 import shutil
 import stat
+import tempfile
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, BinaryIO
 
 import numpy as np
 
 from swarmnode.training.verify.trace import Vector, vector_id
 
+BLOCK = 1 << 20  # bytes that are copied at once
 FREE_SHARE = 0.5  # of what is free on the disk as a trainer starts, which its states may take
 
 
@@ -71,44 +76,49 @@ class Vectors:
         return id in self._sizes
 
     def get(self, id: bytes) -> Vector | None:
-        """The vector under this id, read-only; what it says is what its writer wrote."""
+        """The vector under this id, mapped and read-only; what it says is what its writer wrote."""
         self.touch(id)
+        with suppress(FileNotFoundError), self._open(id) as file:
+            return _mapped(file)
+        return None
+
+    def copied(self, id: bytes, most: int) -> Vector | None:
+        """The same, of at most so many bytes, where somebody else writes to the folder. Raises OSError: a full disk.
+
+        Whoever shortens a file that another process has mapped kills that (SIGBUS), so what is mapped has no name.
+        """
+        with suppress(FileNotFoundError), self._open(id) as file:
+            if os.fstat(file.fileno()).st_size <= most:
+                with tempfile.TemporaryFile(dir=self.folder) as own:
+                    while most > 0 and (some := file.read(min(most, BLOCK))):
+                        own.write(some)
+                        most -= len(some)
+                    own.flush()
+                    return _mapped(own)
+        return None
+
+    @contextmanager
+    def _open(self, id: bytes) -> Iterator[BinaryIO]:
+        """The file of this id. Raises FileNotFoundError where that is none, or no regular one."""
         try:
             file = os.open(self._path(id), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_size % 4:
-                return None
-            if not found.st_size:
-                return np.zeros(0, np.float32)
-            return np.frombuffer(mmap.mmap(file, found.st_size, prot=mmap.PROT_READ), "<f4")
-        finally:
+        except OSError as error:
+            raise FileNotFoundError from error
+        if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
+            raise FileNotFoundError
+        with os.fdopen(file, "rb", buffering=0) as opened:
+            yield opened
 
-    def room(self, id: bytes, most: int) -> memoryview:
-        """`most` bytes to write what should have this id into. Raises OSError where the disk has not so many.
+    def room(self, most: int) -> memoryview:
+        """`most` bytes of disk to write a vector into that comes from elsewhere. Raises OSError where there are fewer.
 
-        They are taken at once: a write into a map that a full disk cannot back would kill the process (SIGBUS).
+        They are taken at once: a write into a map that a full disk cannot back would kill the process as well.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._path(id).open("w+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, most)
-                return memoryview(mmap.mmap(file.fileno(), most))
-            except OSError:
-                self._path(id).unlink()
-                raise
-
-    def fill(self, id: bytes, size: int) -> Vector | None:
-        """What came, if it has its id; nothing is left of anything else."""
-        os.truncate(self._path(id), size)
-        vector = self.get(id)
-        if vector is None or vector_id(vector) != id:
-            self._path(id).unlink()
-            return None
-        return vector
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            os.posix_fallocate(file.fileno(), 0, most)
+            return memoryview(mmap.mmap(file.fileno(), most))
 
     def clear(self) -> None:
         """Remove all of them."""
@@ -117,3 +127,11 @@ class Vectors:
 
     def _path(self, id: bytes) -> Path:
         return self.folder / id.hex()
+
+
+def _mapped(file: IO[bytes]) -> Vector | None:
+    """What a file holds, read-only; None where that is no vector. It outlives the file's name."""
+    size = os.fstat(file.fileno()).st_size
+    if size % 4:
+        return None
+    return np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"", "<f4")

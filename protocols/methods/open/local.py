@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
-RECORDS_KEPT = 3  # an audit needs the one before the one that it looks at
+RECORDS_KEPT = 3  # an audit needs the one before the one that it looks at …
+OFFERS_KEPT = 8  # … and where that ended and what it left over; rounds may have passed some offers over
 ALL = 1.0  # share of a contribution that comes back where a roster was undone or a fork left
 BREATH = 0.05  # seconds between two looks, where training takes no time
 
@@ -358,7 +359,7 @@ class TracedTrainer(LocalTrainer):
         self._shown: OrderedDict[bytes, bytes] = OrderedDict()  # records by root
         recorded, offers, _ = trainer.states
         self._recorded = Vectors(recorded)
-        self._offers = Vectors(offers, budget=RECORDS_KEPT * 8 * self.feedback.size)  # an end and a residual each
+        self._offers = Vectors(offers, budget=OFFERS_KEPT * 8 * self.feedback.size)  # an end and a residual each
 
     # --- what others may ask for --------------------------------------------------------------------------------------
 
@@ -376,11 +377,13 @@ class TracedTrainer(LocalTrainer):
         return root in self._shown
 
     async def show(self, id: bytes) -> memoryview | None:
-        """A record by its root, or a vector that a record names, mapped; None where it is kept no more."""
+        """A record by its root, or a vector that a record names; None where it is kept no more, or the disk is full."""
         if id in self._shown:
             return memoryview(self._shown[id])
+        most, vector = 8 * self.feedback.size, None
         for vectors in (self._recorded, self._offers):
-            vector = await self._runner(lambda vectors=vectors: vectors.get(id))  # type: ignore[misc]
+            with suppress(OSError):
+                vector = await self._runner(lambda vectors=vectors: vectors.copied(id, most))  # type: ignore[misc]
             if vector is not None and vector.size in (0, self.feedback.size, 2 * self.feedback.size):
                 return memoryview(vector.view(np.uint8))
         return None

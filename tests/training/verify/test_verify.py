@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from swarmnode.training.verify.replay import (
     Distance,
     Offered,
     Wrong,
+    by_whom,
     calibrated,
     distance,
     explains,
@@ -117,11 +119,16 @@ def test_any_bytes_are_a_record_or_refused(raw: bytes) -> None:
         assert Trace.decode(raw).encode() == raw
 
 
-def test_everybody_is_audited_by_one_in_the_mean_and_every_step_is_as_likely() -> None:
-    names = [f"peer{number}" for number in range(40)]
-    drawn = Counter(whom(bytes([number]), name, names) for number in range(50) for name in names)
-    assert min(drawn.values()) > 20 and max(drawn.values()) < 90
-    assert whom(b"seed", "ann", ["ann"]) is None
+def test_everybody_is_audited_by_one_other_each_round_and_every_step_is_as_likely() -> None:
+    names = [f"peer{number}" for number in range(10)]
+    pairs = Counter[tuple[str, str | None]]()
+    for number in range(90):
+        drawn = {name: whom(bytes([number]), name, names) for name in names}
+        assert set(drawn.values()) == set(names) and all(name != author for name, author in drawn.items())
+        assert all(by_whom(bytes([number]), author, names) == name for name, author in drawn.items() if author)
+        pairs.update(drawn.items())
+    assert len(pairs) == 90 and max(pairs.values()) < 30  # 10 in the mean
+    assert whom(b"seed", "ann", ["ann"]) is whom(b"seed", "bob", ["ann", "cid"]) is None
     uneven = trace(legs=(Leg(b"", False, (stretch(0, steps=5), replace(stretch(1, steps=15), step=5))),))
     longer = sum(which(number.to_bytes(4, "big"), "a", "b", uneven).steps == 15 for number in range(1000))  # type: ignore[union-attr]
     assert 690 < longer < 810
@@ -206,9 +213,10 @@ def test_a_disk_that_is_full_costs_the_record_and_not_the_training(tmp_path: Pat
 
 
 def test_every_size_of_model_can_be_audited_and_its_disk_is_known_before() -> None:
-    assert stretch_steps(80, 800_000) == stretch_steps(80, 70_000_000) == 5
+    assert stretch_steps(80, 800_000) == stretch_steps(80, 35_000_000) == 3
+    assert stretch_steps(80, 70_000_000) == 5
     assert stretch_steps(80, 135_000_000) == 14
-    assert stretch_steps(3, 1000) == 1
+    assert (stretch_steps(500, 1000), stretch_steps(3, 1000), stretch_steps(2, 1000)) == (16, 3, 2)
     assert stretch_steps(80, 10**9) == 20
     assert room(80, 135_000_000) == 2 * 10 * 12 * 135_000_000
     assert room(80, 1000) == 1 << 30
@@ -224,11 +232,21 @@ def test_a_name_that_leads_elsewhere_or_to_other_bytes_is_no_vector(tmp_path: Pa
     assert vectors.get(bytes(32)) is None
     (vectors.folder / (b"\1" * 32).hex()).mkdir()
     assert vectors.get(b"\1" * 32) is None
-    other = Vectors(tmp_path / "fetched")
-    for content, expected in ((ones, True), (2 * ones, False)):
-        other.room(id, 64)[:16] = content.tobytes()
-        assert (other.fill(id, 16) is not None) == expected
-    assert other.get(id) is None
+    np.testing.assert_array_equal(vectors.copied(id, 16), ones)
+    assert vectors.copied(id, 12) is vectors.copied(bytes(32), 16) is vectors.copied(b"\1" * 32, 16) is None
+    empty = vectors.put(np.zeros(0, np.float32))
+    assert vectors.get(empty).size == vectors.copied(empty, 16).size == 0  # type: ignore[union-attr]
+
+
+def test_a_trainer_that_shortens_a_state_while_its_daemon_shows_it_kills_nobody(tmp_path: Path) -> None:
+    vectors = Vectors(tmp_path)
+    id = vectors.put(np.ones(1 << 16, np.float32))
+    shown, child = vectors.copied(id, 1 << 18), os.fork()
+    if not child:
+        os.truncate(tmp_path / id.hex(), 0)
+        os._exit(int(shown.sum() != 1 << 16))  # type: ignore[union-attr]
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_is_not_finite_or_of_another_count_is_infinitely_far() -> None:
@@ -333,9 +351,10 @@ def test_the_legs_lead_to_what_was_offered_and_nowhere_else() -> None:
 def test_room_for_a_state_is_taken_at_once_and_refused_where_the_disk_has_not_so_much(tmp_path: Path) -> None:
     """Else a disk that fills up while a state comes would kill the daemon, which writes into a map."""
     vectors = Vectors(tmp_path)
-    room = vectors.room(bytes(32), 1 << 20)
-    (file,) = tmp_path.iterdir()
+    room = vectors.room(1 << 20)
+    held = {each: os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
+    (file,) = (each for each, path in held.items() if str(tmp_path) in path)
     assert len(room) == 1 << 20 <= 512 * file.stat().st_blocks
     with pytest.raises(OSError):
-        vectors.room(bytes([1] * 32), 1 << 60)
-    assert list(tmp_path.iterdir()) == [file]
+        vectors.room(1 << 60)
+    assert not list(tmp_path.iterdir())

@@ -5,7 +5,8 @@
     residual                                  the contribution must follow from the ends of the legs, exactly
     replay                                    the stretch must end where the author says, within the tolerance
     verdict                                   to the ledger, with the evidence
-    where it is a lie                         accuse: all others repeat this audit from what the auditor shows them
+    where it is a lie, or nothing is shown    accuse: all others repeat this audit, from what the auditor shows them,
+                                              or by asking the author
 
 Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm; repeating
 what others found a lie may overdraw it. An author that three times in a row shows nothing, or nothing that is linked to
@@ -13,23 +14,27 @@ its work before, lies; so does one whose contributions are three times in a row 
 honest restart costs nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
 
 Nobody believes an accusation: who repeats the audit finds the same, or hears the accuser no more. So one audit convicts
-an author in the eyes of all, and an accuser costs each other node one replay at the most.
+an author in the eyes of all, and an accuser costs each other node one replay at the most, and an author of whom it says
+that it shows nothing, what it shows to all of them once.
 
 On the wire an auditor asks an author for the record of its work and for states that the record names:
 
     audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
-    audit.accuse  Accusation -> Showing     what the draw of this roster had me look at is a lie: all of it is here
+    audit.accuse  Accusation -> Showing     what the draw of this roster had me look at is a lie: all of it is here;
+                                            or it was not shown
     bulk          ("audit", run, auditor, roster, id)    each of them, by who was told, for SHOWN_FOR seconds
 
-The author answers whom the round's draw names as its auditor. Nobody else costs it anything but a call. What is fetched
-is checked by its id, so an author can show what it signed or nothing. Who may fail when, and what is then true: an
-author that answers nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows and what
-contradicts it is a lie; what the auditor itself lacks (a shared state, text, a trainer) says nothing of the author.
+The author answers whom the round's draw names as its auditor, and others of that round who heard that nothing is shown
+to that one, a few times for each. Nobody else costs it anything but a call. What is fetched is checked by its id, so an
+author can show what it signed or nothing. Who may fail when, and what is then true: an author that answers nothing,
+shows nothing or is too slow has not lied, it has *not shown*; what it shows and what contradicts it is a lie; what the
+auditor itself lacks (a shared state, text, a trainer) says nothing of the author.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -61,6 +66,7 @@ from swarmnode.training.verify.replay import (
     Verdict,
     Wrong,
     apart,
+    by_whom,
     calibrated,
     explains,
     residual_after,
@@ -91,7 +97,7 @@ SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched, and tho
 TO_ACCUSE = 5.0  # seconds to take note of an accusation
 WAITING = 8  # accusations that are not looked at yet
 MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
-AT_ONCE = 16  # auditors whom something is shown: one a round in the mean
+AT_ONCE = 64  # auditors whom something is shown: one a round, and all where that one says that nothing is
 PATIENCE = 2  # audits in a row in which an author may show nothing
 PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
 CALIBRATIONS = 2  # of the own replays that are remembered
@@ -106,6 +112,10 @@ SHOWN = Metric("swarmnode_audit_shown_bytes_total", COUNTER, "bytes of this node
 
 class NotShown(Exception):
     """The author does not show what it should. The message says what."""
+
+
+class Withheld(NotShown):
+    """It does not give what its record names."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +139,14 @@ class Showing:
 
 @dataclass(frozen=True)
 class Accusation:
-    """The work that the draw of this roster had the sender look at is a lie. Answered by whether it is looked at."""
+    """The work that the draw of this roster had the sender look at is a lie, or its author does not show it.
+
+    Answered by whether it is looked at.
+    """
 
     run_id: str
     roster: bytes
+    shown: bool  # by the sender, as it is a lie
 
 
 class Unknown(Exception):
@@ -157,6 +171,7 @@ class Audits(WorkCheck):
     def __init__(self, parts: Context, store: ChainStore, local: TracedTrainer) -> None:
         super().__init__(parts, store, local, parts.spec.trust.audit_share)
         self._local: TracedTrainer = local
+        self.budget.saved = math.inf  # as much as may be saved up
         self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
@@ -170,7 +185,8 @@ class Audits(WorkCheck):
         self._bare: Counter[PeerId] = Counter()  # contributions in a row that are bound to no record
         self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
         self._taken: deque[tuple[PeerId, bytes]] = deque(maxlen=REMEMBERED)  # accuser, roster
-        self._unheard: set[PeerId] = set()  # who accused somebody of what this node did not find
+        self._unheard: set[tuple[PeerId, bool]] = set()  # who accused somebody of what this node did not find
+        self._others: Counter[tuple[PeerId, PeerId | None]] = Counter()  # rounds: asked by whom, as by_whom had to
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
         parts.rpc.serve(ACCUSE, Accusation, self._on_accuse)
 
@@ -192,8 +208,12 @@ class Audits(WorkCheck):
         if not self._store.stands or query.roster not in self._store.tree or not self._local.keeps(query.trace):
             return False
         block = self._store.tree[query.roster]
-        measured = self._store.measured(block)
-        return peer in measured and whom(block.chain.seed, peer, measured) == self._parts.me
+        measured, whose = self._store.measured(block), (peer, query.roster)
+        drawn = by_whom(block.chain.seed, self._parts.me, measured)
+        if peer == drawn or peer not in measured or whose in self._until:
+            return peer in measured
+        self._others[peer, drawn] += 1  # it heard that nothing was shown to the one who was drawn
+        return self._others[peer, drawn] <= PATIENCE + 1
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
         now, whose = trio.current_time(), (peer, query.roster)
@@ -242,10 +262,10 @@ class Audits(WorkCheck):
                 )
         super().consider(block)
 
-    def _work(self, block: Block, author: PeerId, commit: bytes, by: PeerId = "") -> _Work:
-        """What this node looks at, or what another one accuses an author of, and shows."""
+    def _work(self, block: Block, author: PeerId, commit: bytes, by: PeerId = "", shown: bool = False) -> _Work:
+        """What this node looks at, or what another one accuses an author of, and perhaps shows."""
         reveal = self._store.logs[block.parent].reveals[commit].what
-        return _Work(block, author, commit, reveal, by or self._parts.me, by or author)
+        return _Work(block, author, commit, reveal, by or self._parts.me, by if shown else author)
 
     async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
         trained = self._local.trained
@@ -257,14 +277,13 @@ class Audits(WorkCheck):
         async with self._one:
             try:
                 audit = await self._audit(work)
-                if work.source == work.author:
-                    self._conclude(audit)
-                    if audit.verdict is Verdict.LIED:
-                        await self._accuse(work)
-                elif audit.verdict is Verdict.LIED:
+                mine, shown = work.auditor == self._parts.me, work.source != work.author
+                if mine or audit.verdict is Verdict.LIED or (audit.verdict is Verdict.NOT_SHOWN and not shown):
                     self._conclude(audit)
                 else:
-                    self._unheard.add(work.auditor)
+                    self._unheard.add((work.auditor, shown))
+                if mine and audit.verdict is Verdict.LIED:
+                    await self._accuse(work, shown=True)
             except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
                 logger.info("round %d: the work of %s is not audited: %s", work.block.chain.round, work.author, reason)
             finally:
@@ -272,19 +291,18 @@ class Audits(WorkCheck):
                 self._records.clear()
                 await self._parts.runner(self._vectors_here.clear)
 
-    async def _accuse(self, work: _Work) -> None:
-        """Have all others who took part repeat an audit that found a lie, from what was fetched for it."""
+    async def _accuse(self, work: _Work, *, shown: bool) -> None:
+        """Have all others who took part repeat an audit, from what was `shown` here or, where nothing is, by asking."""
         roster, me = work.block.id, self._parts.me
         others = frozenset(self._store.measured(work.block)) - {me, work.author}
         self._until[me, roster] = trio.current_time() + self._shown_for
-        for id, content in (
-            self._records | {id: vector.view(np.uint8).data for id, vector in self._have.items()}
-        ).items():
+        have = self._records | {id: vector.view(np.uint8).data for id, vector in self._have.items()}
+        for id, content in (have if shown else {}).items():
             self._parts.bulk.offer((*self._prefix(me, roster), id.hex()), content, to=others)
 
         async def tell(peer: PeerId) -> None:
             try:
-                accusation = Accusation(self._parts.run_id, roster)
+                accusation = Accusation(self._parts.run_id, roster, shown)
                 await self._parts.rpc.call(peer, ACCUSE, accusation, Showing, timeout=TO_ACCUSE)
             except CallError as error:
                 logger.debug("%s does not hear of the lie of %s: %s", peer, work.author, error)
@@ -297,7 +315,7 @@ class Audits(WorkCheck):
         """Whom the draw named as an auditor may have the others look as well, once for each roster."""
         tree, whose = self._store.tree, (peer, accusation.roster)
         known = accusation.run_id == self._parts.run_id and self._store.stands and accusation.roster in tree
-        if not known or peer in self._unheard or whose in self._taken:
+        if not known or (peer, accusation.shown) in self._unheard or whose in self._taken:
             return Showing((False,))
         block = tree[accusation.roster]
         measured = self._store.measured(block)
@@ -306,7 +324,7 @@ class Audits(WorkCheck):
             return Showing((False,))
         self._taken.append(whose)
         try:
-            self._accusations.send_nowait(self._work(block, author, measured[author], peer))
+            self._accusations.send_nowait(self._work(block, author, measured[author], peer, accusation.shown))
         except trio.WouldBlock:
             return Showing((False,))
         return Showing((True,))
@@ -343,6 +361,8 @@ class Audits(WorkCheck):
         except NotShown as error:
             if self._store.block.chain.round > work.block.chain.round + PROMPT:
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
+            if isinstance(error, Withheld) and work.auditor == self._parts.me:
+                await self._accuse(work, shown=False)
             return replace(audit, verdict=Verdict.NOT_SHOWN, why=str(error))
         except (Wrong, BadTrace, CodecError, ValueError) as error:  # ValueError: numbers that end in infinity
             return replace(audit, verdict=Verdict.LIED, why=str(error))
@@ -365,6 +385,7 @@ class Audits(WorkCheck):
                 own = await self._trainer.calibrate()
             self.budget.spend(own.seconds)
             self._own.extend(own.distances)
+            self.budget.saved = math.inf  # who lies from the start is found soon
         if not self._own:
             raise Unknown("nothing of its own to calibrate by")
         tolerance = calibrated(self._own)
@@ -390,10 +411,10 @@ class Audits(WorkCheck):
         if missing:
             await self._ask(work, tuple(missing))
         for id in missing:
-            into = await self._parts.runner(lambda id=id: self._vectors_here.room(id, 8 * parameters))  # type: ignore[misc]
-            size = len(await self._fetch(work, id, 8 * parameters, into=into))
-            vector = await self._parts.runner(lambda id=id, size=size: self._vectors_here.fill(id, size))  # type: ignore[misc]
-            if vector is None:
+            into = await self._parts.runner(lambda: self._vectors_here.room(8 * parameters))
+            came = await self._fetch(work, id, 8 * parameters, into=into)
+            vector = np.frombuffer(came[: len(came) // 4 * 4], "<f4")
+            if await self._parts.runner(lambda vector=vector: self._vectors_here.put(vector)) != id:  # type: ignore[misc]
                 raise NotShown("it sent another state than the one that it signed")
             self._have[id] = vector
         for id in ids:
@@ -412,20 +433,21 @@ class Audits(WorkCheck):
         try:
             showing = await self._parts.rpc.call(work.author, SHOW, query, Showing, timeout=TIMEOUT)
         except CallError as error:
-            raise NotShown(f"it does not answer: {error}") from error
+            raise Withheld(f"it does not answer: {error}") from error
         if len(showing.found) != len(ids) or not all(showing.found):
-            raise NotShown("it has what it signed no more")
+            raise Withheld("it has what it signed no more")
 
     async def _fetch(self, work: _Work, id: bytes, most: int, *, into: memoryview | None = None) -> memoryview:
         """What is offered under an id, of at most so many bytes. Raises NotShown."""
-        key, within = (*self._prefix(work.auditor, work.block.id), id.hex()), _within(most)
+        asked = self._parts.me if work.source == work.author else work.auditor
+        key, within = (*self._prefix(asked, work.block.id), id.hex()), _within(most)
         try:
             with trio.fail_after(within):
                 return await self._parts.bulk.fetch(work.source, key, into=into, max_size=max(1, most), stall=STALL)
         except NetworkError as error:
-            raise NotShown(f"it does not send what it shows: {error}") from error
+            raise Withheld(f"it does not send what it shows: {error}") from error
         except trio.TooSlowError:
-            raise NotShown(f"it took more than {within:.0f} s for one thing") from None
+            raise Withheld(f"it took more than {within:.0f} s for one thing") from None
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
