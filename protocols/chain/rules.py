@@ -455,6 +455,20 @@ def _next_seed(chain: ChainState, preimage: bytes) -> bytes:
     return hashlib.sha256(b"swarmnode/seed/1\0" + chain.seed + preimage).digest()
 
 
+def checks_seed(
+    chain: ChainState, rules: ChainRules, after: bytes, leader: str, scores: Iterable[Said[Scores]]
+) -> bytes:
+    """What draws who looks at whose work of a round, once a roster that quotes `scores` ended it.
+
+    `after`: the seed that this made, which its leader knew before anybody committed work. So the nonce of another judge
+    is mixed in, the first in the order of leaders who is quoted: a leader cannot choose it, as nobody follows one who
+    leaves out a judge whom others heard. Only where the leader and that judge tell each other is the draw known early.
+    """
+    nonces = {said.author: said.what.nonce for said in scores if said.author != leader}
+    first = next((nonces[judge] for judge in leaders(chain, rules) if judge in nonces), b"")
+    return hashlib.sha256(b"swarmnode/checks/1\0" + after + first).digest()
+
+
 def _check_preimage(chain: ChainState, leader: str, offered: bytes) -> None:
     """A leader that registered an anchor gives the next preimage, or another leads: else it chose between two seeds.
 

@@ -20,7 +20,7 @@ from chains import RUN, Offer, block, cut, fair, quote, row, scores
 from chains import offer as offered
 from clusters import SEQUENCE, Floats, Task
 
-from swarmnode.protocols.chain.rules import Quoted, longest_norm
+from swarmnode.protocols.chain.rules import Quoted, checks_seed, longest_norm
 from swarmnode.protocols.chain.state import (
     SILENCE,
     ChainRules,
@@ -65,7 +65,7 @@ class Seen:
     task: Task  # with the text that judges draw from, which is public
     phi: Floats  # (P,), the shared parameters
     leads: bool = False  # whether one of them leads this round
-    asked: tuple[frozenset[int], ...] = ()  # then, by liar: the stretches that its auditors may repeat after the round
+    asked: tuple[frozenset[int], ...] = ()  # by liar the stretches that its auditors may repeat, where they know that
     shunned: tuple[bool, ...] = ()  # by liar: whether the last roster refused its work as that of a proven liar
 
 
@@ -169,7 +169,8 @@ def undefended(
             honest = np.stack([_travelled(each, encoding, x) for each, x in zip(feedback, honest, strict=False)])
         if liars and number >= max(lie.joins, lie.sleeps):
             leads = bool(rng.random() < liars / task.peers)
-            asked, shunned = (NONE,) * (liars if leads else 0), (False,) * liars  # nobody audits
+            foreseen = leads and rng.random() < liars / task.peers
+            asked, shunned = (NONE,) * (liars if foreseen else 0), (False,) * liars  # nobody audits
             own = lie.offer(Seen(number, honest, own, moved, rng, task, phi, leads, asked, shunned)).astype(np.float32)
         if not lossless:
             own = np.stack([encoding.decode(encoding.encode(x), task.parameters) for x in own]) if liars else own
@@ -276,7 +277,8 @@ class OpenSwarm:
         self._shunned = {name for name, verdict in verdicts.items() if verdict == REFUSED_NO_STANDING}
         if self._audits is not None:
             measured = [name for name, verdict in verdicts.items() if verdict in MEASURED]
-            self._audits.after(made.chain.seed, set(self._names) - self._liars, measured, false)
+            seed = checks_seed(chain, RULES, made.chain.seed, leaders(chain, RULES)[0], quoted.scores)
+            self._audits.after(seed, set(self._names) - self._liars, measured, false)
         silent = {validator for validator, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
         if 2 * len(self._liars.intersection(chain.validators)) >= len(chain.validators) and course.captured is None:
             course.captured = number
@@ -321,7 +323,7 @@ class OpenSwarm:
             theirs = np.stack([codec(self._codec).decode(raws[name], self._task.parameters) for name in honest])
             moved, leads = self.course.moved, leaders(self._chain, RULES)[0] in lying
             own = deltas[len(honest) :]
-            asked = self._asked(sorted(lying)) if leads else ()
+            asked = self._asked(sorted(lying))
             shunned = tuple(name in self._shunned for name in sorted(lying))
             seen = Seen(number, theirs, own, moved, self._rng, self._task, self.course.phi, leads, asked, shunned)
             with np.errstate(over="ignore"):
@@ -331,8 +333,12 @@ class OpenSwarm:
         return raws, false
 
     def _asked(self, lying: Sequence[str]) -> tuple[frozenset[int], ...]:
-        """By liar: the stretches that audits may repeat, as whoever leads this round foresees its seed."""
-        seed = block(self._chain, RULES, fair(self._chain, RULES, [])).chain.seed
+        """By liar the stretches that audits may repeat, where both who know what draws them lie; else nothing."""
+        chain, (leader, other, *_) = self._chain, leaders(self._chain, RULES)
+        if not {leader, other} <= self._liars:
+            return ()
+        seed = block(chain, RULES, fair(chain, RULES, [])).chain.seed
+        seed = checks_seed(chain, RULES, seed, leader, [scores(chain, other, [])])
         auditors = [name for name in self._names if name not in self._liars]
         draws = {auditor: whom(seed, auditor, self._names) for auditor in auditors}
         return tuple(

@@ -238,13 +238,13 @@ def test_who_was_proven_a_liar_counts_again_when_three_audits_held_up() -> None:
     assert audits.made == before + 3
 
 
-def test_who_knows_the_seed_of_a_round_lies_where_no_audit_looks() -> None:
-    lie = adaptive.KnowsTheSeed()
-    course = IID.swarm(lie, IID.task(0)).run(30)
+def test_two_who_know_the_draw_lie_where_no_audit_looks_and_that_is_in_few_rounds() -> None:
+    lie = adaptive.KnowsTheDraw()
+    course = IID.swarm(lie, IID.task(0)).run(60)
     liars = IID.task(0).names[11:]
     lied = [round for round, worked in enumerate(course.worked) if any(worked[name] < 0.5 for name in liars)]
-    assert len(lied) > 5
-    assert all(set(liars) & set(course.shares[round]) for round in range(30) if round not in lied)
+    assert 1 <= len(lied) <= 60 / 5  # both of the first two in the order of leaders are liars in one of ten rounds
+    assert all(set(liars) & set(course.shares[round]) for round in range(60) if round not in lied)
 
 
 def test_every_lie_says_for_each_liar_which_stretches_are_false() -> None:

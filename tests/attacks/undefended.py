@@ -25,12 +25,11 @@ from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
 from swarmnode.protocols.methods.known import agreement
 from swarmnode.protocols.methods.open import round as open_round
-from swarmnode.protocols.methods.open import store as open_store
 from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import OpenRounds, Signer
-from swarmnode.protocols.methods.open.store import Contributions
+from swarmnode.protocols.methods.open.store import Contribution, Contributions
 from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.state.backend import StateBackend
@@ -135,11 +134,11 @@ SEED_OF_COMMITS = Lacking("the next leader is drawn from the commits", ((open_sy
 # --- contributions ----------------------------------------------------------------------------------------------------
 
 
-def _norm_of_anything(raw: Any, elements: int, *, codec_name: str) -> float:
+def _hold_anything(self: Contributions, raw: bytes, round: int) -> Contribution:
     try:
-        return _exact_norm(raw, elements, codec_name=codec_name)
+        return _opened(self, raw, round)
     except CodecError:
-        return 1.0
+        return Contribution(raw, 1.0, round)
 
 
 async def _fetch_any_size(self: Contributions, peer: str, id: bytes, heard: Any) -> bytes:
@@ -150,11 +149,11 @@ async def _praise(self: Evaluator, contributions: Mapping[bytes, Any], *given: A
     return {id: Score(id[:PREFIX], JUDGED, SOME_GAIN, FULL_STANDING) for id in contributions}
 
 
-_exact_norm = open_store.exact_norm
+_opened = Contributions._opened
 UNCHECKED_BYTES = Lacking(
     "bytes are neither checked nor measured",
     (
-        (open_store, "exact_norm", _norm_of_anything),
+        (Contributions, "_opened", _hold_anything),
         (Contributions, "_fetch_from", _fetch_any_size),
         (Evaluator, "measure", _praise),
     ),

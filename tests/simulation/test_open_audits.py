@@ -183,6 +183,9 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: boo
         held = [audit for audit in swarm.audits(LIAR) if audit.round > 1 and audit.verdict is Verdict.HELD]
         assert not [audit for audit in held if audit.stretch[2] >= least], held
         assert not any(found[name][Verdict.LIED] for name in NAMES if name != LIAR)
+        if cheat == "other data":  # found by replays alone, and what others repeat does not cost the looks of their own
+            audits = [method_of(swarm, name).audits for name in NAMES[:3]]
+            assert any(one is not None and one._repeated > 0 and one.budget.saved > 0 for one in audits)
         for name in NAMES[:3]:
             ledger = LEDGERS[swarm.peer(name)]
             ledger.close()

@@ -7,7 +7,7 @@
     budget = AuditBudget(0.05); budget.earn(seconds) # a share of what this node computes …
     budget.spend(cost)                               # … is spent on audits
 
-`seed` is that of the chain after the roster that lists the work: nobody knew it when the work was committed. It puts
+`seed` follows from the roster that lists the work (`chain.rules.checks_seed`): nobody knew it who committed. It puts
 all who took part in a ring, in which each may look at the next. So everybody is looked at by one other in each round,
 nobody by two, and what audits cost does not grow with the swarm, nor what an author has to serve.
 
@@ -253,7 +253,7 @@ class Audit:
     why: str
     commit: bytes  # id of the record that binds the author
     trace: bytes = b""  # root of the record of its work
-    seed: bytes = b""  # of the chain, which drew author and stretch
+    seed: bytes = b""  # which drew author and stretch
     stretch: tuple[int, int, int] = (0, 0, 0)  # round, first step, steps
     start: bytes = b""  # id of the parameters before
     end: bytes = b""  # and of those after

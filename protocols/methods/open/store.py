@@ -26,6 +26,7 @@ import trio
 from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
+from swarmnode.protocols.chain.rules import checks_seed
 from swarmnode.protocols.chain.state import ChainState, rules_of
 from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, InvalidStatement, Said, read
 from swarmnode.protocols.methods.context import Context
@@ -388,6 +389,14 @@ class ChainStore:
             return {}
         listed = [entry.commit for entry in block.roster.entries if entry.verdict in MEASURED]
         return {log.commits[commit].author: commit for commit in listed if commit in log.reveals}
+
+    def checks_seed(self, block: Block) -> bytes:
+        """What draws who looks at whose work of the round that a block ended; `measured` has something of it."""
+        log, roster = self.logs[block.parent], block.roster
+        if roster is None or block.id not in log.rosters:
+            return block.chain.seed
+        quoted = [log.scores[id] for id in roster.scores if id in log.scores]
+        return checks_seed(log.chain, self.rules, block.chain.seed, log.rosters[block.id].author, quoted)
 
     def accusations(self) -> tuple[tuple[int, int], ...]:
         """What this node says of judges in the round that it takes part in, as in `AvailabilityVote.disproved`."""

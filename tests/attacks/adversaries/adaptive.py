@@ -181,22 +181,25 @@ class StrikesWhenItLeads(SignFlip, Adaptive):
         return [ALL if seen.leads else NONE] * len(seen.own)
 
 
-class KnowsTheSeed(StrikesWhenItLeads):
-    """In these rounds they know what will be audited, as the leader's own seed draws it: all else of them is false."""
+class KnowsTheDraw(SignFlip, Adaptive):
+    """Where they know what will be audited, as a liar leads and the judge beside it lies too, all else is false."""
 
-    name = "sign flip in rounds that a liar leads, but for what it knows that audits will ask for"
-
-    def false(self, seen: Seen) -> Sequence[Collection[int]]:
-        return [ALL - asked for asked in seen.asked] if seen.leads else [NONE] * len(seen.own)
-
-
-class RidesWhenItLeads(KnowsTheSeed):
-    """The same with as little work as audits permit."""
-
-    name = "free riding in rounds that a liar leads, but for what it knows that audits will ask for"
+    name = "sign flip in rounds in which two liars know what audits will ask for, but for that"
 
     def offer(self, seen: Seen) -> Floats:
-        return each(seen, seen.moved[-1]) if seen.leads and seen.moved else seen.own
+        return super().offer(seen) if seen.asked else seen.own
+
+    def false(self, seen: Seen) -> Sequence[Collection[int]]:
+        return [ALL - asked for asked in seen.asked] or [NONE] * len(seen.own)
+
+
+class RidesWhereItKnows(KnowsTheDraw):
+    """The same with as little work as audits permit."""
+
+    name = "free riding in rounds in which two liars know what audits will ask for, but for that"
+
+    def offer(self, seen: Seen) -> Floats:
+        return each(seen, seen.moved[-1]) if seen.asked and seen.moved else seen.own
 
 
 class UntilConvicted(SignFlip, Adaptive):
@@ -296,7 +299,7 @@ def everyone(rounds: int) -> list[GradientLie]:
         OffersNothing(),
     ]
     found += [WidensThenStrikes(rounds // 4 + 1), StrikesWhenItLeads(), TakesTurns(), WorstThatPasses()]
-    found += [KnowsTheSeed(), RidesWhenItLeads(), UntilConvicted()]
+    found += [KnowsTheDraw(), RidesWhereItKnows(), UntilConvicted()]
     found += [InOneStretch(lie) for lie in (FreshNoise(), OffersNothing(), WorstThatPasses())]
     found += [lie for lie in (ComesLate(), JoinsLater()) if rounds > max(lie.sleeps, lie.begins)]
     return found

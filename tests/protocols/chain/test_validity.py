@@ -23,7 +23,7 @@ from chains import (
 )
 
 from swarmnode.protocols.chain.forks import empty_block
-from swarmnode.protocols.chain.rules import InvalidRoster, advance, check
+from swarmnode.protocols.chain.rules import InvalidRoster, advance, check, checks_seed
 from swarmnode.protocols.chain.state import MAX_ENCODED, ChainState, HashChain, Worked, decode, leaders, step
 from swarmnode.protocols.chain.statements import MAX_COMMITS, Entry, Roster, Said
 
@@ -137,6 +137,21 @@ def test_seeds_depend_on_every_preimage_and_are_those_of_the_chain() -> None:
     after = block(chain, RULES, quoted).chain
     leader = leaders(chain, RULES)[0]
     assert step(after.anchors[leader]) == chain.anchors[leader]
+
+
+def test_what_draws_checks_is_known_to_no_leader_alone() -> None:
+    leader, other, *rest = leaders(FIVE, RULES)
+
+    def drawn(**nonces: bytes) -> bytes:
+        said = [
+            replace(one, what=replace(one.what, nonce=nonces.get(one.author, one.what.nonce))) for one in QUOTED.scores
+        ]
+        return checks_seed(FIVE, RULES, b"after", leader, said)
+
+    assert drawn() == drawn(**{leader: bytes(32)}), "its own nonce is the leader's to choose"
+    assert drawn() == drawn(**dict.fromkeys(rest, bytes(32)))
+    assert drawn() != drawn(**{other: bytes(32)})
+    assert drawn() != checks_seed(FIVE, RULES, b"another", leader, QUOTED.scores)
 
 
 def test_the_chain_after_a_roster_does_not_depend_on_what_else_is_held() -> None:

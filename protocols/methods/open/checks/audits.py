@@ -1,6 +1,6 @@
 """Audits in the open round: whom a node audits after a roster, what it looks at, and what it concludes.
 
-    after each roster that lists work         draw an author, by the seed that the roster made
+    after each roster that lists work         draw an author (`ChainStore.checks_seed`)
     where the budget allows it                have the record of its work; draw a stretch
     residual                                  the contribution must follow from the ends of the legs, exactly
     replay                                    the stretch must end where the author says, within the tolerance
@@ -8,8 +8,9 @@
     where it is a lie, or nothing is shown    accuse: all others repeat this audit, from what the auditor shows them,
                                               or by asking the author
 
-Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm; repeating
-what others found a lie may overdraw it. An author that three times in a row shows nothing, or nothing that is linked to
+Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm. Repeating
+what others found a lie may take as much again, and some replays in advance, so that liars do not keep a node from
+looking at others. An author that three times in a row shows nothing, or nothing that is linked to
 its work before, lies; so does one whose contributions are three times in a row bound to no record, which all see. An
 honest restart costs nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
 
@@ -95,7 +96,7 @@ SLOWEST = 1e6  # … bytes a second at the least
 STALL = 60.0  # seconds without a byte: the author hashes what it shows first
 SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched, and those for a dozen vectors
 TO_ACCUSE = 5.0  # seconds to take note of an accusation
-WAITING = 8  # accusations that are not looked at yet
+WAITING = 8  # accusations that are not looked at yet, and replays in advance of the share of these
 MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
 AT_ONCE = 64  # auditors whom something is shown: one a round, and all where that one says that nothing is
 PATIENCE = 2  # audits in a row in which an author may show nothing
@@ -173,6 +174,7 @@ class Audits(WorkCheck):
         self._local: TracedTrainer = local
         self.budget.saved = math.inf  # as much as may be saved up
         self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
+        self._repeated = 0.0  # seconds of replays that others asked for
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
         self.counts: Counter[Verdict] = Counter()
@@ -194,12 +196,13 @@ class Audits(WorkCheck):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().run)
             async for work in self._accused:
-                if self._parts.ledger is not None and not self._parts.ledger.owed(work.author):
+                known = self._parts.ledger is None or self._parts.ledger.owed(work.author)
+                if not known and self._repeated <= self.budget.earned + WAITING * self._cost:
                     await self._look_at(work)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
-        metrics.show(SECONDS, lambda: self.budget.spent)
+        metrics.show(SECONDS, lambda: self.budget.spent + self._repeated)
         metrics.show(SHOWN, lambda: self._shown_bytes)
 
     # --- answering ----------------------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ class Audits(WorkCheck):
             return False
         block = self._store.tree[query.roster]
         measured, whose = self._store.measured(block), (peer, query.roster)
-        drawn = by_whom(block.chain.seed, self._parts.me, measured)
+        drawn = by_whom(self._store.checks_seed(block), self._parts.me, measured)
         if peer == drawn or peer not in measured or whose in self._until:
             return peer in measured
         self._others[peer, drawn] += 1  # it heard that nothing was shown to the one who was drawn
@@ -268,10 +271,13 @@ class Audits(WorkCheck):
         return _Work(block, author, commit, reveal, by or self._parts.me, by if shown else author)
 
     async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
-        trained = self._local.trained
-        if not self.budget.affords(self._longest * trained.seconds / max(1, trained.steps)):
-            return
-        await self._look_at(self._work(block, author, measured[author]))
+        if self.budget.affords(self._cost):
+            await self._look_at(self._work(block, author, measured[author]))
+
+    @property
+    def _cost(self) -> float:
+        """Seconds of one replay."""
+        return self._longest * self._local.trained.seconds / max(1, self._local.trained.steps)
 
     async def _look_at(self, work: _Work) -> None:
         async with self._one:
@@ -319,7 +325,7 @@ class Audits(WorkCheck):
             return Showing((False,))
         block = tree[accusation.roster]
         measured = self._store.measured(block)
-        author = whom(block.chain.seed, peer, measured)
+        author = whom(self._store.checks_seed(block), peer, measured)
         if author in (None, self._parts.me) or not {peer, self._parts.me} <= set(measured):
             return Showing((False,))
         self._taken.append(whose)
@@ -330,8 +336,8 @@ class Audits(WorkCheck):
         return Showing((True,))
 
     def _blank(self, work: _Work, verdict: Verdict = Verdict.HELD, why: str = "") -> Audit:
-        chain, trace = work.block.chain, work.reveal.trace
-        return Audit(chain.round - 1, work.author, verdict, why, work.commit, trace, chain.seed)
+        round, seed = work.block.chain.round - 1, self._store.checks_seed(work.block)
+        return Audit(round, work.author, verdict, why, work.commit, work.reveal.trace, seed)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
@@ -341,7 +347,7 @@ class Audits(WorkCheck):
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
             trace = await self._record(work, work.reveal.trace)
-            stretch = which(work.block.chain.seed, work.auditor, work.author, trace)
+            stretch = which(self._store.checks_seed(work.block), work.auditor, work.author, trace)
             self._check_form(work, trace)
             linked = await self._check_residual(work, trace)
             if stretch is not None:
@@ -553,7 +559,10 @@ class Audits(WorkCheck):
             raise NotShown("it names no text")
         async with self._local.held():
             replayed = await self._trainer.replay(slice)
-        self.budget.spend(replayed.seconds)
+        if work.auditor == self._parts.me:
+            self.budget.spend(replayed.seconds)
+        else:
+            self._repeated += replayed.seconds
         (found,) = replayed.distances
         return found
 

@@ -47,7 +47,7 @@ class WorkCheck(ABC):
             self.budget.earn(seconds - self._earned)
             self._earned = seconds
             measured = self._store.measured(block)
-            author = whom(block.chain.seed, me, measured)
+            author = whom(self._store.checks_seed(block), me, measured)
             if author is not None and me in measured:
                 await self._look(block, author, measured)
 

@@ -1,6 +1,6 @@
 """Whether contributions come of the data that their authors were to work on: a test of what somebody really trained.
 
-    after each roster that lists work         draw an author, by the seed that the roster made
+    after each roster that lists work         draw an author (`ChainStore.checks_seed`)
     where the budget allows it                draw some of its steps, and have the text that these read
     gain(own)                                 of the contribution, on what those steps trained on
     gain(control)                             on as much that other steps would have read of the same text
@@ -116,7 +116,7 @@ class UniqueWork(WorkCheck):
         if contribution is None or state is None or block.parent not in store.tree:
             return None
         longest = longest_norm(store.tree[block.parent].chain, store.rules)
-        steps = drawn_steps(block.chain.seed, self._parts.me, author, spec.inner.steps, count)
+        steps = drawn_steps(store.checks_seed(block), self._parts.me, author, spec.inner.steps, count)
         never = tuple(NEVER + step for step in steps)
         text = await self._parts.runner(lambda: TrainingText(self._parts.texts, self._parts.texts.assigned(author)))
         own, control = [
