@@ -9,41 +9,41 @@ classes drawn by Dirichlet(0.3); tests/attacks/clusters.py), by the plain mean, 
 the CenteredClip of `btard`; then eight workers with a small byte-lm, whose contributions are applied as they are, or
 judged by every worker, gated and clipped as in an open round. `loss_ratio` is defended / undefended, mean over seeds.
 
-`growth` measures the CPU seconds of an inner step with the model of examples/open.toml, and those that the exchange's
-own judging (`open/judge.py`) takes of as many contributions as the chain's rules have a node judge: all of a round
-if it is a judge. `--simulate N` counts forward passes in real sessions of N nodes on simnet, to check that. Shares are
-of the node's whole compute: of one that judges in every round, and the mean over all nodes. `before` is what judging
-took while every contribution was measured on all sixteen sequences.
+`growth` measures the CPU seconds of an inner step with the model of examples/open.toml, of judging and of measuring
+another judge's figures again (`open/judge.py`, `open/recheck.py`), in the trainer process and in this one, with as many
+contributions as the chain's rules have a node judge. Audits take the shares that their budgets have. Shares are of the
+whole compute: of who judges that round, of a validator, who judges in some, and of the mean node, if a round is so many
+steps and no more; and of a validator if a round is a second at least, as the run's `shortest_window` has it.
+`--simulate N` counts forward passes in real sessions of N nodes on simnet, to check that.
 
-Times are CPU times of this process, so that other programs on the machine do not count.
+Times are CPU times, so that other programs on the machine do not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-
-from swarmnode.protocols.methods.trainer import Capabilities, Trainer
-from swarmnode.training.outer import Layout
+import trio
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "attacks")]
 
-SIZES = (4, 8, 16, 32, 64, 128, 256)  # nodes
+SIZES = (4, 16, 64)  # nodes
+STEPS = (5, 20, 80, 500)  # of a round
 CLUSTER_ROUNDS = 40
 LM_STEPS, LM_INTERVAL = 480, 80  # as examples/byte-lm.toml has its rounds
-TIMED = 30  # steps, and evaluations
-BATCHES = (4, 32)  # sequences in an inner step: the example's, and that of a node with an accelerator
-LONG_ROUND = 500  # inner steps, as in the DiLoCo paper
+TIMED = 30  # steps that warm up
+REPEATED = 8  # measurements, of which the first does not count
+SUSPECTED = 0.4  # of the rounds in which one sequence calls the last roster suspect: seen with four workers at H = 5
 
 
 def on_clusters(seeds: int) -> Iterator[dict[str, Any]]:
@@ -142,146 +142,108 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     }
 
 
-class InProcess(Trainer):
-    """A trainer that judges: one task in this process."""
-
-    capabilities = Capabilities(judges=True)
-
-    def __init__(self, batch: int) -> None:
-        import torch
-
-        from swarmnode.training.byte_lm import ByteLM
-        from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
-        from swarmnode.training.runspec import load_runspec
-        from swarmnode.training.tasks import Assignment
-
-        torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
-        spec = load_runspec(ROOT / "examples" / "open.toml")
-        spec = replace(spec, inner=replace(spec.inner, batch=batch))
-        self.task, self._no_grad = ByteLM(spec, Assignment("ab" * 32, "bench")), torch.no_grad
-        self._layout = layout_of(self.task.model)
-        self._vector = torch.empty(self._layout.parameters)
-        flatten_into(self.task.model, self._vector, keep=False)
-        self.loop = InnerLoop(spec, self.task, peer_id="bench", vector=self._vector, keep=True)
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    def parameters(self) -> np.ndarray:
-        return self._vector.numpy().copy()
-
-    def load(self, vector: np.ndarray) -> None:
-        self._vector.numpy()[:] = vector
-
-    def steps(self, round: int, steps: int) -> None:
-        self.loop.train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
-
-    async def train(self, *, round: int, steps: int, seconds: float) -> Any:
-        raise NotImplementedError
-
-    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        raise NotImplementedError
-
-    async def interrupt(self) -> None:
-        """It trains only when told to."""
-
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
-        return self.task.evaluate(thorough=thorough, seed=seed)
-
-    async def heldout(self, *, seed: int, sequences: int) -> float:
-        with self._no_grad():
-            return float(self.task.loss(self.task.heldout(seed)[:sequences]))
-
-    async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, np.ndarray] | None:
-        loss, gradient = self.loop.slope(self.task.heldout(seed)[first:last])
-        return loss, gradient.numpy().copy()
+def cpu_seconds(child: int) -> float:
+    """CPU time so far of this process and of one that it started."""
+    return time.process_time() + time.clock_gettime((~child << 3) | 2)  # clock_getcpuclockid(3), of a process
 
 
-def step_seconds(batch: int) -> float:
-    """CPU seconds of an inner step of the example's model."""
-    trainer = InProcess(batch)
-    trainer.steps(0, 3)
-    steps = TIMED if batch == BATCHES[0] else TIMED // 5
-    began = time.process_time()
-    trainer.steps(1, steps)
-    return (time.process_time() - began) / steps
+class Verified:
+    """What a judge does in a round and what a step of training takes, by the daemon's own trainer process."""
 
+    def __init__(self, trainer: Any) -> None:
+        self._trainer, self._round = trainer, 0
 
-def judging_seconds(trainer: InProcess, contributions: int, trained: int) -> float:
-    """CPU seconds in which a judge who trained on so many sequences measures a round."""
-    from types import SimpleNamespace
+    async def step(self, steps: int) -> float:
+        """CPU seconds of an inner step, mean over so many."""
+        began, self._round = cpu_seconds(self._trainer.pid), self._round + 1
+        await self._trainer.train(round=self._round, steps=steps, seconds=float("inf"))
+        return (cpu_seconds(self._trainer.pid) - began) / steps
 
-    import trio
+    async def judging(self, contributions: int, trained: int) -> float:
+        """CPU seconds of judging a round as one who trained on so many sequences, and of measuring another's again.
 
-    from swarmnode.protocols.methods.open.judge import Evaluator
-    from swarmnode.protocols.methods.open.local import LocalTrainer
-    from swarmnode.protocols.methods.open.store import Contribution
-    from swarmnode.protocols.runner import inline
-    from swarmnode.training.codecs import codec
-    from swarmnode.training.outer import OuterState
-    from swarmnode.training.runspec import parse_runspec
+        All contributions are decoded as they come, as in a node.
+        """
+        from types import SimpleNamespace
 
-    size, rng = trainer.layout.parameters, np.random.default_rng(1)
-    raw = bytes(codec("topk").encode(rng.normal(0, 1e-3, size).astype(np.float32)))
-    found = {number.to_bytes(32, "big"): Contribution(raw, 1.0, 0) for number in range(contributions)}
+        from swarmnode.protocols.methods.open.judge import Evaluator
+        from swarmnode.protocols.methods.open.local import LocalTrainer
+        from swarmnode.protocols.methods.open.store import Contribution
+        from swarmnode.protocols.runner import in_thread
+        from swarmnode.training.codecs import codec
+        from swarmnode.training.open_step import opened
+        from swarmnode.training.outer import OuterState
+        from swarmnode.training.runspec import parse_runspec
 
-    async def measure() -> None:
-        state = OuterState.start(trainer.parameters())
+        size, rng = self._trainer.layout.parameters, np.random.default_rng(1)
+        found = {}
+        for number in range(contributions):
+            raw = bytes(codec("topk").encode(rng.normal(0, 1e-3, size).astype(np.float32)))
+            found[number.to_bytes(32, "big")] = Contribution(raw, 1.0, 0, opened(raw, size))
         tables = {"inner": {"steps": 1, "batch": trained}, "outer": {"lr": 1.0, "momentum": 0.0}}
         tables["run"] = {"name": "bench", "trust": "open"}
         spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")
-        parts: Any = SimpleNamespace(spec=spec, runner=inline, ledger=None)
-        local = LocalTrainer(trainer, inline, spec)  # type: ignore[arg-type]
-        judge = Evaluator(local, parts, state=state, before=state, seed=1)
-        await judge.measure(found, dict.fromkeys(found, "peer"), ["peer"])
+        parts: Any = SimpleNamespace(spec=spec, runner=in_thread, ledger=None)
+        local = LocalTrainer(self._trainer, in_thread, spec)
+        state, took = OuterState.start(self._trainer.parameters()), []
+        for suspect in (-math.inf, math.inf):  # else nothing is measured of the last roster
+            began = cpu_seconds(self._trainer.pid)
+            judge = Evaluator(local, parts, state=state, before=state, seed=self._round, suspect=suspect)
+            await judge.measure(found, dict.fromkeys(found, "peer"), ["peer"])
+            took.append(cpu_seconds(self._trainer.pid) - began)
+        return SUSPECTED * took[0] + (1 - SUSPECTED) * took[1]
 
-    began = time.process_time()
-    trio.run(measure)
-    return time.process_time() - began
 
-
-def judged(nodes: int) -> tuple[int, int]:
-    """Judges of a round, and contributions, where all contribute and all are validators who may be."""
+def judged(nodes: int) -> tuple[int, int, int]:
+    """Validators, judges of a round, and contributions, where all contribute and all are validators who may be."""
     from swarmnode.protocols.chain.state import VALIDATORS_SHARE, ChainRules, genesis, judges
 
     rules = ChainRules()
     validators = min(nodes, max(4, rules.participants * VALIDATORS_SHARE // 1_000_000))
     chain = genesis("ab" * 32, tuple(f"peer-{number:03d}" for number in range(validators)), window=60_000)
-    return len(judges(chain, rules)), min(nodes, rules.participants)
+    return validators, len(judges(chain, rules)), min(nodes, rules.participants)
 
 
-def growth() -> Iterator[dict[str, Any]]:
-    """Verification's share of a node's compute."""
+async def growth() -> None:
+    """Print verification's share of a node's compute: judging, checks of judges, and audits together."""
+    from swarmnode.node.trainer.child import TrainerSettings
+    from swarmnode.node.trainer.supervisor import TrainerProcess
+    from swarmnode.protocols.methods.open.checks.unique import SHARE
+    from swarmnode.protocols.methods.open.recheck import CHECKED
     from swarmnode.training.open_step import sequences_for
+    from swarmnode.training.runspec import load_runspec
 
-    steps = {batch: step_seconds(batch) for batch in BATCHES}
-    trainer = InProcess(BATCHES[0])
-    judging_seconds(trainer, 1, 80 * 4)
-    yield {"bench": "defences", "cpu_seconds": {f"step_{batch}": round(steps[batch], 4) for batch in BATCHES}}
-    known: dict[tuple[int, int], float] = {}
-    for nodes in SIZES:
-        count, contributions = judged(nodes)
-        line: dict[str, Any] = {"nodes": nodes, "judges": count, "contributions": contributions}
-        for name, number, batch in (
-            ("5 steps of 4", 5, 4),
-            ("20 steps of 4", 20, 4),
-            ("example: 80 steps of 4", 80, 4),
-            ("500 steps of 4", LONG_ROUND, 4),
-            ("500 steps of 32", LONG_ROUND, 32),
-        ):
-            trained = number * steps[batch]
-            if (contributions, number * batch) not in known:
-                known[contributions, number * batch] = judging_seconds(trainer, contributions, number * batch)
-            spent = known[contributions, number * batch]
-            line[name] = {
-                "sequences": sequences_for(number * batch),
-                "cpu_seconds": round(spent, 3),
-                "judge": _share(spent, trained),
-                "mean": _share(spent * count / nodes, trained),
-            }
-        yield {"bench": "defences", **line}
+    spec = load_runspec(ROOT / "examples" / "open.toml")
+    audits, shortest = spec.trust.audit_share + SHARE, spec.trust.shortest_window
+    trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="bench", settings=TrainerSettings(threads=1, nice=0))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        verified, batch = Verified(trainer), spec.inner.batch
+        await verified.step(TIMED)
+        for nodes in SIZES:
+            validators, count, contributions = judged(nodes)
+            for steps in STEPS:
+                took: list[tuple[float, float]] = []
+                for _ in range(REPEATED):  # in turns, so that what else the machine does falls on both
+                    took.append((await verified.step(5), await verified.judging(contributions, steps * batch)))
+                step, judging = (median(times) for times in zip(*took[1:], strict=True))
+                of_validator = judging * (count / validators + CHECKED)
+                trained = steps * step
+                known = {
+                    "judge_seconds": round(judging, 4),
+                    "step_seconds": round(step, 4),
+                    "judging": _share(judging, trained),
+                    "checking": _share(CHECKED * judging, trained),
+                    "audits": round(audits, 4),
+                    "all, a judge of the round": _share(judging * (1 + CHECKED) + audits * trained, trained),
+                    "all, a validator": _share(of_validator + audits * trained, trained),
+                    "all, a node": _share(of_validator * validators / nodes + audits * trained, trained),
+                }
+                longer = max(trained, shortest)  # offers are that far apart at least, and training goes on
+                known["all, a validator, as offers are a second apart"] = _share(of_validator + audits * longer, longer)
+                shape = {"nodes": nodes, "judges": count, "steps": steps, "sequences": sequences_for(steps * batch)}
+                print(json.dumps({"bench": "defences", **shape, **known}), flush=True)
+        nursery.cancel_scope.cancel()
 
 
 def _share(spent: float, trained: float) -> float:
@@ -293,6 +255,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
     import trio
     from simswarm import SimSwarm
 
+    from swarmnode.protocols.methods.open.recheck import CHECKED
     from swarmnode.testing.simnet import run_simulation
     from swarmnode.testing.toytrainer import SimTrainer
     from swarmnode.training.open_step import BACKWARD, sequences_for
@@ -329,7 +292,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
         "simulated_nodes": nodes,
         "sequences_trained": trained[0],
         "passes_of_a_node_in_a_round": round(counted[0] / nodes / rounds, 2),
-        "by_the_rules": (2 * BACKWARD + 1) * sequences_for(trained[0]),
+        "by_the_rules": (1 + CHECKED) * BACKWARD * sequences_for(trained[0]),
     }
 
 
@@ -347,7 +310,7 @@ def main() -> None:
     elif options.simulate:
         lines = [iter([simulated(options.simulate)])]
     else:
-        lines = [growth()]
+        trio.run(growth)
     for source in lines:
         for line in source:
             print(json.dumps(line), flush=True)

@@ -194,7 +194,7 @@ def _add(total: Vector, raw: Raw | Sparse, factor: np.float32, codec_name: str) 
 # --- what a contribution is worth -------------------------------------------------------------------------------------
 
 SEQUENCES = 8  # that a judge draws in a round, at the most; more tell nothing that the median of judges does not
-JUDGE_SHARE = 0.04  # of a round's training that a gradient takes at most, where that is a sequence or more
+JUDGE_SHARE = 0.03  # of a round's training that a gradient takes at most, where that is a sequence or more
 BACKWARD = 3  # passes that a gradient, or a training step, costs on a sequence
 
 

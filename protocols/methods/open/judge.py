@@ -39,7 +39,7 @@ from swarmnode.training.open_step import (
 from swarmnode.training.outer import OuterState
 
 MICRO = 1_000_000  # of gains
-SUSPECT = 0.2  # of `revert_above`: so steep a rise along the last roster, or a steeper one, is looked into
+SUSPECT = 0.5  # of `revert_above`: so steep a rise along the last roster, or a steeper one, is looked into
 
 
 def batch_seed(nonce: bytes, seed: bytes) -> int:

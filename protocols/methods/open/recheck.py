@@ -50,7 +50,7 @@ from swarmnode.training.open_step import sequences_for
 
 logger = logging.getLogger(__name__)
 
-CHECKED = 0.25  # probability that a validator measures some other judge's figures of a round again
+CHECKED = 0.5  # probability that a validator measures some other judge's figures of a round again
 TOLERANCE = 1e-4  # of what a figure could be at the most, by which honest ones differ at the most …
 ROUNDING = 4  # … and micro-bits per byte
 UNDO_TOLERANCE = 2_000  # micro-bits per byte, of what the last roster cost; less than a twentieth of what undoes one

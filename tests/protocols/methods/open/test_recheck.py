@@ -155,14 +155,14 @@ def next_round(chain: ChainState, named: dict[str, set[str]]) -> ChainState:
 
 
 def test_of_sixteen_judges_five_that_lie_in_one_figure_of_ten_are_removed_within_twenty_rounds() -> None:
-    runs = [removed(seed) for seed in range(40)]
+    runs = [removed(seed) for seed in range(80)]
     found = sum(len(gone) for gone in runs) / (len(runs) * LIARS)
-    assert found >= 0.9
+    assert found > 0.995
     assert all(set(gone) <= set(NAMES[-LIARS:]) for gone in runs)
 
 
 def test_nobody_can_tell_who_is_drawn_and_all_are_drawn_alike() -> None:
     found = [drawn(hashed(number), NAMES) for number in range(8000)]
     times = [found.count(name) for name in NAMES]
-    assert 0.22 * 8000 < sum(times) < 0.28 * 8000 and min(times) > 0.6 * max(times)
+    assert 0.47 * 8000 < sum(times) < 0.53 * 8000 and min(times) > 0.6 * max(times)
     assert drawn(hashed(0), ()) is None
