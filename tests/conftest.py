@@ -4,7 +4,10 @@ Tests of promises therefore do not set `max_examples` themselves. Examples have 
 """
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -15,3 +18,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("quick")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torch_as_before() -> Iterator[None]:
+    """What trains in this process sets torch's threads, and has subnormal numbers taken for zero."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(int(before or os.cpu_count() or 1))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
@@ -22,16 +20,6 @@ from sapo_swarm.swarm import Arm, train
 
 from swarmnode.training.rl.groups import score
 from swarmnode.training.rl.learner import Settings
-
-
-@pytest.fixture(autouse=True, scope="module")
-def torch_as_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
-
 
 TINY = Arm("4/4", own=2, external=2, rounds=2, warm_up=2)
 

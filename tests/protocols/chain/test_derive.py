@@ -147,19 +147,21 @@ def test_strangers_together_hold_at_most_their_share(scene: Scene) -> None:
 
 
 @given(scenes())
-def test_no_validator_weighs_more_than_the_median_one(scene: Scene) -> None:
-    """More than half of k accepted validators have the full weight: so none has more than 1 / (k // 2 + 1)."""
+def test_validators_whose_work_is_not_seen_to_harm_weigh_alike_and_others_a_tenth_at_least(scene: Scene) -> None:
     full = [
         replace(said, what=replace(said.what, scores=tuple(replace(one, standing=1000) for one in said.what.scores)))
         for said in scene.quoted.scores
     ]
     derived = derive(scene.chain, RULES, replace(scene.quoted, scores=tuple(full)))
-    weights = [
-        entry.weight
+    weights = {
+        scene.author_of(entry): entry.weight
         for entry in derived.entries
         if entry.verdict == ACCEPTED and scene.author_of(entry) in scene.chain.validators
-    ]
-    assert all(weight * (len(weights) // 2 + 1) <= sum(weights) for weight in weights)
+    }
+    units = {one.author: one.units for one in derived.worked if one.author in weights}
+    full = {weights[author] for author in units if units[author] == UNITS}
+    assert len(full) <= 1 and all(weight <= most for weight in weights.values() for most in full)
+    assert all(10 * weight >= other for weight in weights.values() for other in weights.values())
 
 
 @given(scenes(validators=5, alike=False), st.integers(0, 3))
