@@ -74,7 +74,9 @@ peer is still answered afterwards. A p99 that breaks this is measured up to thre
 the first line shows what it does by itself. With the tests the p99 may be 250 ms, on whatever machine; one of them
 shows that a node which answers one call after another breaks that. To the victim all are strangers. The undefended node
 is py-libp2p as installed, with a handler that believes lengths, decodes without bounds and answers one call after
-another. In the last line the victim judges its peers about fifty times as fast as it does by default.
+another. In the last line the victim judges its peers about fifty times as fast as it does by default. Of the lines
+below, false lengths and answers that nobody reads were measured while the machine was busy, the others earlier, when a
+call without an answer yet was not counted among the delays.
 
 DHT: real hosts in one process. A line passes where no forged value is accepted, no live value is evicted, at least 99 %
 of lookups succeed, and no node keeps more records for others than it has room for, which is 64 here in place of 4096,
