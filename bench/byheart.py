@@ -1,6 +1,6 @@
 """What it brings to learn the judges' text by heart: three of sixteen nodes train on the gate and on nothing else.
 
-    python bench/byheart.py [--seeds 4] [--rounds 40] [--steps 20] [--share 1.0]
+    python bench/byheart.py [--seeds 5] [--rounds 40] [--steps 20] [--share 1.0]
 
 Sixteen real inner loops with a small byte-lm, in one process, by the arithmetic of open rounds (learned/methods.py),
 all of them judges, contributions by `topk`. The text is the standard library's sources; a tenth of the chunks is kept
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace, seed: int, liars: int, folder: Path, unseen
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=20, help="inner steps in a round")
     parser.add_argument("--share", type=float, default=1.0, help="of the text that the run has")

@@ -15,8 +15,9 @@ from swarmnode.testing.simnet import SimWorld, run_simulation
 pytestmark = pytest.mark.slow
 
 LIAR, ROUNDS = "e", 4
-LITTLE = 0.01  # of the weight, where a fifth is fair: one round in which four judges were not sure, at a tenth
-REFUSED = ("nan", "copy", "withhold", "slander")  # a slanderer offers a flipped sign
+# Of the weight, where a fifth is fair. A slanderer offers a flipped sign. Nobody audits here, and four judges are not
+# sure in each round: the slanderer is soon removed as a judge, and then holds at most what all on probation may.
+MOST = {"nan": 0.0, "copy": 0.0, "withhold": 0.0, "slander": 0.125}
 
 
 @pytest.fixture
@@ -42,12 +43,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[float, list[i
     return run
 
 
-@pytest.mark.parametrize("lie", REFUSED)
+@pytest.mark.parametrize("lie", MOST)
 def test_no_lie_of_one_in_five_counts_and_honest_work_goes_on(
     lie: str, told: Callable[[str], tuple[float, list[int], list[str]]]
 ) -> None:
     weight, split, honest = told(lie)
-    assert weight <= LITTLE
+    assert weight <= MOST[lie]
     assert not split
     assert honest.count("accepted") >= len(honest) - 1, honest
 
@@ -61,4 +62,4 @@ def test_an_honest_node_in_the_place_of_the_liar_is_accepted(
 
 
 def test_every_lie_about_gradients_has_a_meaning_in_open_runs() -> None:
-    assert {name for name, lie in LIES.items() if "open" in lie.methods} >= set(REFUSED)
+    assert {name for name, lie in LIES.items() if "open" in lie.methods} >= set(MOST)
