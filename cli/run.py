@@ -64,6 +64,7 @@ def run(
     upnp: Annotated[bool | None, _flag("upnp", None, "--upnp/--no-upnp")] = None,
     role: Annotated[str | None, _flag("role", "ROLE", "--role")] = None,
     device: Annotated[str | None, _flag("device", "DEVICE", "--device")] = None,
+    ranks: Annotated[int | None, _flag("ranks", "N", "--ranks")] = None,
     threads: Annotated[int | None, _flag("threads", "N", "--threads")] = None,
     nice: Annotated[int | None, _flag("nice", "N", "--nice")] = None,
     memory: Annotated[float | None, _flag("memory", "GB", "--memory")] = None,

@@ -38,7 +38,7 @@ from swarmnode.node.storage.datasets import DataSet
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.node.trainer.child import SCRATCH, TrainerSettings
+from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
@@ -303,6 +303,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         threads=config.threads,
         nice=config.nice,
         device=config.device,
+        ranks=config.ranks or (gpus() if config.device != "cpu" and chosen.spec.needs_data else 1),
         corpus=config.corpus,
         heldout=data.heldout if data is not None else "",
         texts=data.take() if data is not None else (),

@@ -59,6 +59,14 @@ class NodeConfig:
         choices=ROLES,
     )
     device: str = option("auto", "device to train on; auto takes a CUDA GPU where there is one", choices=DEVICES)
+    ranks: int = option(
+        0,
+        "processes that train, each on a device of its own and with its part of every batch; 0 is one for each CUDA "
+        "GPU, and one where there is none",
+        unit="processes",
+        minimum=0,
+        maximum=64,
+    )
     threads: int = option(
         0, "CPU threads of the trainer; 0 takes one for each core", unit="threads", minimum=0, maximum=1024
     )

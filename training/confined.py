@@ -3,7 +3,8 @@
     python -m swarmnode.training.confined SOCKET_FD MEMORY_FD PARENT_PID RULES      (by node/trainer/supervisor.py)
 
 RULES are a `sandbox.Rules` as JSON. numpy and torch start threads as they are imported, and a thread that runs already
-stays outside a sandbox; so `worker.py` is imported last.
+stays outside a sandbox; so `worker.py` is imported last. Where the trainer has several ranks (`ranks.py`), they are
+forked here, into a network of their own.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 
 from swarmnode.training import sandbox
+from swarmnode.training.ranks import Ranks
 from swarmnode.training.sandbox import system
 
 _PR_SET_PDEATHSIG = 1
@@ -33,12 +36,33 @@ def _die_with(parent: int) -> None:
 
 def main() -> None:
     socket_fd, memory_fd, parent = (int(argument) for argument in sys.argv[1:4])
+    rules = sandbox.Rules(**json.loads(sys.argv[4]))
+    sandbox.leave_network(rules)
     _die_with(parent)
-    report = sandbox.enter(sandbox.Rules(**json.loads(sys.argv[4])))
+    ranks, socket_fd = _fork(rules.ranks, socket_fd)
+    report = sandbox.enter(rules)
 
     from swarmnode.training.worker import serve
 
-    serve(socket_fd, memory_fd, report)
+    serve(socket_fd, memory_fd, report, ranks)
+
+
+def _fork(count: int, socket_fd: int) -> tuple[Ranks, int]:
+    """Become `count` processes: of each its view of them, and the socket that its commands come by."""
+    pairs = [socket.socketpair() for _ in range(count - 1)]
+    first = os.getpid()
+    for rank, (_, commands) in enumerate(pairs, 1):
+        if not os.fork():
+            _die_with(first)
+            os.close(socket_fd)  # or the daemon would not see that rank 0 has ended
+            own = commands.detach()
+            for pair in pairs:
+                for end in pair:
+                    end.close()
+            return Ranks(rank, count), own
+    for _, theirs in pairs:
+        theirs.close()
+    return Ranks(0, count, [ours for ours, _ in pairs]), socket_fd
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from swarmnode.training.outer import Layout
+from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Task
 from swarmnode.training.verify.trace import State
@@ -66,11 +67,15 @@ def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
 class InnerLoop:
     """Inner steps of one task. The optimizer's moments live on from round to round and are never exchanged."""
 
-    def __init__(self, spec: RunSpec, task: Task, *, peer_id: str, vector: Tensor, keep: bool) -> None:
+    def __init__(
+        self, spec: RunSpec, task: Task, *, peer_id: str, vector: Tensor, keep: bool, ranks: Ranks = ALONE
+    ) -> None:
+        """`ranks`: who shares the steps of `train`; everything else is done alone."""
         flatten_into(task.model, vector, keep=keep)
         self._spec = spec
         self._task = task
         self._peer_id = peer_id
+        self._ranks = ranks
         parameters = list(task.model.parameters())
         first = parameters[0].grad
         assert first is not None  # flatten_into has just set it
@@ -132,16 +137,16 @@ class InnerLoop:
 
         This loop is then what it was before. Raises ValueError for a state of another shape.
         """
-        mine, place, who = self.state(), self.place, self._peer_id
+        mine, place, who, ranks = self.state(), self.place, self._peer_id, self._ranks
         try:
             self.take(state)
-            self._peer_id, self._round, self._step_in_round = peer_id, round, step
+            self._peer_id, self._round, self._step_in_round, self._ranks = peer_id, round, step, ALONE
             for _ in range(steps):
                 self._step()
             yield self.view()
         finally:
             self.take(mine)
-            self._peer_id, (self._round, self._step_in_round) = who, place
+            self._peer_id, (self._round, self._step_in_round), self._ranks = who, place, ranks
 
     def places(self, peer_id: str, round: int, steps: Iterable[int], *, size: int) -> list[tuple[int, int]]:
         """Which bytes of a text of `size` a node's steps are drawn from; the task must have `places`."""
@@ -202,15 +207,18 @@ class InnerLoop:
         warmth = (self._round * inner.steps + self._step_in_round + 1) / max(1, inner.warmup)
         self._gradients.zero_()
         self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, self._round, self._step_in_round))
-        loss = self._task.loss(self._task.draw(inner.batch, self._generator))
+        batch = self._task.draw(inner.batch, self._generator)
+        part = self._ranks.part(batch)
+        loss = self._task.loss(part) * (len(part) / len(batch))
         loss.backward()  # type: ignore[no-untyped-call]
+        self._ranks.sum(self._gradients)
         if inner.clip > 0:
             norm = torch.linalg.vector_norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
         self._update(inner.lr * min(1.0, warmth))
         self._updates += 1
         self._step_in_round += 1
-        return loss.detach()
+        return self._ranks.sum(loss.detach())
 
     @torch.no_grad()
     def _update(self, lr: float) -> None:

@@ -45,19 +45,25 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from swarmnode.training import sandbox
 from swarmnode.training.corpus import CorpusError
+from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import Point, State, Stretch, point_of, row_of
 from swarmnode.training.verify.vectors import FREE_SHARE, Vectors, free, states_in
 
+if TYPE_CHECKING:
+    from swarmnode.training.runspec import RunSpec
+
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
 READ_SIZE = 1 << 20  # bytes
+SHARED = frozenset({"init", "train", "feed"})  # what all ranks do
+SAY_FIRST = 5.0  # s for rank 0 to say what went wrong, before another rank ends everything
 
 
 class Closed(Exception):
@@ -78,8 +84,11 @@ class SandboxError(Exception):
 class Worker:
     """One task, its inner loop, and the answers to commands."""
 
-    def __init__(self, commands: socket.socket, memory_fd: int, confined: sandbox.SandboxReport) -> None:
+    def __init__(
+        self, commands: socket.socket, memory_fd: int, confined: sandbox.SandboxReport, ranks: Ranks = ALONE
+    ) -> None:
         self._socket = commands
+        self._ranks = ranks
         self._arrived = msgpack.Unpacker(max_buffer_size=0)  # 0: without a limit
         self._confined = confined
         self._memory_fd = memory_fd
@@ -113,9 +122,14 @@ class Worker:
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
         run = decode(spec)
-        torch.set_num_threads(settings["threads"] or (os.cpu_count() if run.needs_data else 1) or 1)
+        threads = settings["threads"] or (os.cpu_count() if run.needs_data else 1) or 1
+        torch.set_num_threads(max(1, threads // self._ranks.count))
         has_use = torch.cuda.is_available() and (run.needs_data or settings["device"] != "auto")
         self._device = _device(settings["device"], has_use)  # the policies of rollouts are tiny
+        self._check_ranks(run)
+        if self._device == "cuda":
+            torch.cuda.set_device(self._ranks.rank)
+        self._ranks.connect(settings["scratch"], self._device)
         given = {name: settings[name] for name in ("corpus", "heldout", "room", "policy", "sampling")}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)
@@ -128,13 +142,14 @@ class Worker:
             sandbox.cap_files(2 * size if audited else 0)
         memory = torch.frombuffer(mmap.mmap(self._memory_fd, 2 * size), dtype=torch.float32)
         self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
-        on_cpu = self._device == "cpu"
-        self._vector = self._shared if on_cpu else self._shared.to(self._device)  # (P,)
-        self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep)
+        in_place = self._device == "cpu" and not self._ranks.rank  # the others must not write what rank 0 writes
+        self._vector = self._shared if in_place else self._shared.to(self._device, copy=True)  # (P,)
+        self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep, ranks=self._ranks)
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
         told: dict[str, Any] = {}
-        if audited and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
+        shows = audited and not self._ranks.rank
+        if shows and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
             every = stretch_steps(run.inner.steps, layout.parameters)
@@ -150,6 +165,7 @@ class Worker:
             recorder.lose()
         self._written_back = time.monotonic()
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
+        self._ranks.tell({"op": "stop"})
         self._push()
         if self._left is not None:
             self._left.copy_(self._vector)
@@ -170,7 +186,25 @@ class Worker:
                 return True
         if self._recorder is not None:
             self._recorder.before(*self._loop.place, self._texts)
+        self._ranks.tell({"op": "step"})
         return False
+
+    def _check_ranks(self, run: RunSpec) -> None:
+        """Raises TaskError where the ranks cannot share this run's steps."""
+        count = self._ranks.count
+        if count == 1:
+            return
+        from swarmnode.training.tasks import TaskError
+
+        if not run.needs_data:
+            raise TaskError(f"ranks = {count}: a run by rollouts trains on one device; start the node with --ranks 1")
+        if run.inner.batch < count:
+            raise TaskError(
+                f"ranks = {count}: a step of this run has {run.inner.batch} sequences, too few for each rank to have "
+                f"one; start the node with --ranks {run.inner.batch}"
+            )
+        if self._device == "cuda" and (there := self._torch.cuda.device_count()) < count:
+            raise TaskError(f"ranks = {count}: torch finds {there} CUDA devices here; use --ranks {there}")
 
     def do_feed(self, *, texts: Sequence[str]) -> None:
         self._task.feed(texts)
@@ -320,6 +354,8 @@ class Worker:
     def reply(self, command: dict[str, Any]) -> None:
         """Do what a command says and send what came of it; an error in one is not the end of the process."""
         number, op = command["id"], command["op"]
+        if op in SHARED:
+            self._ranks.tell(command)
         arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         try:
             done = getattr(self, f"do_{op}")(**arguments)
@@ -350,6 +386,31 @@ class Worker:
         return command
 
 
+class Follower(Worker):
+    """A rank that does what rank 0 tells it, and says nothing."""
+
+    def reply(self, command: dict[str, Any]) -> None:
+        arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
+        try:
+            getattr(self, f"do_{command['op']}")(**arguments)
+        except Closed:
+            raise
+        except Exception:
+            time.sleep(SAY_FIRST)
+            raise
+
+    def do_train(self, *, round: int, **until: float) -> None:  # type: ignore[override]
+        self._loop.train(round=round, steps=sys.maxsize, seconds=math.inf, between=self._between_steps)
+
+    def _between_steps(self) -> bool:
+        while (command := self._next(wait=True))["op"] not in ("step", "stop"):
+            self.reply(command)
+        return bool(command["op"] == "stop")
+
+    def _push(self) -> None:
+        """The daemon has rank 0's."""
+
+
 def _bug(error: Exception) -> str:
     """An error that nobody foresaw, perhaps one of a task's author, with the place where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -372,11 +433,12 @@ def _device(wanted: str, has_cuda: bool) -> str:
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 
-def serve(socket_fd: int, memory_fd: int, confined: sandbox.SandboxReport) -> None:
-    """Answer the daemon on the socket until it has no more to say."""
+def serve(socket_fd: int, memory_fd: int, confined: sandbox.SandboxReport, ranks: Ranks) -> None:
+    """Answer the daemon on the socket, or in another rank than the first do as told, until there is no more to do."""
+    ranks.end_with_others()
     commands = socket.socket(fileno=socket_fd)
     commands.setblocking(True)  # the daemon's end of the pair is trio's, which made both non-blocking
     try:
-        Worker(commands, memory_fd, confined).serve()
+        (Follower if ranks.rank else Worker)(commands, memory_fd, confined, ranks).serve()
     except Closed:
         sys.exit(0)

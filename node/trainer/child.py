@@ -23,6 +23,8 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
+from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ class TrainerSettings:
     threads: int = 0  # of torch; 0 means one for each core
     nice: int = 10
     device: str = "auto"  # auto, cpu or cuda
+    ranks: int = 1  # processes that train, each with a device and its part of the batch
     corpus: str = ""  # file or folder; empty is the task's own default
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
@@ -81,7 +84,22 @@ def rules_of(settings: TrainerSettings) -> Rules:
         files.append(named[1])
     files.append(str(hub.cache()))  # a run file may name a model that is on this machine already
     absolute = dict.fromkeys(str(Path(file).expanduser().absolute()) for file in files if file)
-    return Rules(mode=settings.sandbox, scratch=settings.scratch, readable=tuple(absolute), memory=settings.memory)
+    return Rules(
+        mode=settings.sandbox,
+        scratch=settings.scratch,
+        readable=tuple(absolute),
+        memory=settings.memory,
+        ranks=settings.ranks,
+    )
+
+
+def gpus() -> int:
+    """CUDA GPUs that torch here may use, found without torch; 1 where there is none."""
+    torch = find_spec("torch")
+    if torch is None or not torch.origin or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
+        return 1
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return max(1, len(glob("/dev/nvidia[0-9]*") if named is None else [n for n in named.split(",") if n.strip()]))
 
 
 def exposed(told: Rules, directory: Path) -> str:
@@ -94,7 +112,7 @@ def environment(settings: TrainerSettings) -> dict[str, str]:
     """The trainer's: this process's without secrets, with its caches and temporary files in `scratch`."""
     kept = {name: value for name, value in os.environ.items() if not SECRETS & set(name.upper().split("_"))}
     if settings.threads:
-        kept["OMP_NUM_THREADS"] = str(settings.threads)
+        kept["OMP_NUM_THREADS"] = str(max(1, settings.threads // settings.ranks))
     if scratch := settings.scratch:  # torch does not start without a place for temporary files
         kept |= dict.fromkeys(("TMPDIR", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), scratch)
     return kept | {"HF_HUB_OFFLINE": "1"}

@@ -87,6 +87,29 @@ def test_files_of_the_task_can_be_read_and_not_changed(places: dict[str, str], p
     assert {results[name] for name in OPEN_WITHOUT_LANDLOCK - {"read a secret"}} == {"EACCES"}
 
 
+@needs_landlock
+def test_one_of_several_ranks_has_sockets_and_nobody_to_connect_to(places: dict[str, str], port: int) -> None:
+    told = escapes(places, port, ranks=2)
+    done = {name for name, result in told["results"].items() if result == "done"}
+    if told["report"]["missing"]:  # this system gives it no network of its own, and it says so
+        (missing,) = told["report"]["missing"]
+        assert missing["part"] == "network"
+        done -= {"connect to a host"}
+    else:
+        assert told["results"]["connect to a host"] == "ECONNREFUSED"  # nobody listens in its own network
+    assert done == {*PERMITTED, "open a datagram socket"}, told["results"]
+
+
+def test_ranks_without_a_network_of_their_own_are_named_and_refused_where_all_is_required() -> None:
+    code = (
+        "def refused():\n    raise PermissionError(1, 'x')\nsandbox.system.make_own_network = refused\n"
+        "sandbox.system.has_own_network = lambda: False\n"
+        "rules = sandbox.Rules(mode='require', ranks=2)\nsandbox.leave_network(rules)\n"
+        "report = sandbox.enter(rules)\nprint(report.falls_short, [lacking.part for lacking in report.missing])"
+    )
+    assert python(code).stdout.startswith("True ['network'")
+
+
 def test_a_kernel_without_landlock_enforces_the_rest_and_the_report_says_what_is_missing(
     places: dict[str, str], port: int
 ) -> None:

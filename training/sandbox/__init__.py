@@ -14,12 +14,19 @@ A kernel may lack a part. It is named in the report, and the caller decides what
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swarmnode.training.sandbox import landlock, seccomp, system
 from swarmnode.training.sandbox.system import cap_files
 
-__all__ = ["MissingPart", "Rules", "SandboxReport", "cap_files", "enter"]
+__all__ = ["MissingPart", "Rules", "SandboxReport", "cap_files", "enter", "leave_network"]
+
+
+NO_NETWORK = (
+    "this system gives the trainer's ranks no network of their own (an ordinary user must be allowed to make user and "
+    "network namespaces), so that they could open connections to anywhere; a trainer of one rank opens none"
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Rules:
     scratch: str = ""  # the one directory that it may write to; empty: none
     readable: tuple[str, ...] = ()  # files and directories of the task: corpus, shards, a model
     memory: int = 0  # bytes of its own; 0 is no cap
+    ranks: int = 1  # processes, among which it is divided, and which speak with each other by TCP
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,16 @@ class SandboxReport:
         return self.mode == "require" and bool(self.missing)
 
 
+def leave_network(rules: Rules) -> None:
+    """Where there will be several ranks, go to a network of their own, if the system lets this process.
+
+    `enter` reports it where not. Called before the ranks are forked, by a process with one thread.
+    """
+    if rules.ranks > 1 and rules.mode != "off":
+        with suppress(OSError):
+            system.make_own_network()
+
+
 def enter(rules: Rules) -> SandboxReport:
     """Put this process under `rules`, for good. Called once, by a process with one thread.
 
@@ -61,17 +79,21 @@ def enter(rules: Rules) -> SandboxReport:
     """
     if rules.mode == "off":
         return SandboxReport("off", missing=(MissingPart("sandbox", "turned off by this node's settings"),))
+    several = rules.ranks > 1
     enforced: list[str] = []
     missing: list[MissingPart] = []
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         missing.append(MissingPart("threads", f"{threads - 1} began before the sandbox and are outside of it"))
+    rights = landlock.rights(scratch=rules.scratch, readable=rules.readable)
     parts = (
         ("privileges", system.give_up_privileges),
         ("core dumps", system.leave_no_core),
-        ("limits", lambda: system.set_limits(memory=rules.memory)),
-        ("files", lambda: landlock.restrict(landlock.rights(scratch=rules.scratch, readable=rules.readable))),
-        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid())),
+        ("limits", lambda: system.set_limits(memory=rules.memory // rules.ranks)),
+        ("files", lambda: landlock.restrict(rights, ranks=several)),
+        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid(), tcp=several)),
     )
+    if several and not system.has_own_network():
+        missing.append(MissingPart("network", NO_NETWORK))
     for part, put_in_force in parts:
         try:
             lacking = put_in_force()

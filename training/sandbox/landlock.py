@@ -28,7 +28,7 @@ _FIRST = (1 << 13) - 1  # all rights of the first version: execute, read, write,
 _SINCE = {2: 1 << 13, 3: TRUNCATE, 5: IOCTL_DEV}  # rights that later versions know: link and rename to elsewhere, ...
 _OF_FILES = (1 << 0) | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # the others have a meaning for directories only
 _BIND_AND_CONNECT_TCP = 0b11  # version 4
-_SIGNALS_AND_ABSTRACT_SOCKETS = 0b11  # version 6
+_ABSTRACT_SOCKETS, _SIGNALS = 0b01, 0b10  # version 6
 
 READ = READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
@@ -62,8 +62,10 @@ def version() -> int:
         raise
 
 
-def restrict(rights: Sequence[Right]) -> list[str]:
+def restrict(rights: Sequence[Right], *, ranks: bool = False) -> list[str]:
     """Allow this process `rights` and nothing else; what the kernel cannot refuse, in words.
+
+    One of several `ranks` may use TCP, and its end ends the others, which is a signal; seccomp refuses all other ones.
 
     Paths that do not exist are passed over. Needs no_new_privs. Raises OSError where there is no Landlock.
     """
@@ -75,8 +77,8 @@ def restrict(rights: Sequence[Right]) -> list[str]:
         handled |= access if known >= since else 0
     ruleset = _Ruleset(
         handled,
-        _BIND_AND_CONNECT_TCP if known >= 4 else 0,
-        _SIGNALS_AND_ABSTRACT_SOCKETS if known >= 6 else 0,
+        _BIND_AND_CONNECT_TCP if known >= 4 and not ranks else 0,
+        (_ABSTRACT_SOCKETS if ranks else _ABSTRACT_SOCKETS | _SIGNALS) if known >= 6 else 0,
     )
     size = 8 if known < 4 else 16 if known < 6 else 24  # bytes of the structure that this version reads
     descriptor = call(_CREATE_RULESET, ruleset, size, 0)

@@ -114,6 +114,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
 }
+_TCP = ("connect", "bind", "listen")
+_OF_TCP = (2, 16)  # AF_INET, and AF_NETLINK, which says what interfaces there are
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _TO_ITSELF_ONLY = {
     "kill": (62, 129),
@@ -128,28 +130,33 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def refuse(pid: int) -> list[str]:
-    """Refuse what stands above, for good, in this process `pid`. Needs no_new_privs. Raises OSError."""
+def refuse(pid: int, *, tcp: bool = False) -> list[str]:
+    """Refuse what stands above, or all but TCP, for good, in this process `pid`.
+
+    Needs no_new_privs. Raises OSError.
+    """
     machine = platform.machine()
     if machine not in _AUDIT:
         raise OSError(errno.ENOSYS, f"the numbers of system calls on {machine} are not known here")
-    filter = program(machine, pid)
+    filter = program(machine, pid, tcp=tcp)
     held = ctypes.create_string_buffer(filter, len(filter))
     told = _Program(len(filter) // 8, ctypes.addressof(held))
     prctl(_PR_SET_SECCOMP, _FILTER, told)
     return []
 
 
-def program(machine: str, pid: int) -> bytes:
+def program(machine: str, pid: int, *, tcp: bool = False) -> bytes:
     """The filter for one architecture and the process `pid`, in instructions of 8 bytes."""
     column = 0 if machine == "x86_64" else 1
     code = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT[machine], 1, 0), _step(_RETURN, _KILL)]
     code.append(_step(_LOAD, _NUMBER))
     if column == 0:
         code += [_step(_AT_LEAST, _X32, 0, 1), _refusal(errno.EPERM)]
-    for numbers in _REFUSED.values():
+    for name, numbers in _REFUSED.items():
         number = numbers[column]
-        if number is not None:
+        if tcp and name == "socket":
+            code += _where(numbers[column] or 0, _only(*_OF_TCP))
+        elif number is not None and not (tcp and name in _TCP):
             code += _where(number, [_refusal(errno.EPERM)])
     code += _where(_CLONE3[column], [_refusal(errno.ENOSYS)])
     code += _where(

@@ -1,0 +1,146 @@
+"""A trainer of several ranks: it trains what one process trains, and ends as a whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from swarmnode.node.trainer import child
+from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
+from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.training.runspec import RunSpec, parse_runspec
+
+FOREVER = 10**9
+
+
+def _spec(**inner: float) -> RunSpec:
+    model = {"layers": 1, "heads": 2, "width": 16, "context": 16}
+    return parse_runspec({"run": {"name": "t"}, "model": model, "inner": {"warmup": 0, **inner}}, source="test")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    corpus = tmp_path / "corpus"
+    corpus.write_bytes(random.Random(0).randbytes(200_000))
+    return TrainerSettings(threads=1, nice=0, device="cpu", corpus=str(corpus), ranks=2)
+
+
+def _with_trainer(
+    settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]], spec: RunSpec | None = None
+) -> None:
+    async def main() -> None:
+        spec_ = spec or _spec(batch=5)
+        trainer = TrainerProcess(spec_, run_id=spec_.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            with trio.fail_after(60):
+                await use(trainer)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def others_of(pid: int) -> list[int]:
+    """The ranks but the first of a trainer."""
+    return [int(other) for other in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> None:
+    seen: dict[int, tuple[np.ndarray, float, float]] = {}
+
+    async def use(trainer: TrainerProcess) -> None:
+        await trainer.train(round=0, steps=3, seconds=60)
+        trainer.load(trainer.parameters() * np.float32(0.9))  # as an exchange does
+        worked = await trainer.train(round=1, steps=3, seconds=60)
+        assert (worked.steps, worked.samples, worked.tokens) == (3, 15, 240)
+        seen[len(seen)] = trainer.parameters(), worked.loss, await trainer.evaluate(thorough=False)
+
+    for ranks in (1, 2):  # of five sequences in a batch, three and two
+        _with_trainer(replace(settings, ranks=ranks), use)
+    assert np.abs(seen[0][0] - seen[1][0]).max() < 2e-6
+    assert seen[0][1:] == pytest.approx(seen[1][1:], abs=1e-5)
+
+
+async def _train_forever(trainer: TrainerProcess) -> None:
+    await trainer.train(round=1, steps=FOREVER, seconds=FOREVER)
+
+
+@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_ranks_stop_as_asked_and_end_with_any_of_them_and_others_go_on(settings: TrainerSettings, first: bool) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        assert 0 < (await trainer.train(round=0, steps=FOREVER, seconds=0.2)).steps < FOREVER
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            await trio.sleep(0.1)
+            await trainer.evaluate(thorough=False)  # between two steps
+            await trainer.interrupt()
+        assert trainer.pid is not None
+        before = trainer.pid, *others_of(trainer.pid)
+        assert len(before) == 2
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_kill_soon, before[0] if first else before[1])
+            with pytest.raises(TrainerDied):
+                await _train_forever(trainer)
+        with trio.fail_after(2):
+            while any(_runs(pid) for pid in before):  # noqa: ASYNC110 (other processes end: there is no event)
+                await trio.sleep(0.01)
+        assert (await trainer.train(round=1, steps=2, seconds=60)).steps == 2
+        assert trainer.restarts == 1
+
+    _with_trainer(settings, use)
+
+
+async def _kill_soon(pid: int) -> None:
+    await trio.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (_spec(batch=1), "1 sequences.*--ranks 1"),
+        pytest.param(
+            parse_runspec({"run": {"name": "t"}, "task": {"name": "digits-rl"}}, source="test"),
+            "by rollouts.*--ranks 1",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_run_that_ranks_cannot_share_is_refused(settings: TrainerSettings, spec: RunSpec, message: str) -> None:
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        with trio.fail_after(30):
+            await trainer.run()
+
+    with pytest.raises(TrainerFailed, match=message):
+        trio.run(main)
+
+
+def test_gpus_are_counted_where_torch_can_use_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(child, "glob", lambda _: ["/dev/nvidia0", "/dev/nvidia1"])
+    monkeypatch.setattr(child, "find_spec", lambda _: type("Spec", (), {"origin": str(tmp_path / "__init__.py")}))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert child.gpus() == 1
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    assert child.gpus() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert child.gpus() == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert child.gpus() == 1

@@ -1,0 +1,88 @@
+"""Ranks: several processes that are one trainer, each with a device and its part of every batch (data parallel, DDP).
+
+    ranks = Ranks(0, 2, [socket])            # `confined.py` forks the others, each of which is Ranks(1, 2)
+    ranks.connect(store, device)             # gloo between CPUs, NCCL between CUDA devices
+    loss = task.loss(ranks.part(batch)); ...; ranks.sum(gradients)
+
+Rank 0 speaks with the daemon and tells the others what changes the parameters or the text: `init`, `feed`, `train`, and
+each step of it. So all do the same steps, and as an all-reduce leaves the same bits everywhere, they hold the same
+parameters; rank 0 answers everything else alone. Where one rank ends, for whatever reason, all end: the others die with
+rank 0 (PR_SET_PDEATHSIG), and rank 0 waits for none that has ended (`end_with_others`). The daemon then starts anew.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PATIENCE = timedelta(minutes=5)  # for a rank that lives and takes no part in a step
+STORE = "ranks"  # file in the trainer's own directory by which the ranks find each other
+
+
+class Ranks:
+    """One rank's view of all. Without a word to the contrary: the only one."""
+
+    def __init__(self, rank: int = 0, count: int = 1, others: Sequence[socket.socket] = ()) -> None:
+        """`others`: of rank 0, sockets to the ranks 1, 2, ...; of another rank, none."""
+        self.rank, self.count, self._others = rank, count, others
+
+    def connect(self, folder: str, device: str) -> None:
+        """Meet the other ranks; all call it at the same time. Raises RuntimeError where they do not come."""
+        if self.count == 1:
+            return
+        import torch.distributed as dist
+
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        os.environ["NCCL_CUMEM_ENABLE"] = "0"  # it passes memory on by local sockets, which the sandbox refuses
+        dist.init_process_group(
+            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+            store=dist.FileStore(os.path.join(folder, STORE), self.count),
+            rank=self.rank,
+            world_size=self.count,
+            timeout=PATIENCE,
+        )
+
+    def part(self, batch: Tensor) -> Tensor:
+        """This rank's samples of a batch, of which each rank has one at the least."""
+        return batch.tensor_split(self.count)[self.rank]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values`, now the sum over all ranks, the same bits in each."""
+        if self.count > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(values)
+        return values
+
+    def tell(self, command: dict[str, Any]) -> None:
+        """Have the other ranks do the same."""
+        if self._others:
+            packed = msgpack.packb(command)
+            for other in self._others:
+                other.sendall(packed)
+
+    def end_with_others(self) -> None:
+        """From now on this process ends where another rank does: a step would wait for it in vain."""
+        if self._others:
+            threading.Thread(target=_await_an_end, daemon=True).start()
+
+
+ALONE = Ranks()
+
+
+def _await_an_end() -> None:
+    _, status = os.waitpid(-1, 0)
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    print(f"a rank of the trainer {how}; the others end with it", file=sys.stderr, flush=True)
+    os._exit(1)
