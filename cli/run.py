@@ -84,6 +84,7 @@ def run(
             "only ever taken from this machine. [default: none]",
         ),
     ] = None,
+    base: Annotated[str | None, _flag("base", "MODEL", "--base")] = None,
     policy: Annotated[str | None, _flag("policy", "POLICY", "--policy")] = None,
     sampling: Annotated[str | None, _flag("sampling", "WHICH", "--sampling")] = None,
     checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,

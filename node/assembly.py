@@ -309,6 +309,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         texts=data.take() if data is not None else (),
         room=data.room if data is not None else 0,
         task=config.task,
+        base=config.base,
         policy=config.policy,
         sampling=config.sampling,
         sandbox=config.sandbox,

@@ -102,6 +102,11 @@ class NodeConfig:
         choices=("run", "local"),
     )
     task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
+    base: str = option(
+        "",
+        "the base model of a run by hf-lm on this machine: a folder, or a name on the hub, which is then fetched; "
+        "empty takes the run's, which has to be here already",
+    )
     policy: str = option(
         "",
         "this node's policy in a run by rollouts: gpt or gru, layers x width (gru:1x32), or hf:MODEL; empty takes the "

@@ -16,20 +16,21 @@ from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.datasets import publish
 from swarmnode.node.storage.runs import ChosenRun, RunUnavailable
+from swarmnode.node.trainer.child import fetch_model, model_hash
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.hello import Incompatible, greet
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import ROLLOUT_TASKS, RunSpec, decode, load_runspec
+from swarmnode.training.runspec import BASE_TASK, ROLLOUT_TASKS, RunSpec, decode, load_runspec
 
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 ASK_EVERY = 1.0  # seconds
 NONCE = 16  # random bytes that tell a run from another one by the same file
-BUILT_IN_TASKS = ("byte-lm", *ROLLOUT_TASKS)
+BUILT_IN_TASKS = ("byte-lm", BASE_TASK, *ROLLOUT_TASKS)
 
 
 class NoRun(ExpectedError):
@@ -55,6 +56,9 @@ class RunFinder:
         if file is not None:
             spec = await in_thread(lambda: load_runspec(file))
             creator = True
+            if spec.model.base:
+                base = await fetch_model(config.base or spec.model.base)
+                spec = spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(base)})
         elif run_id is not None:
             known = await in_thread(lambda: self._store.load(run_id))
             spec = known if known is not None else await self._from_peers(run_id)

@@ -54,7 +54,11 @@ class ByteLM:
         self._gate, self._report = map(_as_tensor, divide_heldout(heldout))
         self._check_long_enough(len(self._report))
         torch.manual_seed(spec.run.seed)
-        self.model = GPT(spec.model).to(device)
+        self.model = self.build(spec, assignment).to(device)
+
+    def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
+        """The model with the run's initial parameters, on the CPU; torch is seeded with the run's seed."""
+        return GPT(spec.model)
 
     def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well. Raises CorpusError."""

@@ -46,7 +46,12 @@ class Progress:
 
 def layout_of(model: nn.Module) -> Layout:
     """The layout of a model's trainable parameters, in the model's order."""
-    return Layout.of([(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()])
+    return Layout.of([(name, tuple(parameter.shape)) for name, parameter in trained(model)])
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters that require a gradient, shared ones once: what is trained, and so what is exchanged."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
@@ -56,7 +61,7 @@ def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
     place for good: they are zeroed, never dropped.
     """
     gradients = torch.zeros_like(vector)
-    for slot, parameter in zip(layout_of(model).slots, model.parameters(), strict=True):
+    for slot, (_, parameter) in zip(layout_of(model).slots, trained(model), strict=True):
         view = vector[slot.offset : slot.offset + slot.size].view(slot.shape)
         if not keep:
             view.copy_(parameter.data)
@@ -76,7 +81,7 @@ class InnerLoop:
         self._task = task
         self._peer_id = peer_id
         self._ranks = ranks
-        parameters = list(task.model.parameters())
+        parameters = [parameter for _, parameter in trained(task.model)]
         first = parameters[0].grad
         assert first is not None  # flatten_into has just set it
         self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]

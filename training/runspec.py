@@ -25,13 +25,14 @@ import msgpack
 
 from swarmnode.training.options import SettingError, as_toml, describe, option, parse_section, read_toml
 
-SCHEMA = 2  # 2: [trust] validators, which were electors
+SCHEMA = 3  # 2: [trust] validators, which were electors; 3: models of other shapes, and tokens
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 POLICY_HEADS = 2  # of a gpt policy
+BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
 ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
 
 
@@ -105,6 +106,26 @@ class ModelSection:
     heads: int = option(4, "attention heads", minimum=1, maximum=128)
     width: int = option(128, "width of the residual stream", minimum=8, maximum=16384)
     context: int = option(128, "length of a training sequence", unit="tokens", minimum=8, maximum=65536)
+    base: str = option(
+        "",
+        "of task hf-lm: the causal language model of transformers that training begins from, a folder or a name on the "
+        "hub; of the keys above only context then has a meaning",
+    )
+    base_sha256: str = option(
+        "",
+        "hash of its weights and config.json, the same for all; filled in when the run is created",
+        form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
+    )
+    lora_rank: int = option(
+        0,
+        "rank of the adapters (LoRA) beside all linear layers of the base, which alone are trained and exchanged; 0 "
+        "trains all of its parameters",
+        minimum=0,
+        maximum=4096,
+    )
+    lora_alpha: float = option(
+        32.0, "scale of the adapters: they change a layer by lora_alpha / lora_rank B A", minimum=1e-6, maximum=1e6
+    )
 
 
 @dataclass(frozen=True)
@@ -386,6 +407,7 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
+    _check_base(spec, source)
     _check_rollouts(spec, source)
     if spec.exchange.method == "btard" and spec.exchange.codec not in CHECKABLE_CODECS:
         raise SettingError(
@@ -403,6 +425,24 @@ def _check_together(spec: RunSpec, source: str) -> None:
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
     _check_trust(spec, source)
+
+
+def _check_base(spec: RunSpec, source: str) -> None:
+    """A model is of its own shape or begins from a base, and then other keys of [model] have a meaning."""
+    model, usual = spec.model, ModelSection()
+    if bool(model.base) != (spec.task.name == BASE_TASK):
+        raise SettingError(
+            f"{source} [model]: base = {model.base!r} does not fit [task] name = {spec.task.name!r}: the task "
+            f"{BASE_TASK} begins from a base, and no other does"
+        )
+    keys = {"base", "base_sha256", "lora_rank"} | ({"lora_alpha"} if model.lora_rank or not model.base else set())
+    meant = keys | {"context"} if model.base else set(describe(ModelSection)) - keys
+    for key in describe(ModelSection):
+        if key not in meant and getattr(model, key) != getattr(usual, key):
+            raise SettingError(
+                f"{source} [model]: {key} = {getattr(model, key)!r} has no meaning beside base = {model.base!r} and "
+                f"lora_rank = {model.lora_rank}; leave it out"
+            )
 
 
 def _check_rollouts(spec: RunSpec, source: str) -> None:
@@ -502,10 +542,10 @@ def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:
     except (ValueError, msgpack.UnpackException) as error:
         raise SettingError(f"run specification is malformed: {error}") from error
     schema = tables.pop("schema", None) if isinstance(tables, dict) else None
-    if schema == 1:
+    if schema in range(SCHEMA):
         raise SettingError(
-            f"run specification has schema 1, of an older swarmnode; this one reads schema {SCHEMA}: begin a new run "
-            "from the run file, in which [trust] electors is called validators now, or stay with the older version"
+            f"run specification has schema {schema}, of an older swarmnode; this one reads schema {SCHEMA}: begin a "
+            "new run from the run file, or stay with the older version"
         )
     if schema != SCHEMA:
         raise SettingError(f"run specification has another schema than {SCHEMA}; update swarmnode to join this run")

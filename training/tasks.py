@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 # Imported when a run asks for one, since both bring torch.
-BUILT_IN = {"byte-lm": "swarmnode.training.byte_lm:ByteLM", "digits-rl": "swarmnode.training.rl.trainee:DigitsRL"}
+BUILT_IN = {
+    "byte-lm": "swarmnode.training.byte_lm:ByteLM",
+    "digits-rl": "swarmnode.training.rl.trainee:DigitsRL",
+    "hf-lm": "swarmnode.training.hf_lm:HfLM",
+}
 
 
 class TaskError(Exception):
@@ -39,6 +43,7 @@ class Assignment:
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus: shards of the run's data
     room: int = 0  # bytes that these and all that `feed` will bring have together at the most
+    base: str = ""  # folder of the run's base model
     policy: str = ""  # kind and shape of this node's policy, in a run by rollouts; empty takes the run's
     sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
 

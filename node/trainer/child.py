@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,8 +32,8 @@ import msgpack
 import trio
 
 from swarmnode.protocols.methods.trainer import TrainerDied
-from swarmnode.training.rl import hub
-from swarmnode.training.runspec import hf_model
+from swarmnode.training import hub
+from swarmnode.training.runspec import RunSpec, hf_model
 from swarmnode.training.sandbox import Rules
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class TrainerSettings:
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
     room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
+    base: str = ""  # where the run's base model lies, or its name; empty takes the run's
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
     sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
     sandbox: str = "auto"  # auto, require or off
@@ -75,7 +76,7 @@ class TrainerSettings:
 
 def rules_of(settings: TrainerSettings) -> Rules:
     """The sandbox of a trainer with these settings. Paths may begin with ~ and be relative to this process."""
-    files = [settings.corpus, settings.heldout, *settings.readable]
+    files = [settings.corpus, settings.heldout, settings.base, *settings.readable]
     files.extend(str(Path(text).parent) for text in settings.texts)
     if settings.task:
         files.append(str(Path(settings.task.rpartition(":")[0]).expanduser().parent))
@@ -137,22 +138,57 @@ def empty(scratch: str) -> None:
         raise TrainerFailed(f"{scratch}: the trainer's own directory cannot be made: {error.strerror}") from error
 
 
-async def fetch_model(policy: str) -> None:
-    """Have the model of the owner's policy on this machine, where it is one. Raises TrainerFailed."""
-    named = hf_model(policy)
-    if named is None:
-        return
+async def with_models(spec: RunSpec, settings: TrainerSettings) -> TrainerSettings:
+    """The settings with the models that they name on this machine, and the run's base model as the folder of it.
+
+    A run's specification may come from a peer, so what it names is not fetched, and read only where it is what the run
+    says: its hash is the run's. Raises TrainerFailed.
+    """
+    if (policy := hf_model(settings.policy)) is not None:
+        await fetch_model(policy[1])
+    wanted = spec.model.base_sha256
+    if not wanted:
+        return replace(settings, base="")
+    try:
+        folder = await fetch_model(settings.base or spec.model.base, offline=not settings.base)
+    except TrainerFailed as error:
+        hint = "" if settings.base else f"; the owner of this machine has it fetched by --base {spec.model.base}, or"
+        hint += " --base FOLDER names where it lies" if hint else ""
+        raise TrainerFailed(f"the run's base model is not here: {error}{hint}") from error
+    found = await model_hash(folder)
+    if found != wanted:
+        raise TrainerFailed(
+            f"the model in {folder} is not the base of the run: its weights and config.json hash to {found[:12]}…, the "
+            f"run's to {wanted[:12]}…, so that what this node trains would not fit; name the run's with --base"
+        )
+    return replace(settings, base=str(folder))
+
+
+async def fetch_model(name: str, *, offline: bool = False) -> Path:
+    """The folder of the model `name`, a folder or one of the hub, which is fetched unless `offline`.
+
+    Raises TrainerFailed.
+    """
     done = await trio.run_process(
-        [sys.executable, "-P", "-m", "swarmnode.training.rl.hub", named[1]],
+        [sys.executable, "-P", "-m", "swarmnode.training.hub", name],
         stdin=subprocess.DEVNULL,
         capture_stdout=True,
         stderr=subprocess.STDOUT,
         check=False,
-        env=dict(os.environ),
+        env=os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {}),
     )
-    if done.returncode:
-        words = done.stdout.decode(errors="replace").strip().splitlines()
-        raise TrainerFailed(words[-1] if words else f"the model {named[1]!r} cannot be fetched")
+    words = done.stdout.decode(errors="replace").strip().splitlines()
+    if done.returncode or not words:
+        raise TrainerFailed(words[-1] if words else f"the model {name!r} cannot be fetched")
+    return Path(words[-1])
+
+
+async def model_hash(folder: Path) -> str:
+    """What its files hash to. Raises TrainerFailed."""
+    try:
+        return await trio.to_thread.run_sync(hub.weights_hash, folder, abandon_on_cancel=True)
+    except (OSError, ValueError) as error:
+        raise TrainerFailed(f"the model in {folder} cannot be read: {error}") from error
 
 
 class TrainerChild:

@@ -29,9 +29,9 @@ from swarmnode.node.trainer.child import (
     TrainerSettings,
     empty,
     environment,
-    fetch_model,
     rules_of,
     scratch_directory,
+    with_models,
 )
 from swarmnode.protocols.methods.trainer import (
     NOTHING,
@@ -231,7 +231,7 @@ class TrainerProcess(Trainer):
             self._settings = replace(self._settings, scratch=scratch)
             memory_fd = os.memfd_create("swarmnode-parameters")
             try:
-                await fetch_model(self._settings.policy)
+                self._settings = await with_models(self._spec, self._settings)
                 await self._keep_running(memory_fd, task_status)
             finally:
                 shutil.rmtree(self.states[0].parent, ignore_errors=True)

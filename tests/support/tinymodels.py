@@ -9,10 +9,10 @@ import torch
 WORDS = "0123456789abcdefghij=:#! "
 
 
-def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None = None) -> Path:
+def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None = None, rows: int = 0) -> Path:
     """A gpt2 or a llama and its tokenizer, of single characters and the pair 40.
 
-    Its heads are as wide as vLLM's kernels want them.
+    Its heads are as wide as vLLM's kernels want them. `rows`: of its embedding, where they are more than its tokens.
     """
     import tokenizers
     import transformers
@@ -24,7 +24,7 @@ def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None
     words_of.chat_template = template
     words_of.save_pretrained(into)
     end = vocabulary["<end>"]
-    shared = {"vocab_size": len(vocabulary), "bos_token_id": end, "eos_token_id": end, "initializer_range": 0.2}
+    shared = {"vocab_size": rows or len(vocabulary), "bos_token_id": end, "eos_token_id": end, "initializer_range": 0.2}
     torch.manual_seed(1)
     if kind == "gpt2":  # tied embeddings, Conv1D
         config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, n_positions=64, **shared)

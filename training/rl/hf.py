@@ -21,17 +21,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from swarmnode.training.hf_lm import open_model
 from swarmnode.training.rl.policies import PolicyState, content_hash
 from swarmnode.training.rl.vocabulary import before, register
 from swarmnode.training.tasks import TaskError
@@ -108,7 +107,6 @@ class HFPolicy(nn.Module):
         self.vocabulary = tokenizer
         limit = getattr(model.config, "max_position_embeddings", None) or CONTEXT
         self.context = min(CONTEXT, int(limit))
-        model.eval()  # without dropout: what is learned from is what was sampled from
         self.base_hash = content_hash(model)
         self._adapted: Adapted | None = None
         if trained is Trained.ALL:
@@ -184,24 +182,16 @@ class HFPolicy(nn.Module):
 def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:
     """The model called `name` on the hub, or in the folder `name`; its tokenizer is made known to this process.
 
-    Only what is on this machine already is used: `hub.py` fetches what its owner names, and whoever writes a run file
-    decides nothing about this machine. Raises TaskError where it is not here.
+    Raises TaskError where it cannot be had, as `open_model` does.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    model = open_model(name)
+    from transformers import AutoTokenizer
+
+    where = model.config.name_or_path
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise TaskError(
-            f'policies called hf:... need transformers, which cannot be imported ({error}): pip install "swarmnode[hf]"'
-        ) from error
-    where = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    safe = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        words = AutoTokenizer.from_pretrained(where, **safe)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **safe)
+        words = AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        hint = "; a model that is not on this machine is fetched only where --policy names it"
-        raise TaskError(f"the model {name!r} cannot be loaded: {error}{hint}") from error
+        raise TaskError(f"the tokenizer of the model {name!r} cannot be loaded: {error}") from error
     tokenizer = Tokenizer(words, max(len(words), int(model.get_output_embeddings().weight.shape[0])))
     register(tokenizer)
     return HFPolicy(model, tokenizer, trained=trained, seed=seed, source=where)

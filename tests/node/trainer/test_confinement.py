@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from swarmnode.node.trainer.child import (
     environment,
     fetch_model,
     scratch_directory,
+    with_models,
 )
-from swarmnode.training.rl import hub
+from swarmnode.training import hub
+from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import Rules
 
 
@@ -38,6 +41,7 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
         texts=("/data/shards/cd/one", "/data/shards/cd/two"),
         task="work/my.py:Task",
         policy=f"hf:{model}",
+        base="/models/base",
         readable=("/data/shards",),
     )
     assert set(told.readable) == {
@@ -46,6 +50,7 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
         "/data/shards/cd",
         str(Path("work").absolute()),
         str(model),
+        "/models/base",
         "/data/shards",
         str(hub.cache()),
     }
@@ -93,11 +98,50 @@ def test_its_directory_is_its_own_and_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["", "gpt:2x48"])
 def test_nothing_is_fetched_where_no_model_is_named(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent")
-    trio.run(fetch_model, policy)
+    settings = TrainerSettings(policy=policy)
+    assert trio.run(with_models, parse_runspec({"run": {"name": "r"}}, source="test"), settings) == settings
 
 
 def test_a_folder_is_no_reason_to_ask_the_network(tmp_path: Path) -> None:
-    trio.run(fetch_model, f"hf:{tmp_path}")
+    assert trio.run(fetch_model, str(tmp_path)) == tmp_path
+
+
+def based_on(name: str, sha256: str) -> RunSpec:
+    tables = {
+        "run": {"name": "r"},
+        "task": {"name": "hf-lm"},
+        "model": {"base": name, "base_sha256": sha256},
+    }
+    return parse_runspec(tables, source="test")
+
+
+def test_a_base_is_read_where_its_files_are_the_runs_and_nowhere_else(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+        (tmp_path / name / "config.json").write_text("{}")
+    spec = based_on(str(tmp_path / "one"), hub.weights_hash(tmp_path / "one"))
+    settings = trio.run(with_models, spec, TrainerSettings())
+    assert settings.base == str(tmp_path / "one") in child.rules_of(settings).readable
+    foreign = f"{re.escape(str(tmp_path))}/other is not the base of the run: .* name the run's with --base"
+    with pytest.raises(TrainerFailed, match=foreign):
+        trio.run(with_models, spec, TrainerSettings(base=str(tmp_path / "other")))
+    # A specification of a peer opens no folder that it knows nothing of.
+    (tmp_path / "key").mkdir()
+    with pytest.raises(TrainerFailed, match="cannot be read"):
+        trio.run(with_models, based_on(str(tmp_path / "key"), "00" * 32), TrainerSettings())
+
+
+def test_a_base_that_a_peer_names_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub", reason="the extra hf is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as hub_of_a_liar:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub_of_a_liar.getsockname()[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        with pytest.raises(TrainerFailed, match=r"base model is not here.*--base nobody/model"):
+            trio.run(with_models, based_on("nobody/model", "00" * 32), TrainerSettings())
+        hub_of_a_liar.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            hub_of_a_liar.accept()
 
 
 def test_a_model_that_cannot_be_fetched_is_named_with_the_reason(
@@ -109,7 +153,7 @@ def test_a_model_that_cannot_be_fetched_is_named_with_the_reason(
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("HF_HOME", str(tmp_path))
         with pytest.raises(TrainerFailed, match="nobody/no-such-model"):
-            trio.run(fetch_model, "hf:nobody/no-such-model")
+            trio.run(fetch_model, "nobody/no-such-model")
 
 
 def test_the_hubs_cache_is_where_its_own_library_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""The task hf-lm: what of a base model is trained, from where it begins, and which base is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tinymodels import folder_of
+
+from swarmnode.training.hub import weights_hash
+from swarmnode.training.inner import InnerLoop, layout_of
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import Assignment, TaskError, load_task
+
+transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+pytest.importorskip("peft", reason="the extra hf is not installed")
+
+from swarmnode.training.hf_lm import CausalLM, HfLM, attach_lora, open_model  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base that reads any byte as a token; gpt2 has one matrix for its embedding and its head."""
+    return folder_of(request.param, tmp_path_factory.mktemp(request.param), rows=256)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("".join(f"the {number} of many lines\n" for number in range(9000)))
+    return path
+
+
+def spec_of(folder: Path, **model: Any) -> RunSpec:
+    tables = {
+        "run": {"name": "t", "seed": 3},
+        "task": {"name": "hf-lm"},
+        "model": {"base": str(folder), "context": 32, **model},
+        "inner": {"lr": 0.01, "warmup": 1},
+    }
+    return parse_runspec(tables, source="t.toml")
+
+
+def task_of(folder: Path, corpus: Path, **model: Any) -> tuple[RunSpec, HfLM]:
+    spec = spec_of(folder, **model)
+    return spec, HfLM(spec, Assignment("run", "alice", str(corpus), base=str(folder)))
+
+
+def trained(spec: RunSpec, task: HfLM, steps: int = 12) -> tuple[torch.Tensor, float]:
+    vector = torch.zeros(layout_of(task.model).parameters)
+    loop = InnerLoop(spec, task, peer_id="alice", vector=vector, keep=False)
+    before = task.evaluate(thorough=False)
+    loop.train(round=0, steps=steps, seconds=60, between=lambda: False)
+    return vector, before - task.evaluate(thorough=False)
+
+
+def test_lora_trains_its_adapters_alone(folder: Path, corpus: Path) -> None:
+    spec, task = task_of(folder, corpus, lora_rank=4)
+    layout = layout_of(task.model)
+    assert layout.slots and all(".lora_A." in slot.name or ".lora_B." in slot.name for slot in layout.slots)
+    assert not any("head" in slot.name for slot in layout.slots)
+    before = {name: value.clone() for name, value in task.model.state_dict().items() if "lora_" not in name}
+    _, gained = trained(spec, task)
+    assert gained > 0.05
+    after = task.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_all_parameters_are_trained_without_it_and_shared_ones_once(folder: Path, corpus: Path) -> None:
+    spec, task = task_of(folder, corpus)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    layout = layout_of(task.model)
+    assert layout.parameters == sum(parameter.numel() for parameter in whole.parameters())
+    names = [slot.name for slot in layout.slots]
+    assert any("lm_head" in name for name in names) is not whole.config.tie_word_embeddings
+    vector, gained = trained(spec, task)
+    assert gained > 0.5
+    model = task.model.model
+    same = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert same is whole.config.tie_word_embeddings
+    begin, end = vector.data_ptr(), vector.data_ptr() + 4 * vector.numel()
+    assert all(begin <= parameter.data_ptr() < end for parameter in task.model.parameters())
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_it_begins_as_its_base_whoever_begins_and_trains_the_same(folder: Path, corpus: Path, rank: int) -> None:
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.arange(64).view(2, 32)
+    ends = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        spec, task = task_of(folder, corpus, lora_rank=rank)
+        with torch.no_grad():
+            torch.testing.assert_close(task.model(tokens), whole(tokens).logits)
+        ends.append(trained(spec, task, steps=3)[0])
+    assert torch.equal(*ends), "chance from elsewhere: dropout, or adapters that no seed drew"
+    torch.testing.assert_close(task.model(tokens[:, :9]), task.model(tokens)[:, :9])
+
+
+def test_adapters_are_drawn_by_the_runs_seed_and_change_what_peft_says(folder: Path) -> None:
+    def begun(seed: int) -> Any:
+        model = open_model(str(folder))
+        attach_lora(model, rank=2, alpha=8.0, seed=seed)
+        return model
+
+    first, same, other = (dict(begun(seed).named_parameters()) for seed in (1, 1, 2))
+    for name, parameter in first.items():
+        if parameter.requires_grad:
+            assert torch.equal(parameter, same[name]) and parameter.dtype == torch.float32
+            assert torch.equal(parameter, other[name]) is ("lora_B" in name)
+
+
+def test_a_frozen_base_may_be_in_bfloat16_and_its_adapters_are_not(folder: Path) -> None:
+    model = open_model(str(folder), torch.bfloat16)
+    attach_lora(model, rank=2, alpha=8.0, seed=1)
+    kinds = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+
+
+def test_a_context_that_the_base_cannot_read_is_refused(folder: Path) -> None:
+    with pytest.raises(TaskError, match=r"context = 65 is longer .* 64 tokens"):
+        CausalLM(open_model(str(folder)), context=65)
+
+
+def test_state_that_nobody_exchanges_is_refused_but_beside_adapters(folder: Path) -> None:
+    model = open_model(str(folder))
+    model.register_buffer("seen", torch.zeros(3))
+    with pytest.raises(TaskError, match=r"seen .* lora_rank"):
+        CausalLM(model, context=32)
+    attach_lora(model, rank=2, alpha=8.0, seed=1)
+    CausalLM(model, context=32)
+
+
+def test_a_base_is_known_by_its_weights_and_shape(folder: Path, tmp_path: Path) -> None:
+    def copied(name: str, change: bytes = b"") -> Path:
+        into = tmp_path / name
+        into.mkdir()
+        for file in folder.iterdir():
+            (into / file.name).write_bytes(file.read_bytes() + (change if file.suffix == ".safetensors" else b""))
+        (into / "README.md").write_text(name)
+        return into
+
+    assert weights_hash(copied("a")) == weights_hash(copied("b")) == weights_hash(folder)
+    assert weights_hash(copied("c", b" ")) != weights_hash(folder)
+    with pytest.raises(ValueError, match="safetensors"):
+        weights_hash(tmp_path)
+
+
+def test_the_task_is_built_in() -> None:
+    assert load_task("hf-lm", "") is HfLM
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "parts"),
+    [
+        ("hf-lm", {}, ["base = ''", "hf-lm begins from a base"]),
+        ("byte-lm", {"base": "a"}, ["base = 'a'", "byte-lm"]),
+        ("hf-lm", {"base": "a", "layers": 3}, ["layers = 3", "beside base = 'a'", "leave it out"]),
+        ("hf-lm", {"base": "a", "lora_alpha": 8}, ["lora_alpha = 8", "lora_rank = 0"]),
+        ("byte-lm", {"lora_rank": 8}, ["lora_rank = 8", "base = ''"]),
+        ("hf-lm", {"base": "a", "base_sha256": "b"}, ["base_sha256 = 'b'", "filled in"]),
+    ],
+)
+def test_keys_of_the_model_that_mean_nothing_are_refused(task: str, model: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(SettingError) as caught:
+        parse_runspec({"run": {"name": "t"}, "task": {"name": task}, "model": model}, source="t.toml")
+    assert all(part in str(caught.value) for part in ["t.toml [model]", *parts])
+
+
+def test_it_writes_on(folder: Path, corpus: Path) -> None:
+    _, task = task_of(folder, corpus, lora_rank=2)
+    assert len(task.sample(b"the", length=5, temperature=0.0, seed=1)) == 5
+    assert np.isfinite(task.evaluate(thorough=False, seed=1))

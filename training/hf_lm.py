@@ -1,0 +1,116 @@
+"""The task hf-lm: a causal language model of `transformers` learns the corpus, whole or by LoRA. The extra `hf`.
+
+    [task]
+    name = "hf-lm"
+    [model]
+    base = "HuggingFaceTB/SmolLM2-135M"        # or a folder; all nodes have the same one, known by its hash
+    lora_rank = 16                             # 0 trains all parameters
+    context = 512
+
+What is trained is what is exchanged: of LoRA (Hu et al., 2106.09685) the adapters beside the base's linear layers,
+which `peft` puts there. They begin as the run's seed says and change nothing at first. Nothing is left to chance in
+training: dropout is off, so that whoever repeats a step finds the same. A model is read from safetensors in the folder
+that the daemon found it in; no code of a repository is run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.training.byte_lm import ByteLM
+from swarmnode.training.gpt import GPT
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.tasks import Assignment, TaskError
+
+
+class HfLM(ByteLM):
+    """A language model that begins from a base. Raises TaskError where that cannot be used, else as `ByteLM`."""
+
+    def build(self, spec: RunSpec, assignment: Assignment) -> nn.Module:
+        rank = spec.model.lora_rank
+        model = open_model(assignment.base)
+        if rank:
+            attach_lora(model, rank=rank, alpha=spec.model.lora_alpha, seed=spec.run.seed)
+        return CausalLM(model, context=spec.model.context)
+
+
+class CausalLM(GPT):
+    """Tokens in, logits out: a model of `transformers` as a task's model. What of it is trained requires a gradient."""
+
+    def __init__(self, model: Any, *, context: int) -> None:
+        """Raises TaskError for a context that is longer than the model reads, or state that would not be exchanged."""
+        nn.Module.__init__(self)
+        limit = getattr(model.config, "max_position_embeddings", None) or context
+        if context > limit:
+            raise TaskError(
+                f"[model] context = {context} is longer than the base model reads, {limit} tokens; lower it"
+            )
+        kept = set(model.state_dict()) & {name for name, _ in model.named_buffers()}
+        if kept and all(parameter.requires_grad for parameter in model.parameters()):
+            raise TaskError(
+                f"the base model keeps {', '.join(sorted(kept)[:3])} beside its parameters, which nobody exchanges, so "
+                "that its copies would drift apart; train it by LoRA: [model] lora_rank = 16"
+            )
+        self.model, self.context = model, context
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+def open_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The model called `name` on the hub, or in the folder `name`, without dropout.
+
+    Only what is on this machine already is used: the daemon fetches what its owner names, and whoever writes a run file
+    decides nothing about this machine. Raises TaskError where it is not here.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise TaskError(
+            f'models of transformers need that package, which cannot be imported ({error}): pip install "swarmnode[hf]"'
+        ) from error
+    where = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    safe = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = AutoConfig.from_pretrained(where, **safe)
+        for key, value in config.to_dict().items():
+            if ("drop" in key or key.endswith("pdrop")) and isinstance(value, float):
+                setattr(config, key, 0.0)
+        model = AutoModelForCausalLM.from_pretrained(where, config=config, dtype=dtype, use_safetensors=True, **safe)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        hint = "; a model that is not on this machine is fetched only where --base or --policy names it"
+        raise TaskError(f"the model {name!r} cannot be loaded: {error}{hint}") from error
+    return model.eval()
+
+
+def attach_lora(model: Any, *, rank: int, alpha: float, seed: int) -> None:
+    """Freeze the model and put adapters beside all of its linear layers but the head: W x + (alpha / rank) B A x.
+
+    In float32. B = 0, so that the model is as it was; A is uniform as in `nn.Linear`, as the seed says. Raises
+    TaskError.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"), model)
+    except ImportError as error:
+        raise TaskError(f'LoRA needs peft, which cannot be imported ({error}): pip install "swarmnode[hf]"') from error
+    except ValueError as error:
+        raise TaskError(f"the model has no linear layers for LoRA: {error}") from error
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.zeros(parameter.shape)
+            if ".lora_A." in name:
+                bound = 1 / math.sqrt(parameter.shape[1])
+                parameter.data.uniform_(-bound, bound, generator=generator)
