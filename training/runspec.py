@@ -91,6 +91,20 @@ class DataSection:
         "id of the shard that lists the others; filled in when the run is created",
         form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
     )
+    vocabulary: int = option(
+        256,
+        "tokens: 256 trains on bytes; with more, the run's creator brings a tokenizer (--tokenizer) or trains one of "
+        "this size on its corpus, or its corpus is tokens already",
+        unit="tokens",
+        minimum=2,
+        maximum=1 << 20,
+    )
+    tokenizer: str = option(
+        "",
+        "id of the shard with the tokenizer; filled in when the run is created; empty where tokens are bytes, or came "
+        "without a tokenizer",
+        form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
+    )
     sealed: str = option(
         "",
         "sha-256 of a text that the creator keeps back and publishes at the end, so that all can measure the loss on "

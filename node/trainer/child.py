@@ -63,6 +63,7 @@ class TrainerSettings:
     corpus: str = ""  # file or folder; empty is the task's own default
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes
     room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
     base: str = ""  # where the run's base model lies, or its name; empty takes the run's
@@ -76,7 +77,7 @@ class TrainerSettings:
 
 def rules_of(settings: TrainerSettings) -> Rules:
     """The sandbox of a trainer with these settings. Paths may begin with ~ and be relative to this process."""
-    files = [settings.corpus, settings.heldout, settings.base, *settings.readable]
+    files = [settings.corpus, settings.heldout, settings.tokenizer, settings.base, *settings.readable]
     files.extend(str(Path(text).parent) for text in settings.texts)
     if settings.task:
         files.append(str(Path(settings.task.rpartition(":")[0]).expanduser().parent))

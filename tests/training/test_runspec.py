@@ -46,7 +46,7 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "1d8121512a7217bedc99b7bfc648e7aebcc98d4c0cf3f4d12e9ebc72b7318d9a"
+    assert fixed.run_id == "cb40c16f7cf2dae64bad4abfe38e8716b5fa1db5b49547473bdef315c8897ff9"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "79e26699c80bc0b23674068c599c0b93175096790f969de941ac8106a837cf0b"
+    assert plain.run_id == "9b82af6d1607abe12508fb6be30bb905226157d32a41f94548532190a211f617"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 

@@ -38,6 +38,7 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
     told = rules_of(
         corpus="~/texts",
         heldout="/data/shards/ab/held",
+        tokenizer="/data/shards/ef/words",
         texts=("/data/shards/cd/one", "/data/shards/cd/two"),
         task="work/my.py:Task",
         policy=f"hf:{model}",
@@ -47,6 +48,7 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
     assert set(told.readable) == {
         str(Path("~/texts").expanduser()),
         "/data/shards/ab/held",
+        "/data/shards/ef/words",
         "/data/shards/cd",
         str(Path("work").absolute()),
         str(model),
