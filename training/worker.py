@@ -43,7 +43,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,8 @@ class Worker:
             sandbox.cap_files(2 * size if audited else 0)
         memory = torch.frombuffer(mmap.mmap(self._memory_fd, 2 * size), dtype=torch.float32)
         self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
+        if self._device == "cuda":
+            _pin(self._shared)
         in_place = self._device == "cpu" and not self._ranks.rank  # the others must not write what rank 0 writes
         self._vector = self._shared if in_place else self._shared.to(self._device, copy=True)  # (P,)
         self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep, ranks=self._ranks)
@@ -424,6 +426,21 @@ def _is_for_people(error: Exception) -> bool:
     from swarmnode.training.tasks import TaskError
 
     return isinstance(error, (CorpusError, SandboxError, SettingError, TaskError))
+
+
+def _pin(vector: Any) -> None:
+    """Have a GPU copy to and from this memory by itself, at two to three times the rate of pageable memory.
+
+    So no staging buffer is needed; and at 20 GB/s or more a copy of 124 M parameters takes 25 ms in a round of minutes,
+    for which it is not worth overlapping with steps. Where the driver does not take it, copies are slower.
+    """
+    import torch
+
+    size = vector.numel() * vector.element_size()
+    if int(torch.cuda.cudart().cudaHostRegister(vector.data_ptr(), size, 0)):
+        print("the GPU's driver does not pin the parameters' memory, so that copies take longer", file=sys.stderr)
+        with suppress(RuntimeError):  # the error would be found by whoever looks next
+            torch.zeros(1, device="cuda")
 
 
 def _device(wanted: str, has_cuda: bool) -> str:

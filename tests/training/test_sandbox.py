@@ -231,3 +231,15 @@ def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() ->
         answer = msgpack.unpackb(ours.recv(1 << 16))
     assert answer["fault"] and "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
     assert not SandboxReport("auto", missing=lacking.missing).falls_short
+
+
+@needs_landlock
+def test_files_of_a_gpu_that_are_there_can_be_opened_for_reading_and_writing(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "other").touch()
+    code = (
+        f"sandbox.landlock.ACCELERATORS = ({str(tmp_path / 'nvidia*')!r},)\nsandbox.enter(sandbox.Rules())\n"
+        f"open({str(tmp_path / 'nvidia0')!r}, 'r+b').close()\nprint('opened')\nopen({str(tmp_path / 'other')!r}, 'r+b')"
+    )
+    done = python(code)
+    assert done.stdout.strip() == "opened" and "PermissionError" in done.stderr
