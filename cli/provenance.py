@@ -40,7 +40,12 @@ class NothingToExport(ExpectedError):
 @provenance.command("export")
 def export(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; one that is there is replaced.")
+        Path,
+        typer.Argument(
+            metavar="FILE.safetensors",
+            help="The file to write; one that is there is replaced. Of a run by hf-lm it may be a folder, which "
+            "transformers, or peft for LoRA, then loads.",
+        ),
     ],
     run_id: Annotated[
         str | None,
@@ -52,6 +57,10 @@ def export(
             "--momentum", help="Add the outer momentum, so that the state's hash can be checked. [default: model only]"
         ),
     ] = False,
+    base: Annotated[
+        str,
+        typer.Option("--base", metavar="MODEL", help="Where the base model lies, or its name. [default: the run's]"),
+    ] = "",
     passphrase_file: PassphraseOption = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
@@ -61,8 +70,6 @@ def export(
     Works whether or not the node is running. The record tells the run, its specification and data, the rounds that this
     node saw end, and whose work counted in them.
     """
-    if file.suffix != ".safetensors":
-        raise typer.BadParameter("the name must end in .safetensors", param_hint="FILE.safetensors")
     from swarmnode.node.identity import load_or_create
     from swarmnode.node.provenance import export as write
 
@@ -73,7 +80,8 @@ def export(
     chosen = one_run(known, run_id, home.path, "--run ")
     identity = load_or_create(home.identity, passphrase)
     target = file.expanduser().absolute()
-    beside, record = write(home, chosen, identity, target, with_momentum=momentum)
+    beside, record = write(home, chosen, identity, target, with_momentum=momentum, base=base)
+    target = beside.with_name(record["model"]["file"])
     text = f"{target}: {record['name']} after {record['model']['round']} rounds\n"
     text += f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors"
     show({"model": str(target), "record": str(beside), **_summary(record)}, text, json_output)

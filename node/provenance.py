@@ -1,6 +1,7 @@
 """Where a model comes from, and how its run goes on: provenance records, and successors of a run.
 
-    NAME.safetensors        the tensors of the model under their own names, float32
+    NAME.safetensors        the tensors of the model under their own names, float32; in a folder with what
+                            `transformers` or `peft` read beside it, where the run has a base model
     NAME.provenance.json    {"record": {…}, "signature": hex}
 
 The record names the run and its whole specification, hashes of the data, the round, the hash of the shared state, the
@@ -55,12 +56,13 @@ from swarmnode.node.storage.checkpoints import (
     newest_whole,
     read_history,
 )
-from swarmnode.node.storage.datadir import DataDir, write_atomic
+from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.training.corpus import CorpusError
+from swarmnode.training.hub import file_name, write_beside
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
@@ -91,10 +93,11 @@ class Check:
 
 
 def export(
-    home: DataDir, run_id: str, identity: Identity, target: Path, *, with_momentum: bool
+    home: DataDir, run_id: str, identity: Identity, target: Path, *, with_momentum: bool, base: str = ""
 ) -> tuple[Path, dict[str, Any]]:
     """Write the newest whole checkpoint of a run in the data directory `home` as a model, and its record. Blocking.
 
+    `target` is the file, or a folder where the run has a base model, which lies in `base` if not where the run says.
     Returns the record's path and the record. Raises NoModel, SettingError, NoSpace or DataDirError.
     """
     store = RunStore(home)
@@ -109,14 +112,18 @@ def export(
         )
     manifest, saved = found
     layout = manifest.table
+    if target.suffix != ".safetensors":
+        target = _as_folder(target, spec, layout, base)
     tensors = {
-        slot.name: saved.state.parameters[slot.offset : slot.offset + slot.size].reshape(slot.shape)
+        file_name(spec.model, slot.name): saved.state.parameters[slot.offset : slot.offset + slot.size].reshape(
+            slot.shape
+        )
         for slot in layout.slots
     }
     momentum = "left out" if saved.state.momentum.view(np.uint32).any() else "zero"
     if momentum == "left out" and with_momentum:
         tensors[MOMENTUM], momentum = saved.state.momentum, "included"
-    named = {"run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
+    named = {"format": "pt", "run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
     sha256 = write_tensors(target, tensors, named)
     history = tuple(e for e in read_history(folder / HISTORY) if e.round < saved.round)
     file = {"file": target.name, "sha256": sha256, "momentum": momentum}
@@ -125,6 +132,18 @@ def export(
     sealed = {"record": record, "signature": DOMAIN.seal(record, identity.private_key.sign).signature.hex()}
     write_atomic(beside, json.dumps(sealed).encode())
     return beside, record
+
+
+def _as_folder(target: Path, spec: RunSpec, layout: Layout, base: str) -> Path:
+    """The file for the weights in a folder that `from_pretrained` reads. Raises NoModel, NoSpace or DataDirError."""
+    if not spec.model.base:
+        raise NoModel(f"{target}: a run of the task {spec.task.name} is one file; give it a name in .safetensors")
+    try:
+        return write_beside(target, spec.model, [slot.name for slot in layout.slots], base=base)
+    except (ValueError, ImportError, FileNotFoundError) as error:
+        raise NoModel(f"the run's base model is not here, for its shape and tokenizer (--base): {error}") from error
+    except OSError as error:
+        raise explain(error, target) from error
 
 
 def record_path(model: Path) -> Path:
@@ -230,14 +249,15 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
     yield Check("model", found.sha256 == model["sha256"], f"{path.name} has sha-256 {found.sha256[:16]}…")
     layout = Layout.of([(str(name), tuple(int(axis) for axis in shape)) for name, shape in model["layout"]])
     shapes = {name: tensor.shape for name, tensor in found.tensors.items() if name != MOMENTUM}
-    fits = shapes == {slot.name: slot.shape for slot in layout.slots}
+    names = [slot.name if spec is None else file_name(spec.model, slot.name) for slot in layout.slots]
+    fits = shapes == {name: slot.shape for name, slot in zip(names, layout.slots, strict=True)}
     yield Check("tensors", fits, f"{layout.parameters:,} parameters in {len(layout.slots)} tensors")
     if fits and model["momentum"] == "left out":
         yield Check(
             "state", None, "its hash covers an outer momentum that the file does not contain (export --momentum)"
         )
     elif fits:
-        parameters = np.concatenate([found.tensors[slot.name].reshape(-1) for slot in layout.slots])
+        parameters = np.concatenate([found.tensors[name].reshape(-1) for name in names])
         momentum = found.tensors.get(MOMENTUM, np.zeros_like(parameters))
         hash = state_hash(int(model["round"]), layout, OuterState(parameters, momentum))
         yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")

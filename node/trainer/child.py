@@ -171,12 +171,12 @@ async def fetch_model(name: str, *, offline: bool = False) -> Path:
     Raises TrainerFailed.
     """
     done = await trio.run_process(
-        [sys.executable, "-P", "-m", "swarmnode.training.hub", name],
+        [sys.executable, "-P", "-m", "swarmnode.training.hub", name, *(["offline"] if offline else [])],
         stdin=subprocess.DEVNULL,
         capture_stdout=True,
         stderr=subprocess.STDOUT,
         check=False,
-        env=os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {}),
+        env=dict(os.environ),
     )
     words = done.stdout.decode(errors="replace").strip().splitlines()
     if done.returncode or not words:
