@@ -40,6 +40,7 @@ from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.receipts import PromiseChecks
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import serve_runs
+from swarmnode.training import mapped
 from swarmnode.training.golden import check_golden
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def run_daemon(
         logs = setup_logs(datadir.logs, config.log_level)
         adopt("libp2p")
         harden()
+        mapped.keep_in(datadir.path)
         for key, origin in origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
 

@@ -17,6 +17,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.training import mapped
+
 Vector = NDArray[np.float32]
 
 _STATE_TAG = b"swarmnode/state/1\0"
@@ -70,7 +72,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class OuterState:
-    """What members of a run share: parameters phi and outer momentum, float32 (P,) each. Never written to in place."""
+    """What members of a run share: parameters phi and outer momentum, float32 (P,) each. Never written to in place.
+
+    Large ones lie in mapped files: a node keeps those of several rounds, and reads each but a few times.
+    """
 
     parameters: Vector
     momentum: Vector
@@ -78,7 +83,7 @@ class OuterState:
     @classmethod
     def start(cls, parameters: Vector) -> OuterState:
         """The state before round 0: a copy of these parameters, (P,), and no momentum."""
-        return cls(_frozen(parameters.astype(np.float32)), _frozen(np.zeros(parameters.size, np.float32)))
+        return cls(_frozen(mapped.copied(parameters)), _frozen(np.zeros(parameters.size, np.float32)))
 
 
 def outer_step(
@@ -100,8 +105,8 @@ def outer_step(
         if vector.shape != state.parameters.shape or vector.dtype != np.float32:
             raise ValueError(f"{name} is {vector.dtype} {vector.shape}, parameters are {state.parameters.shape}")
     rate, mu = np.float32(lr), np.float32(momentum)
-    parameters = np.empty_like(state.parameters)
-    velocity = np.empty_like(state.momentum) if mu else state.momentum
+    parameters = mapped.zeros(state.parameters.size)
+    velocity = mapped.zeros(state.momentum.size) if mu else state.momentum
     scratch = np.empty(min(_STEP, parameters.size), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         for part in _steps(parameters.size):

@@ -52,6 +52,7 @@ from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ def load(path: Path, manifest: CheckpointManifest) -> Saved:
             vector = np.zeros(layout.parameters, np.float32)
         if vector.shape != (layout.parameters,) or vector.dtype != np.float32:
             raise ValueError(f"its {name} are {vector.dtype} {vector.shape}")
-        if not np.isfinite(vector).all():
+        if not is_finite(vector):
             raise ValueError(f"its {name} contain NaN or infinity")
         vector.flags.writeable = False
         vectors[name] = vector

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.node.storage.datadir import UNFINISHED, replacing, write_all
+from swarmnode.training import mapped
 
 PIECE = 4 << 20  # bytes that are hashed and written at a time
 MAX_HEADER = 16 << 20  # bytes; some hundred thousand tensors
@@ -109,16 +110,15 @@ def _pieces(header: bytes, tensors: Mapping[str, NDArray[Any]]) -> Iterator[memo
             yield raw[start : start + PIECE]
 
 
-def _read(file: BinaryIO, size: int, digest: Any) -> bytearray:
+def _read(file: BinaryIO, size: int, digest: Any) -> memoryview:
     """The next `size` bytes, hashed as they come; memory is taken as far as the file goes. Raises NotTensors."""
     if size > os.fstat(file.fileno()).st_size:
         raise NotTensors("it is cut off")
-    room = bytearray(size)
-    view, at = memoryview(room), 0
+    room, at = mapped.room(size), 0
     while at < size:
-        count = file.readinto(view[at : at + PIECE])  # type: ignore[attr-defined]
+        count = file.readinto(room[at : at + PIECE])  # type: ignore[attr-defined]
         if not count:
             raise NotTensors("it is cut off")
-        digest.update(view[at : at + count])
+        digest.update(room[at : at + count])
         at += count
     return room

@@ -47,6 +47,7 @@ from swarmnode.protocols.methods.trainer import (
     Vector,
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.training import mapped
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -119,7 +120,7 @@ class TrainerProcess(Trainer):
         return None if self._child is None else self._child.process.pid
 
     def parameters(self) -> Vector:
-        return self._shared().copy()
+        return mapped.copied(self._shared())
 
     def load(self, vector: Vector) -> None:
         np.copyto(self._shared(), vector, casting="no")

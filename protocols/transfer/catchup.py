@@ -44,6 +44,8 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_manifest import HASH, MAX_SIZE, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.training import mapped
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -242,7 +244,7 @@ class CatchUp:
         if self._unfinished is None or self._unfinished.manifest != manifest:
             self._give_up()
             half = self._layout.parameters
-            vector = np.zeros(2 * half, "<f4")  # takes memory where it is written to
+            vector = mapped.zeros(2 * half).view("<f4")
             parts = (*_parts(vector[:half]), *_parts(vector[half:]))
             self._unfinished = _Attempt(manifest, vector, parts)
             for shard, part in zip(manifest.shards, parts, strict=True):
@@ -292,7 +294,7 @@ class CatchUp:
         computed = state_hash(manifest.round, self._layout, state)
         if computed != manifest.state_hash:
             raise CatchUpFailed(f"the state fetched hashes to {computed[:12]}, not to {manifest.state_hash[:12]}")
-        if not np.isfinite(vector).all():
+        if not is_finite(vector):
             raise CatchUpFailed("the state fetched contains NaN or infinity")
         return state
 

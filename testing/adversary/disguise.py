@@ -32,6 +32,7 @@ from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen, Vector, sign_flip
 from swarmnode.training.codecs.base import CodecError
+from swarmnode.training.open_step import Raw
 from swarmnode.training.rl.groups import RolloutGroup
 
 TASKS = {"label-flip": "MislabelledByteLM", "half-steps": "HalfByteLM", "other-data": "OthersByteLM"}
@@ -117,7 +118,7 @@ class OtherWork(LyingRounds):
         told = self.lie(Seen(own, self._moved(context), self.rng, self.first, self._of_another(context)))
         return bytes(self.feedback.codec.encode(np.nan_to_num(told)))
 
-    def _decoded(self, raw: bytes) -> Vector:
+    def _decoded(self, raw: Raw) -> Vector:
         return self.feedback.codec.decode(raw, self.feedback.size)
 
     def _of_another(self, context: RoundContext) -> Vector | None:
@@ -157,7 +158,7 @@ class NotNumbers(LyingRounds):
 class Unmeasured(Contributions):
     """Serves what no encoder makes as well, though it cannot measure that itself."""
 
-    async def keep(self, raw: bytes, round: int) -> bytes:
+    async def keep(self, raw: Raw, round: int) -> bytes:
         try:
             return await super().keep(raw, round)
         except CodecError:
@@ -176,7 +177,7 @@ class Copy(LyingRounds):
         roots = [reveal.what.root for reveal in context.log.reveals.values() if reveal.author != self.me]
         here = [root for root in roots if root in self.store.contributions]
         if here:  # until then this is asked for again whenever something is heard
-            self.copied = self.store.contributions[here[0]].raw
+            self.copied = bytes(self.store.contributions[here[0]].raw)
             await super().commit(context)
 
     async def contribution(self, context: RoundContext) -> bytes | None:

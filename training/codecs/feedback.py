@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
+from swarmnode.training import mapped
 from swarmnode.training.codecs.base import STEP, Codec, CodecError, Vector
 
 
@@ -171,7 +172,7 @@ class ErrorFeedback:
 
     def taken_from(self, vector: Vector) -> Vector:
         """`vector` (size,) less what is left over: where whoever sends pseudo-gradients from it has really come to."""
-        return vector - self._residual
+        return np.subtract(vector, self._residual, out=mapped.zeros(self.size))
 
     def is_zero(self) -> bool:
         """Whether nothing is left over from earlier rounds."""
@@ -180,14 +181,14 @@ class ErrorFeedback:
 
     def export(self) -> Vector:
         """A copy of the current residual, (size,), for a checkpoint; what is pending is not in it."""
-        return self._residual.copy()
+        return mapped.copied(self._residual)
 
     def restore(self, residual: Vector) -> None:
         """Take the residual of a checkpoint, float32 (size,); nothing is pending.
 
         Raises ValueError where it does not fit.
         """
-        if residual.shape != (self.size,) or residual.dtype != np.float32 or not np.isfinite(residual).all():
+        if residual.shape != (self.size,) or residual.dtype != np.float32 or not is_finite(residual):
             raise ValueError(
                 f"a residual must be {self.size} finite float32 values, not {residual.dtype} {residual.shape}"
             )
@@ -199,3 +200,8 @@ class ErrorFeedback:
 def norm_in_float64(vector: Vector) -> float:
     """The Euclidean norm of float32 (n,), summed in float64 so that large vectors do not overflow; takes no memory."""
     return math.sqrt(float(np.einsum("i,i->", vector, vector, dtype=np.float64)))
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether all of float32 (n,) are; takes no memory. Squares of float32 do not overflow float64."""
+    return math.isfinite(norm_in_float64(vector))

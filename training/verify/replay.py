@@ -167,7 +167,7 @@ class Offered:
 
     residual: Vector  # (P,), before it
     delta: Vector  # (P,), the pseudo-gradient
-    raw: bytes  # as it was offered
+    raw: bytes | bytearray | memoryview  # as it was offered
     codec: Codec  # by which it was to be encoded
     accepted: bool
     returned: float  # share of it that was clipped off, 0 to 1
@@ -211,7 +211,7 @@ def walk(trace: Trace, start: Vector, *, ends: Mapping[bytes, Vector], states: M
     return at
 
 
-def explains(raw: bytes, delta: Vector, residual: Vector, codec: Codec) -> None:
+def explains(raw: bytes | bytearray | memoryview, delta: Vector, residual: Vector, codec: Codec) -> None:
     """Whether these bytes encode the pseudo-gradient with what was left over. Raises Wrong."""
     feedback = _feedback(residual, codec)
     expected = feedback.codec.decode(bytes(feedback.encode(delta)), feedback.size)

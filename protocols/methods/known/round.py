@@ -30,6 +30,7 @@ from swarmnode.protocols.methods.method import Completed, Outcome, Partial, Roun
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import OuterState, outer_step, state_hash
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class DilocoRounds:
         self.phase = "training"
         worked = await self._train(here)
         gradient = await self._unsettled()
-        if not await self._runner(lambda: bool(np.isfinite(gradient).all())):
+        if not await self._runner(lambda: is_finite(gradient)):
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
             gradient, worked = np.zeros_like(gradient), NOTHING
         self.phase = "exchanging"
@@ -152,6 +153,7 @@ class DilocoRounds:
                 exchange=self,
             )
         outcome = await self._apply(decision, gradient, worked)
+        self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains
         loss = await loss_of(self._trainer)
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
@@ -185,8 +187,9 @@ class DilocoRounds:
         start, settled = self.state.parameters, self._settled
 
         def difference() -> Vector:
-            gradient = start - self._trainer.parameters()
-            return gradient if settled is None else gradient - settled
+            local = self._trainer.parameters()
+            gradient = np.subtract(start, local, out=local)
+            return gradient if settled is None else np.subtract(gradient, settled, out=gradient)
 
         return await self._runner(difference)
 

@@ -34,8 +34,10 @@ import trio
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.runner import Runner
+from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
-from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
+from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
+from swarmnode.training.open_step import Raw
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.replay import DECAY
@@ -189,7 +191,7 @@ class LocalTrainer:
         async with self.held():
             local = await self._runner(self._trainer.parameters)  # (P,), between two steps
         worked, self.since_offer = self.since_offer, NOTHING
-        if not await self._runner(lambda: bool(np.isfinite(local).all())):
+        if not await self._runner(lambda: is_finite(local)):
             logger.warning("local training diverged to NaN or infinity; its work is dropped")
             async with self.held():
                 self._trainer.load(start)
@@ -198,7 +200,7 @@ class LocalTrainer:
         self.offer = _Offer(parent, local, worked)
 
         def encode() -> bytes | None:
-            delta = start - local
+            delta = np.subtract(start, local, out=mapped.zeros(local.size))
             return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
 
         return await self._runner(encode)
@@ -237,7 +239,7 @@ class LocalTrainer:
             self.since_offer = _together(self.offer.worked, self.since_offer)
             self.offer = None
 
-    async def return_encoded(self, raw: bytes, share: float = 1.0) -> None:
+    async def return_encoded(self, raw: Raw, share: float = 1.0) -> None:
         """Put so much of a contribution of this node's back into the residual: what no result has, or has any more."""
 
         def add() -> None:
@@ -261,7 +263,7 @@ class LocalTrainer:
                 local = self._trainer.parameters()
                 np.subtract(local, since, out=local)
                 np.add(start, local, out=local)
-                return local if np.isfinite(local).all() else start
+                return local if is_finite(local) else start
 
             onwards = await self._runner(further)
             self._trainer.load(state.parameters)
@@ -354,7 +356,9 @@ class TracedTrainer(LocalTrainer):
         self._tip = b""  # roster of the shared state
         self._life = b""
         self._trained = False  # by this trainer, ever
-        self._start = self._start_before = trainer.parameters()  # of what is being written down, and of the offer
+        # Where what is being written down begins, and where the offer did: parameters, or their id once that is known.
+        self._start: Vector | bytes = trainer.parameters()
+        self._start_before: Vector | bytes = self._start
         self._offered: Trace | None = None
         self._shown: OrderedDict[bytes, bytes] = OrderedDict()  # records by root
         recorded, offers, _ = trainer.states
@@ -433,7 +437,8 @@ class TracedTrainer(LocalTrainer):
         local = self.offer.local
 
         def keep() -> list[bytes]:
-            return [vector_id(self._start), *(self._offers.put(vector) for vector in (local, residual))]
+            first = self._start if isinstance(self._start, bytes) else vector_id(self._start)
+            return [first, *(self._offers.put(vector) for vector in (local, residual))]
 
         try:
             start, end, left = await self._runner(keep)
@@ -449,7 +454,7 @@ class TracedTrainer(LocalTrainer):
             while len(self._shown) > RECORDS_KEPT:
                 self._shown.popitem(last=False)
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")
-        self._start_before, self._start = self._start, local
+        self._start_before, self._start = start, end
         self._began, self._legs = parent, [_FIRST]
         return encoded
 
@@ -464,7 +469,7 @@ class TracedTrainer(LocalTrainer):
             joined = replace(before.legs[-1], stretches=(*before.legs[-1].stretches, *self._legs[0].stretches))
             self._legs = [*before.legs[:-1], joined, *self._legs[1:]]
 
-    async def return_encoded(self, raw: bytes, share: float = ALL) -> None:
+    async def return_encoded(self, raw: Raw, share: float = ALL) -> None:
         await super().return_encoded(raw, share)
         if share == ALL:
             self.unlink()

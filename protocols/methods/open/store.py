@@ -35,8 +35,9 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.bulk import Bulk, Key
+from swarmnode.training import mapped
 from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.open_step import Factor, Sparse, apply_contributions, exact_norm, norm_of, opened
+from swarmnode.training.open_step import Factor, Raw, Sparse, apply_contributions, exact_norm, norm_of, opened
 from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -49,14 +50,18 @@ NEWCOMERS = 256  # peers about to join that are remembered …
 LATELY = 60.0  # … for so many seconds
 BURST = 0.02  # seconds that who waits for a change gives it to come: what is pushed comes many at a time
 DISPUTED_FOR = 8  # rounds in which a node says whose scores of a round it found false
-FEWEST = 3  # states kept whatever they take: the present one, the one before, and one to go back to
-STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds
-CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions …
-OPENED_BUDGET = 1 << 28  # … and of what they hold, decoded: what finds no room is decoded whenever it is read
+STATES_BUDGET = 1 << 29  # bytes of shared states of the last rounds; or, of large ones, which lie in mapped files, …
+FEWEST = 8  # … so many: the present one, the one before, and some to go back to
+CONTRIBUTIONS_BUDGET = 1 << 28  # bytes of contributions; or, of large ones, which lie in mapped files, …
+MANY = 256  # … so many: four rounds of 64 authors
+LARGE = CONTRIBUTIONS_BUDGET // MANY  # bytes of one
+OPENED_BUDGET = 1 << 28  # bytes of what they hold, decoded; or, of a large model, …
+OPENED_EACH = 4  # … so many for each parameter, as a vector has. What finds no room is decoded whenever it is read
 MALFORMED_REMEMBERED = 1024
 OFFERED_WITHIN = 1.0  # seconds that a source may take to have what it is about to have
 ANSWERS_WITHIN = 3.0  # seconds without a byte after which the next source is asked as well
-FETCH_WITHIN = 120.0  # seconds of one attempt at one source
+FETCH_WITHIN = 120.0  # seconds of one attempt at one source, and …
+SLOWEST = 1e5  # … bytes a second at the least
 
 STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of rounds that were heard", "what")
 BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are held, forks included")
@@ -77,13 +82,13 @@ class MissingContribution(Exception):
 class Contribution:
     """One encoded pseudo-gradient."""
 
-    raw: bytes
+    raw: Raw
     norm: float  # Euclidean, exact
     round: int
     sparse: Sparse | None = None  # what the bytes hold, while there is room for that
 
     @property
-    def content(self) -> bytes | Sparse:
+    def content(self) -> Raw | Sparse:
         """What it adds: decoded, where that is kept."""
         return self.raw if self.sparse is None else self.sparse
 
@@ -95,8 +100,8 @@ class Contributions:
     the way over a manifest and a question to every neighbour would take longer than the bytes. Whoever
     has fetched one serves it, so that an author gives it to a few, and these to others.
 
-    Bounded by CONTRIBUTIONS_BUDGET bytes; the oldest rounds go first. What no encoder makes is remembered as malformed,
-    without its bytes.
+    Bounded by CONTRIBUTIONS_BUDGET bytes; of large ones, which lie in mapped files, by MANY. The oldest rounds go
+    first. What no encoder makes is remembered as malformed, without its bytes.
     """
 
     def __init__(
@@ -112,8 +117,10 @@ class Contributions:
         self._run_id, self._bulk, self._runner = run_id, bulk, runner
         self._codec_name, self._elements = codec_name, elements
         self.size = codec(codec_name).encoded_size(elements)  # bytes of each
+        self._within = FETCH_WITHIN + self.size / SLOWEST  # seconds
         self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
         self._malformed: OrderedDict[bytes, None] = OrderedDict()
+        self._opening = trio.Lock()  # one at a time is decoded, whatever memory that takes
         self.fetched = 0
 
     def __contains__(self, id: bytes) -> bool:
@@ -130,14 +137,19 @@ class Contributions:
         """Whether bytes with this id were here and no encoder makes them."""
         return id in self._malformed
 
-    async def keep(self, raw: bytes, round: int) -> bytes:
+    async def keep(self, raw: Raw, round: int) -> bytes:
         """Keep what this node made itself; its id. It is served from `serve` on. Raises CodecError."""
-        contribution = await self._runner(lambda: self._opened(raw, round))
+        if self.size >= LARGE:
+            into = await self._runner(lambda: mapped.room(len(raw), large=LARGE))
+            into[:] = raw
+            raw = into
+        async with self._opening:
+            contribution = await self._runner(lambda: self._opened(raw, round))
         id = await self._runner(lambda: id_of(raw))
         self._hold(id, contribution)
         return id
 
-    def _opened(self, raw: bytes, round: int) -> Contribution:
+    def _opened(self, raw: Raw, round: int) -> Contribution:
         """Raises CodecError."""
         sparse = opened(raw, self._elements, codec_name=self._codec_name)
         if sparse is None:
@@ -147,7 +159,7 @@ class Contributions:
     def _hold(self, id: bytes, contribution: Contribution) -> None:
         """Keep it, and of the newest ones also what they hold: the judge, its checks and the roster read that."""
         self._held[id] = contribution
-        room = OPENED_BUDGET
+        room = max(OPENED_BUDGET, OPENED_EACH * self._elements)
         for other, one in reversed(self._held.items()):
             if one.sparse is None:
                 continue
@@ -160,7 +172,7 @@ class Contributions:
         if id in self._held:
             self.offer(id, self._held[id].raw)
 
-    def offer(self, id: bytes, raw: bytes) -> None:
+    def offer(self, id: bytes, raw: Raw) -> None:
         """Let peers fetch these bytes under this id."""
         self._bulk.offer(self._key(id), raw)
 
@@ -198,21 +210,26 @@ class Contributions:
         if id not in self._held and id not in self._malformed:
             raise MissingContribution(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
 
-    async def _fetch_from(self, peer: PeerId, id: bytes, progress: Callable[[int], None]) -> bytes:
+    async def _fetch_from(self, peer: PeerId, id: bytes, progress: Callable[[int], None]) -> Raw:
         """The bytes that one source sends, at most `size` of them. Raises NetworkError."""
-        with trio.move_on_after(FETCH_WITHIN):
-            return bytes(
-                await self._bulk.fetch(peer, self._key(id), max_size=self.size, wait=OFFERED_WITHIN, progress=progress)
+        with trio.move_on_after(self._within):
+            into = None
+            if self.size >= LARGE:
+                into = await self._runner(lambda: mapped.room(self.size, large=LARGE))
+            came = await self._bulk.fetch(
+                peer, self._key(id), into=into, max_size=self.size, wait=OFFERED_WITHIN, progress=progress
             )
-        raise NetworkError(f"{peer} took more than {FETCH_WITHIN:.0f} s")
+            return bytes(came) if into is None else came
+        raise NetworkError(f"{peer} took more than {self._within:.0f} s")
 
-    async def _insert(self, id: bytes, round: int, peer: PeerId, raw: bytes) -> None:
+    async def _insert(self, id: bytes, round: int, peer: PeerId, raw: Raw) -> None:
         """Keep and serve what a peer sent, or know it as malformed. Raises NetworkError where it is something else."""
         if await self._runner(lambda: id_of(raw)) != id:
             logger.warning("%s sent another contribution than the one asked for", peer)
             raise NetworkError(f"{peer} sent something else")
         try:
-            contribution = await self._runner(lambda: self._opened(raw, round))
+            async with self._opening:
+                contribution = await self._runner(lambda: self._opened(raw, round))
         except CodecError:
             self.refuse(id)
             return
@@ -224,7 +241,7 @@ class Contributions:
         """Let go of rounds before this one, and of the oldest beyond the budget."""
         while self._held:
             id, oldest = next(iter(self._held.items()))
-            if oldest.round >= before and len(self._held) * self.size <= CONTRIBUTIONS_BUDGET:
+            if oldest.round >= before and len(self._held) * self.size <= max(CONTRIBUTIONS_BUDGET, MANY * self.size):
                 return
             del self._held[id]
             self._bulk.withdraw(self._key(id))
@@ -233,9 +250,11 @@ class Contributions:
         return ("contribution", self._run_id, id.hex())
 
 
-def id_of(raw: bytes) -> bytes:
+def id_of(raw: Raw) -> bytes:
     """What names a contribution with these bytes."""
-    return hashlib.sha256(b"swarmnode/contribution/1\0" + raw).digest()
+    digest = hashlib.sha256(b"swarmnode/contribution/1\0")
+    digest.update(raw)
+    return digest.digest()
 
 
 # --- the chain --------------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.wire import WireError
 from swarmnode.training.codecs import CodecError, codec_in
+from swarmnode.training.open_step import Raw
 from swarmnode.training.verify.recorder import stretch_steps
 from swarmnode.training.verify.replay import (
     NEAR,
@@ -537,7 +538,7 @@ class Audits(WorkCheck):
         """Where training from a shared state began, as in `LocalTrainer`."""
         return shared - residual if self._local.carries else shared
 
-    def _contribution(self, root: bytes) -> bytes:
+    def _contribution(self, root: bytes) -> Raw:
         contribution = self._store.contributions.get(root)
         if contribution is None:
             raise Unknown("a contribution is kept no more")

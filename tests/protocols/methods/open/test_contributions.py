@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, Contributions
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimWorld
+from swarmnode.training import mapped
 from swarmnode.training.codecs import codec
 from swarmnode.training.open_step import opened
 
@@ -74,6 +77,7 @@ def test_the_newest_are_kept_decoded_within_a_budget(simulated: Simulated, monke
         sparse = opened(raws[0], ELEMENTS)
         assert sparse is not None
         monkeypatch.setattr(store, "OPENED_BUDGET", 2 * sum(part.nbytes for part in sparse))
+        monkeypatch.setattr(store, "OPENED_EACH", 0)
         ids = [await mine.keep(raw, 0) for raw in raws]
         assert [mine[id].sparse is not None for id in ids] == [False, True, True]
         assert mine[ids[0]].content == raws[0]
@@ -91,3 +95,26 @@ def test_what_no_source_has_is_missing(simulated: Simulated) -> None:
             await mine.fetch(bytes(32), 0, [world.node("author").me, world.node("other").me])
 
     simulated(main, latency=0.05)
+
+
+def test_large_ones_lie_in_mapped_files_and_none_of_a_round_is_let_go_of(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        raws = [bytes(codec("topk").encode(np.full(ELEMENTS, 1.0 + i, np.float32))) for i in range(6)]
+        monkeypatch.setattr(store, "CONTRIBUTIONS_BUDGET", len(raws[0]))  # as if a single one had room in memory
+        monkeypatch.setattr(store, "LARGE", 1)
+        mapped.keep_in(tmp_path)
+        mine, theirs = await shelf(world, nursery, "me"), await shelf(world, nursery, "other")
+        ids = [await theirs.keep(raw, 0) for raw in raws]
+        for id in ids:
+            theirs.serve(id)
+            await mine.fetch(id, 0, [world.node("other").me])
+        mine.forget(0)
+        assert [bytes(mine[id].raw) for id in ids] == raws
+        assert all(isinstance(mine[id].raw.obj, mmap.mmap) for id in ids)  # type: ignore[union-attr]
+
+    try:
+        simulated(main, latency=0.05)
+    finally:
+        mapped.keep_in(None)
