@@ -99,7 +99,7 @@ class Tests:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("small", "large"), default="small", help="0.14 or 0.87 M parameters")
+    parser.add_argument("--model", choices=("small", "large"), default="small", help="0.14 or 0.85 M parameters")
     parser.add_argument("--steps", type=int, default=80, help="inner steps in a round")
     parser.add_argument("--rounds", type=int, default=48, help="in all; told in parts of twelve")
     parser.add_argument("--seed", type=int, default=1)

@@ -120,6 +120,17 @@ class ModelSection:
     heads: int = option(4, "attention heads", minimum=1, maximum=128)
     width: int = option(128, "width of the residual stream", minimum=8, maximum=16384)
     context: int = option(128, "length of a training sequence", unit="tokens", minimum=8, maximum=65536)
+    activation: str = option(
+        "relu2",
+        "between the matrices of an MLP: relu2 or swiglu, of about as many parameters",
+        choices=("relu2", "swiglu"),
+    )
+    tied: bool = option(
+        False, "whether one matrix embeds tokens and predicts them: fewer parameters where the vocabulary is large"
+    )
+    value_embeddings: bool = option(
+        False, "whether tokens also give values to the attention of every other block: more parameters, no more time"
+    )
     base: str = option(
         "",
         "of task hf-lm: the causal language model of transformers that training begins from, a folder or a name on the "
@@ -411,10 +422,10 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} are not valid; "
             "expected 64 lower case hex digits each, or neither; swarmnode successor publish fills them in"
         )
-    if spec.model.width % spec.model.heads:
+    if spec.model.width % (2 * spec.model.heads):
         raise SettingError(
-            f"{source} [model]: width = {spec.model.width} is not a multiple of heads = {spec.model.heads}; "
-            "each head takes an equal part of the width"
+            f"{source} [model]: width = {spec.model.width} is not a multiple of twice heads = {spec.model.heads}; "
+            "each head takes an equal part of the width, in pairs of channels that turn with the position"
         )
     if spec.exchange.deadline_floor > spec.exchange.deadline_ceiling:
         raise SettingError(

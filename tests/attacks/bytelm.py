@@ -36,7 +36,7 @@ from openrounds import Lie
 
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.corpus import Chunk, Corpus, read_corpus
-from swarmnode.training.gpt import VOCABULARY
+from swarmnode.training.gpt import BYTES
 from swarmnode.training.inner import InnerLoop
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -63,20 +63,20 @@ class Trained(ByteLM):
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         if self.labels is None:
             return super().loss(batch)
-        logits = self.model(batch[:, :-1]).reshape(-1, VOCABULARY)
+        logits = self.model(batch[:, :-1]).reshape(-1, BYTES)
         return torch.nn.functional.cross_entropy(logits, self.labels[batch[:, 1:]].reshape(-1)) / math.log(2)
 
 
 class ByteTask:
     """What each peer has, what judges measure on, and what the result is tested on."""
 
-    classes = VOCABULARY
+    classes = BYTES
 
     def __init__(self, *, seed: int, alpha: float | None, peers: int = PEERS) -> None:
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)  # as the trainer's process does
         self.peers, self.names = peers, [f"{seed} peer-{place:02d}" for place in range(peers)]
-        self.labels: Labels = np.tile(np.arange(VOCABULARY), (peers, 1))  # (n, 256)
+        self.labels: Labels = np.tile(np.arange(BYTES), (peers, 1))  # (n, 256)
         spec, (corpus, tested) = spec_of(seed), divided()
         rng = np.random.default_rng([seed, 1])
         self.texts = (
@@ -94,7 +94,7 @@ class ByteTask:
         self._moments: list[State] = []  # after each peer's last step
         starts = np.linspace(0, len(tested) - CONTEXT - 1, WINDOWS).astype(int)[:, None]
         self._tested = torch.from_numpy(tested[starts + np.arange(CONTEXT + 1)].astype(np.int64))
-        shares = np.bincount(self._tested[:, 1:].reshape(-1), minlength=VOCABULARY) / self._tested[:, 1:].numel()
+        shares = np.bincount(self._tested[:, 1:].reshape(-1), minlength=BYTES) / self._tested[:, 1:].numel()
         self._plain = float(-np.sum(shares * np.log2(np.maximum(shares, 1e-12))))  # bits, by how often each byte occurs
 
     def start(self) -> Floats:
@@ -109,7 +109,7 @@ class ByteTask:
         deltas = np.empty_like(starts)
         for place, (name, text) in enumerate(zip(self.names, self.texts, strict=True)):
             kept, labels = self._moments[place], torch.from_numpy(self.labels[place])
-            self._task.labels = None if labels.equal(torch.arange(VOCABULARY)) else labels
+            self._task.labels = None if labels.equal(torch.arange(BYTES)) else labels
             begin = State(starts[place], kept.moments, kept.updates)
             with (
                 self._task.on(len(text), [(0, text)]),

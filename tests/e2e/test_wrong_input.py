@@ -92,7 +92,7 @@ def refused(*arguments: str | Path, code: int, **environ: str) -> str:
         ("batch = 2", "bacth = 2", "[inner]: unknown key 'bacth'; did you mean 'batch'?"),
         ("batch = 2", "batch = 0", "[inner]: batch = 0 is not valid; expected 1 to 65536 sequences"),
         ("[model]", "[modle]", "unknown table [modle]; known tables: run, task, data, model"),
-        ("heads = 2", "heads = 5", "width = 32 is not a multiple of heads = 5"),
+        ("heads = 2", "heads = 5", "width = 32 is not a multiple of twice heads = 5"),
         ('name = "tiny"', "", "[run]: 'name' is missing"),
         ("seed = 3", "seed = ", "not valid TOML"),
     ],

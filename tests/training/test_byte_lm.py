@@ -44,7 +44,7 @@ def test_all_nodes_start_from_the_same_bits(corpus: str) -> None:
     alice, bob = _task(corpus, "alice").model.state_dict(), _task(corpus, "bob").model.state_dict()
     assert all(torch.equal(alice[name], bob[name]) for name in alice)
     other = _task(corpus, seed=1).model.state_dict()
-    assert not torch.equal(alice["head.weight"], other["head.weight"])
+    assert not torch.equal(alice["tokens.weight"], other["tokens.weight"])
 
 
 def test_all_nodes_measure_the_same_but_train_on_their_own(corpus: str) -> None:
