@@ -65,6 +65,7 @@ def run(
     role: Annotated[str | None, _flag("role", "ROLE", "--role")] = None,
     device: Annotated[str | None, _flag("device", "DEVICE", "--device")] = None,
     ranks: Annotated[int | None, _flag("ranks", "N", "--ranks")] = None,
+    sharded: Annotated[bool | None, _flag("sharded", None, "--sharded/--no-sharded")] = None,
     threads: Annotated[int | None, _flag("threads", "N", "--threads")] = None,
     nice: Annotated[int | None, _flag("nice", "N", "--nice")] = None,
     memory: Annotated[float | None, _flag("memory", "GB", "--memory")] = None,

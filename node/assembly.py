@@ -304,6 +304,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         nice=config.nice,
         device=config.device,
         ranks=config.ranks or (gpus() if config.device != "cpu" and chosen.spec.needs_data else 1),
+        sharded=config.sharded,
         corpus=config.corpus,
         heldout=data.heldout if data is not None else "",
         texts=data.take() if data is not None else (),

@@ -67,6 +67,11 @@ class NodeConfig:
         minimum=0,
         maximum=64,
     )
+    sharded: bool = option(
+        False,
+        "have the ranks divide the model among them as well (FSDP2), for one that is too large for a device with its "
+        "gradients and moments: slower, with a share of the memory each",
+    )
     threads: int = option(
         0, "CPU threads of the trainer; 0 takes one for each core", unit="threads", minimum=0, maximum=1024
     )

@@ -76,12 +76,13 @@ class InnerLoop:
         self, spec: RunSpec, task: Task, *, peer_id: str, vector: Tensor, keep: bool, ranks: Ranks = ALONE
     ) -> None:
         """`ranks`: who shares the steps of `train`; everything else is done alone."""
-        flatten_into(task.model, vector, keep=keep)
+        own = ranks.own(task.model)
+        flatten_into(own, vector, keep=keep)
         self._spec = spec
         self._task = task
         self._peer_id = peer_id
         self._ranks = ranks
-        parameters = [parameter for _, parameter in trained(task.model)]
+        parameters = [parameter for _, parameter in trained(own)]
         first = parameters[0].grad
         assert first is not None  # flatten_into has just set it
         self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
@@ -202,8 +203,11 @@ class InnerLoop:
         total = torch.zeros((), dtype=torch.float64)
         for part in batch.split(self._spec.inner.batch):
             loss = self._task.loss(part) * (len(part) / len(batch))
-            loss.backward()  # type: ignore[no-untyped-call]
+            # Ranks that divide the model all do the same, and what they have is summed up.
+            (loss / self._ranks.count if self._ranks.sharded else loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach().double().cpu()
+        if self._ranks.sharded:
+            self._ranks.reduce(self._gradients)
         return float(total), self._gradients
 
     def _step(self) -> Tensor:
@@ -216,11 +220,12 @@ class InnerLoop:
         part = self._ranks.part(batch)
         loss = self._task.loss(part) * (len(part) / len(batch))
         loss.backward()  # type: ignore[no-untyped-call]
-        self._ranks.sum(self._gradients)
+        self._ranks.reduce(self._gradients)
         if inner.clip > 0:
-            norm = torch.linalg.vector_norm(self._gradients)
+            norm = self._ranks.norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
         self._update(inner.lr * min(1.0, warmth))
+        self._ranks.publish()
         self._updates += 1
         self._step_in_round += 1
         return self._ranks.sum(loss.detach())

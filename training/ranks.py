@@ -1,13 +1,15 @@
-"""Ranks: several processes that are one trainer, each with a device and its part of every batch (data parallel, DDP).
+"""Ranks: several processes that are one trainer, each with a device and its part of every batch (data parallel).
 
     ranks = Ranks(0, 2, [socket])            # `confined.py` forks the others, each of which is Ranks(1, 2)
     ranks.connect(store, device)             # gloo between CPUs, NCCL between CUDA devices
-    loss = task.loss(ranks.part(batch)); ...; ranks.sum(gradients)
+    loss = task.loss(ranks.part(batch)); ...; ranks.reduce(gradients)
 
 Rank 0 speaks with the daemon and tells the others what changes the parameters or the text: `init`, `feed`, `train`, and
 each step of it. So all do the same steps, and as an all-reduce leaves the same bits everywhere, they hold the same
-parameters; rank 0 answers everything else alone. Where one rank ends, for whatever reason, all end: the others die with
-rank 0 (PR_SET_PDEATHSIG), and rank 0 waits for none that has ended (`end_with_others`). The daemon then starts anew.
+parameters (DDP); rank 0 answers everything else alone. `sharded.py` divides the model as well.
+
+Where one rank ends, for whatever reason, all end: the others die with rank 0 (PR_SET_PDEATHSIG), and rank 0 waits for
+none that has ended (`end_with_others`). The daemon then starts anew.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 PATIENCE = timedelta(minutes=5)  # for a rank that lives and takes no part in a step
 STORE = "ranks"  # file in the trainer's own directory by which the ranks find each other
@@ -32,9 +34,14 @@ STORE = "ranks"  # file in the trainer's own directory by which the ranks find e
 class Ranks:
     """One rank's view of all. Without a word to the contrary: the only one."""
 
+    sharded = False
+    shared = frozenset({"init", "train", "feed"})  # commands that all ranks obey
+
     def __init__(self, rank: int = 0, count: int = 1, others: Sequence[socket.socket] = ()) -> None:
         """`others`: of rank 0, sockets to the ranks 1, 2, ...; of another rank, none."""
-        self.rank, self.count, self._others = rank, count, others
+        self.rank, self.count, self.others = rank, count, others
+        # Of what is in this rank's flat vector: where it lies in that of the whole model, and here.
+        self.pieces = [(slice(None), slice(None))]
 
     def connect(self, folder: str, device: str) -> None:
         """Meet the other ranks; all call it at the same time. Raises RuntimeError where they do not come."""
@@ -56,6 +63,26 @@ class Ranks:
         """This rank's samples of a batch, of which each rank has one at the least."""
         return batch.tensor_split(self.count)[self.rank]
 
+    def own(self, model: nn.Module) -> nn.Module:
+        """What this rank updates of `model`, always the same: all of it."""
+        return model
+
+    def publish(self) -> None:
+        """What this rank owns has changed: the model is to be run with it."""
+
+    def reduce(self, gradients: Tensor) -> None:
+        """Make of this rank's `gradients` those of the whole batch, for what it owns."""
+        self.sum(gradients)
+
+    def norm(self, gradients: Tensor) -> Tensor:
+        """The norm of the whole model's gradients."""
+        import torch
+
+        return torch.linalg.vector_norm(gradients)
+
+    def meet(self) -> None:
+        """Go on when every rank that was told to is here."""
+
     def sum(self, values: Tensor) -> Tensor:
         """`values`, now the sum over all ranks, the same bits in each."""
         if self.count > 1:
@@ -66,14 +93,14 @@ class Ranks:
 
     def tell(self, command: dict[str, Any]) -> None:
         """Have the other ranks do the same."""
-        if self._others:
+        if self.others:
             packed = msgpack.packb(command)
-            for other in self._others:
+            for other in self.others:
                 other.sendall(packed)
 
     def end_with_others(self) -> None:
         """From now on this process ends where another rank does: a step would wait for it in vain."""
-        if self._others:
+        if self.others:
             threading.Thread(target=_await_an_end, daemon=True).start()
 
 

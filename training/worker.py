@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
 READ_SIZE = 1 << 20  # bytes
-SHARED = frozenset({"init", "train", "feed"})  # what all ranks do
 SAY_FIRST = 5.0  # s for rank 0 to say what went wrong, before another rank ends everything
 
 
@@ -100,7 +99,7 @@ class Worker:
     def serve(self) -> None:
         """Answer commands until `quit`. Raises Closed."""
         while (command := self._next(wait=True))["op"] != "quit":
-            if command["op"] != "init":
+            if command["op"] not in ("init", "push"):
                 self._pull()  # not between steps: the vector on the device is then the newer one
             self.reply(command)
         self.reply(command)
@@ -115,7 +114,7 @@ class Worker:
         os.nice(settings["nice"])
         import torch
 
-        from swarmnode.training.inner import InnerLoop, layout_of
+        from swarmnode.training.inner import InnerLoop, layout_of, trained
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
@@ -126,7 +125,7 @@ class Worker:
         torch.set_num_threads(max(1, threads // self._ranks.count))
         has_use = torch.cuda.is_available() and (run.needs_data or settings["device"] != "auto")
         self._device = _device(settings["device"], has_use)  # the policies of rollouts are tiny
-        self._check_ranks(run)
+        self._check_ranks(run, sharded=settings["sharded"])
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
         self._ranks.connect(settings["scratch"], self._device)
@@ -134,6 +133,10 @@ class Worker:
         given = {name: settings[name] for name in same}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)
+        if settings["sharded"] and self._ranks.count > 1:
+            from swarmnode.training.sharded import Sharded
+
+            self._ranks = Sharded(self._ranks, self._device)
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
         if not keep:
@@ -145,8 +148,12 @@ class Worker:
         self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
         if self._device == "cuda":
             _pin(self._shared)
-        in_place = self._device == "cpu" and not self._ranks.rank  # the others must not write what rank 0 writes
-        self._vector = self._shared if in_place else self._shared.to(self._device, copy=True)  # (P,)
+        owned = sum(parameter.numel() for _, parameter in trained(self._ranks.own(self._task.model)))
+        # Where the model is whole, the other ranks must not write what rank 0 writes.
+        in_place = self._device == "cpu" and not self._ranks.rank and not self._ranks.sharded
+        self._vector = self._shared if in_place else torch.empty(owned, device=self._device)  # (P,), or this rank's
+        if keep:
+            self._pull()
         self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep, ranks=self._ranks)
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
@@ -192,7 +199,7 @@ class Worker:
         self._ranks.tell({"op": "step"})
         return False
 
-    def _check_ranks(self, run: RunSpec) -> None:
+    def _check_ranks(self, run: RunSpec, *, sharded: bool) -> None:
         """Raises TaskError where the ranks cannot share this run's steps."""
         count = self._ranks.count
         if count == 1:
@@ -205,6 +212,11 @@ class Worker:
             raise TaskError(
                 f"ranks = {count}: a step of this run has {run.inner.batch} sequences, too few for each rank to have "
                 f"one; start the node with --ranks {run.inner.batch}"
+            )
+        if sharded and run.exchange.method == "open" and run.trust.audit_share > 0:
+            raise TaskError(
+                "a run with audits has each node show states of its whole model, which ranks that divide it have not; "
+                "start the node without --sharded, or without --ranks"
             )
         if self._device == "cuda" and (there := self._torch.cuda.device_count()) < count:
             raise TaskError(f"ranks = {count}: torch finds {there} CUDA devices here; use --ranks {there}")
@@ -229,7 +241,9 @@ class Worker:
             return {"loss": None}
         with self._timed("evaluate"):
             loss, gradient = self._loop.slope(self._task.heldout(seed)[first:last])
-            self._gradient.copy_(gradient)
+            for whole, own in self._ranks.pieces:
+                self._gradient[whole].copy_(gradient[own])
+            self._ranks.meet()
         return {"loss": loss}
 
     def do_sample(self, *, prompt: bytes, length: int, temperature: float, seed: int) -> dict[str, Any]:
@@ -341,12 +355,22 @@ class Worker:
     def _pull(self) -> None:
         """Take the daemon's parameters onto the device."""
         if self._vector is not self._shared:
-            self._vector.copy_(self._shared)
+            for whole, own in self._ranks.pieces:
+                self._vector[own].copy_(self._shared[whole])
+            self._ranks.publish()
 
     def _push(self) -> None:
         """Give the device's parameters to the daemon."""
+        if self._ranks.sharded:
+            self._ranks.tell({"op": "push"})
+        self.do_push()
+
+    def do_push(self) -> None:
+        """Give what this rank has of them; told by rank 0, and by nobody where the model is whole."""
         if self._vector is not self._shared:
-            self._shared.copy_(self._vector)
+            for whole, own in self._ranks.pieces:
+                self._shared[whole].copy_(self._vector[own])
+            self._ranks.meet()
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -357,7 +381,7 @@ class Worker:
     def reply(self, command: dict[str, Any]) -> None:
         """Do what a command says and send what came of it; an error in one is not the end of the process."""
         number, op = command["id"], command["op"]
-        if op in SHARED:
+        if op in self._ranks.shared:
             self._ranks.tell(command)
         arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         try:
@@ -411,7 +435,7 @@ class Follower(Worker):
         return bool(command["op"] == "stop")
 
     def _push(self) -> None:
-        """The daemon has rank 0's."""
+        """Rank 0 says when."""
 
 
 def _bug(error: Exception) -> str:

@@ -60,6 +60,7 @@ class TrainerSettings:
     nice: int = 10
     device: str = "auto"  # auto, cpu or cuda
     ranks: int = 1  # processes that train, each with a device and its part of the batch
+    sharded: bool = False  # whether these divide the model as well
     corpus: str = ""  # file or folder; empty is the task's own default
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them

@@ -55,19 +55,28 @@ def others_of(pid: int) -> list[int]:
 
 
 def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> None:
-    seen: dict[int, tuple[np.ndarray, float, float]] = {}
+    seen: list[tuple[np.ndarray, np.ndarray, list[float]]] = []
 
     async def use(trainer: TrainerProcess) -> None:
         await trainer.train(round=0, steps=3, seconds=60)
         trainer.load(trainer.parameters() * np.float32(0.9))  # as an exchange does
         worked = await trainer.train(round=1, steps=3, seconds=60)
         assert (worked.steps, worked.samples, worked.tokens) == (3, 15, 240)
-        seen[len(seen)] = trainer.parameters(), worked.loss, await trainer.evaluate(thorough=False)
+        slope = await trainer.gradient(seed=7, first=0, last=3)
+        assert slope is not None
+        losses = [worked.loss, slope[0], await trainer.evaluate(thorough=False)]
+        trained = trainer.parameters()
+        trainer.load(trained * np.float32(0.9))
+        losses.append(await trainer.evaluate(thorough=False))  # of these, not of those that were gathered before
+        seen.append((trained, slope[1], losses))
 
-    for ranks in (1, 2):  # of five sequences in a batch, three and two
-        _with_trainer(replace(settings, ranks=ranks), use)
-    assert np.abs(seen[0][0] - seen[1][0]).max() < 2e-6
-    assert seen[0][1:] == pytest.approx(seen[1][1:], abs=1e-5)
+    for ranks, sharded in ((1, False), (2, False), (2, True)):  # of five sequences in a batch, three and two
+        _with_trainer(replace(settings, ranks=ranks, sharded=sharded), use)
+    for several in (1, 2):
+        for one, other in zip(seen[0][:2], seen[several][:2], strict=True):
+            assert np.abs(one - other).max() < 2e-6
+        assert seen[0][2] == pytest.approx(seen[several][2], abs=1e-5)
+        assert seen[0][2][2] != pytest.approx(seen[0][2][3], abs=1e-3)
 
 
 async def _train_forever(trainer: TrainerProcess) -> None:
@@ -120,11 +129,17 @@ def _runs(pid: int) -> bool:
             "by rollouts.*--ranks 1",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            parse_runspec({"run": {"name": "t", "trust": "open"}, "trust": {"audit_share": 0.1}}, source="test"),
+            "audits.*--sharded",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_that_ranks_cannot_share_is_refused(settings: TrainerSettings, spec: RunSpec, message: str) -> None:
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        told = replace(settings, sharded=True)
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=told)
         with trio.fail_after(30):
             await trainer.run()
 

@@ -1,0 +1,98 @@
+"""FSDP2: ranks that divide a model among them, parameters, gradients and moments, as well as each batch.
+
+    ranks = Sharded(ranks, device)
+    own = ranks.own(model)               # a stand-in with this rank's rows of each parameter, for loop and optimizer
+    for place, part in ranks.pieces: ... # where those rows lie in the whole flat vector, and in this rank's
+
+Each block of the model (a child of a ModuleList) is gathered as it is used and dropped behind it (`fully_shard`,
+2304.11277). So a device holds its share of 20 bytes a parameter and a block or two whole; as it starts, it holds the
+model once. A rank has whole rows, of each parameter those that `torch.chunk` gives it. They lie in a flat vector as the
+whole model does in a trainer of one rank, so that the inner loop is the same; FSDP2 gathers from copies of them. Ranks
+hand over no parameters: all map the memory that the daemon reads, and each writes its rows there.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from swarmnode.training.ranks import Ranks
+
+
+class Sharded(Ranks):
+    """One rank's view of all, and its part of the model. All ranks do all that runs the model, each on all of it."""
+
+    sharded = True
+    shared = Ranks.shared | {"evaluate", "heldout", "slope", "sample", "drawn"}
+
+    def __init__(self, ranks: Ranks, device: str) -> None:
+        super().__init__(ranks.rank, ranks.count, ranks.others)
+        self._mesh = init_device_mesh(device, (self.count,))
+        self._stand_in: nn.Module | None = None
+
+    def own(self, model: nn.Module) -> nn.Module:
+        if self._stand_in is None:
+            self._stand_in = self._divide(model)
+        return self._stand_in
+
+    def _divide(self, model: nn.Module) -> nn.Module:
+        for module in (*_blocks(model), model):
+            sharded = fully_shard(module, mesh=self._mesh)
+            sharded.set_force_sum_reduction_for_comms(True)  # losses are shares of the batch's already
+            sharded.set_gradient_divide_factor(1.0)
+        assert isinstance(model, FSDPModule)
+        self._model = model
+        stand_in, self._theirs, self._own = nn.Module(), [], []
+        self.pieces, offset, at = [], 0, 0
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            assert isinstance(parameter.data, DTensor)
+            rows = parameter.data.to_local()
+            own = nn.Parameter(rows.clone())
+            stand_in.register_parameter(name.replace(".", "/"), own)
+            self._theirs.append(parameter)
+            self._own.append(own)
+            row = parameter.numel() // len(parameter)  # elements
+            start = offset + min(len(parameter), self.rank * -(-len(parameter) // self.count)) * row
+            self.pieces.append((slice(start, start + rows.numel()), slice(at, at + rows.numel())))
+            offset, at = offset + parameter.numel(), at + rows.numel()
+        return stand_in
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        self._model.reshard()  # what a forward pass without a backward pass left gathered is of old rows
+        torch._foreach_copy_([_rows(theirs) for theirs in self._theirs], [own.data for own in self._own])
+
+    @torch.no_grad()
+    def reduce(self, gradients: Tensor) -> None:
+        for theirs, own in zip(self._theirs, self._own, strict=True):
+            assert own.grad is not None
+            if theirs.grad is not None:
+                own.grad.copy_(_rows(theirs.grad))
+                theirs.grad = None
+
+    def norm(self, gradients: Tensor) -> Tensor:
+        return self.sum(torch.linalg.vector_norm(gradients).square()).sqrt()
+
+    def meet(self) -> None:
+        dist.barrier()
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """This rank's, the very memory."""
+    data = tensor.data
+    assert isinstance(data, DTensor)
+    return data.to_local()
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The children of all ModuleLists that are in no other one."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
+    return found
