@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -108,7 +108,7 @@ class Learner:
 
     def start_from(self, other: Learner) -> None:
         """Take another learner's parameters and reference, as nodes do that begin from one checkpoint."""
-        self.policy.load_state_dict(other.policy.state_dict())
+        _set(self.policy, other.policy.parameters())
         self.reference = copy.deepcopy(other.reference)
 
     def go_on_at(self, version: int) -> None:
@@ -334,7 +334,7 @@ class Learner:
 
     def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""
-        before = copy.deepcopy(self.policy.state_dict())
+        before = [parameter.detach().clone() for parameter in self.policy.parameters()]
         optimizer = copy.deepcopy(self.optimizer.state_dict())
         seed = int(self._heldout.integers(1 << 53))
         start = self.heldout(self.settings.trial_questions, seed=seed)
@@ -342,6 +342,13 @@ class Learner:
         for external in adaptive.candidates:
             self._update([*own, *self._taken(own, fit, external)[0]])
             gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
-            self.policy.load_state_dict(before)
+            _set(self.policy, before)
             self.optimizer.load_state_dict(optimizer)
         return gained
+
+
+@torch.no_grad()
+def _set(policy: torch.nn.Module, values: Iterable[torch.Tensor]) -> None:
+    """Give the trained parameters of a policy these values."""
+    for parameter, value in zip(policy.parameters(), values, strict=True):
+        parameter.copy_(value)
