@@ -66,7 +66,7 @@ def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> N
         assert slope is not None
         losses = [worked.loss, slope[0], await trainer.evaluate(thorough=False)]
         trained = trainer.parameters()
-        trainer.load(trained * np.float32(0.9))
+        trainer.load(3 * np.roll(trained, 99))
         losses.append(await trainer.evaluate(thorough=False))  # of these, not of those that were gathered before
         seen.append((trained, slope[1], losses))
 
@@ -76,7 +76,7 @@ def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> N
         for one, other in zip(seen[0][:2], seen[several][:2], strict=True):
             assert np.abs(one - other).max() < 2e-6
         assert seen[0][2] == pytest.approx(seen[several][2], abs=1e-5)
-        assert seen[0][2][2] != pytest.approx(seen[0][2][3], abs=1e-3)
+        assert seen[0][2][2] != pytest.approx(seen[0][2][3], abs=1e-4)
 
 
 async def _train_forever(trainer: TrainerProcess) -> None:
