@@ -52,17 +52,17 @@ def emit(**figures: Any) -> None:
 class Group:
     """The processes of one system: each does what it is told and answers with a line."""
 
-    def __init__(self, system: str, python: str, *options: str) -> None:
-        self.system = system
+    def __init__(self, system: str, python: str, *options: str, members: int = MEMBERS) -> None:
+        self.system, self.members = system, members
         script = HERE / "_allreduce" / f"{system}_member.py"
         self.processes = [
             subprocess.Popen(
-                [python, str(script), str(index), str(MEMBERS), *options],
+                [python, str(script), str(index), str(members), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for index in range(MEMBERS)
+            for index in range(members)
         ]
         self.peers: list[str] = []
         addresses: list[str] = []
@@ -87,7 +87,7 @@ class Group:
 
     def all(self, only: list[int] | None = None, **command: Any) -> list[dict[str, Any]]:
         """The answers of these members, or of all, to one command."""
-        chosen = [self.processes[i] for i in (range(MEMBERS) if only is None else only)]
+        chosen = [self.processes[i] for i in (range(self.members) if only is None else only)]
         for process in chosen:
             self.tell(process, **command)
         return [self.answer(process) for process in chosen]
@@ -102,7 +102,7 @@ class Group:
         cpu, began = self.cpu_seconds(), time.perf_counter()
         done = self.all(do="round")
         seconds, cpu = time.perf_counter() - began, self.cpu_seconds() - cpu
-        if any(answer["members"] != MEMBERS for answer in done):
+        if any(answer["members"] != self.members for answer in done):
             raise SystemExit(f"{self.system} lost a member")
         found = self.all(do="hash")
         return {"seconds": seconds, "cpu": cpu, "found": found, "identical": len({each["hash"] for each in found}) == 1}
@@ -130,19 +130,19 @@ def family(pid: int) -> list[int]:
 
 
 @contextmanager
-def group(system: str, python: str, *options: str) -> Iterator[Group]:
+def group(system: str, python: str, *options: str, members: int = MEMBERS) -> Iterator[Group]:
     """A system's members, ended with the block."""
-    members = Group(system, python, *options)
+    started = Group(system, python, *options, members=members)
     try:
-        yield members
+        yield started
     finally:
-        members.end()
+        started.end()
 
 
 def compare(chosen: argparse.Namespace) -> None:
     """Let the systems take turns, for each size and codec."""
     with ExitStack() as stack:
-        ours = stack.enter_context(group("swarmnode", sys.executable, "--patient"))
+        ours = stack.enter_context(group("swarmnode", sys.executable, "--patient", members=chosen.members))
         baseline = stack.enter_context(group("hivemind", chosen.hivemind_python)) if has_baseline(chosen) else None
         cases = [(size, codec) for size in chosen.parameters for codec in chosen.codecs]
         for turn, (parameters, codec) in enumerate(cases):
@@ -263,6 +263,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description="The all-reduce of four processes, as JSON lines.")
     options.add_argument("--parameters", default="50M,1M", help="sizes of the vector, for example 50M,1M")
     options.add_argument("--codecs", default="fp16,int8", help="of " + ", ".join(AGAINST))
+    options.add_argument("--members", type=int, default=MEMBERS, help="processes; of a comparison always four")
     options.add_argument("--rounds", type=int, default=5, help="timed rounds of each")
     options.add_argument("--baseline", choices=("hivemind",), help="also measure this one")
     options.add_argument("--hivemind-python", default=sys.executable, help="interpreter that has hivemind")

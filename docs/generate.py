@@ -1,6 +1,7 @@
-"""The pages of the documentation that follow from the code: every setting, and every metric.
+"""The pages of the documentation that follow from the code: every setting, every metric, all memory.
 
 python docs/generate.py configuration > docs/configuration.md
+python docs/generate.py memory > docs/memory.md
 python docs/generate.py metrics > docs/metrics.md
 """
 
@@ -14,8 +15,9 @@ from typing import Any, get_type_hints
 import swarmnode.node.daemon  # noqa: F401 (with it come all parts of a node, and so their metrics)
 from swarmnode.node.config import NodeConfig
 from swarmnode.protocols.metrics import Metric
+from swarmnode.training.memory import Weight, needs
 from swarmnode.training.options import as_toml, describe
-from swarmnode.training.runspec import SECTIONS
+from swarmnode.training.runspec import SECTIONS, parse_runspec
 
 
 def configuration() -> str:
@@ -111,7 +113,45 @@ def declared() -> tuple[Metric, ...]:
     return tuple(sorted(found, key=lambda metric: metric.name))
 
 
-PAGES = {"configuration": configuration, "metrics": metrics}
+def memory() -> str:
+    """docs/memory.md: what a node holds, by method."""
+    billion = 10**9
+    lines = [
+        "# Memory",
+        "",
+        "Written by `python docs/generate.py memory > docs/memory.md` from `training/memory.py`, by which a node",
+        "checks before it trains whether a run fits; change that, not this page.",
+        "",
+        "Before it takes any memory for the model, a node says what the run needs here (on the console, in the",
+        "log, and by the event `memory` of `--json`), and ends where that is more than there is, with what to do.",
+        "A task of your own is weighed where it has `skeleton` (`training/tasks.py`); one without trains",
+        "unweighed.",
+        "",
+        "**memory** is what the processes hold for themselves and cannot give back. **mapped** lies in files",
+        "without a name in the data directory, and in as much memory as nobody else needs. **disk** stays;",
+        "**older** comes in time. The unit is the vector: 4 bytes for each parameter that is trained and",
+        "exchanged. Two members, AdamW, the method's default codec; a step's activations and LoRA's base come on",
+        "top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the number of peers,",
+        "but that of an open run by what it keeps decoded of contributions, up to a vector.",
+    ]
+    for method in ("diloco", "btard", "open"):
+        trust = "open" if method == "open" else "known"
+        run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}}
+        spec = parse_runspec(run, source=method)
+        table = needs(spec, Weight(billion))
+        lines += ["", f"## {method}", "", "| process | where | what | vectors |", "|---|---|---|---|"]
+        rows = [row for row in table.parts if row.size and row.what != "the process"]
+        lines += [f"| {row.by} | {row.where} | {row.what} | {row.size / 4 / billion:.2g} |" for row in rows]
+        lines += ["", "| parameters | memory, trained on the CPU | mapped | checkpoints and what audits need |"]
+        lines.append("|---|---|---|---|")
+        for size in (135_000_000, billion, 8 * billion):
+            there = needs(spec, Weight(size))
+            of = [there.of(*where) / 1e9 for where in (("memory",), ("mapped",), ("disk", "older"))]
+            lines.append(f"| {size / 1e6:,.0f} M | " + " | ".join(f"{each:,.1f} GB" for each in of) + " |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"configuration": configuration, "memory": memory, "metrics": metrics}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PAGES:

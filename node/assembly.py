@@ -51,6 +51,7 @@ from swarmnode.protocols.state.membership import Membership, RunListing, admitte
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.training.memory import Keeping
 from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
@@ -322,7 +323,8 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
     if config.role == "rollout" and spec.exchange.method == "sapo":
         # Its weights are another node's, so that it has nothing to warm up.
         spec = spec.updated(rollouts={"warm_up": 0})
-    return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings)
+    keeping = Keeping(config.checkpoint_keep, config.checkpoint_hours)
+    return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings, keeping=keeping)
 
 
 def now_ms() -> int:

@@ -195,6 +195,8 @@ class Daemon:
                 await stack.enter_async_context(_running(node.data.run))
             trainer = node.make_trainer()
             await stack.enter_async_context(_running(trainer.run))
+            if trainer.needs is not None:
+                node.emit({"event": "memory", **trainer.needs.told()})
             if node.data is not None:
                 await stack.enter_async_context(_running(partial(node.data.pass_on, trainer)))
             await stack.enter_async_context(_running(node.membership.run))

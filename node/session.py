@@ -320,6 +320,7 @@ class RunSession(Observer):
                 "members": result.members,
                 "missing": list(missing),
                 "counted": list(result.counted),
+                **({"exchange_seconds": round(result.exchanged, 3)} if result.exchanged is not None else {}),
                 **({"verdicts": dict(result.verdicts)} if result.verdicts else {}),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),

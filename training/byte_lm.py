@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from swarmnode.training.corpus import CorpusError, corpus_for_run, divide_heldout, read_heldout
 from swarmnode.training.gpt import GPT
@@ -58,6 +58,11 @@ class ByteLM:
 
     def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
         """The model with the run's initial parameters, on the CPU; torch is seeded with the run's seed."""
+        return GPT(spec.model)
+
+    @classmethod
+    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
+        """The same model, in a block that makes tensors without memory (torch's meta device)."""
         return GPT(spec.model)
 
     def feed(self, texts: Sequence[str]) -> None:

@@ -63,6 +63,13 @@ class Task(Protocol):
     def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well; called between steps, only where the assignment has `texts`."""
 
+    @classmethod
+    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> torch.nn.Module:
+        """The model, in a block that makes tensors without memory (`with torch.device("meta")`): its shapes alone.
+
+        With it, and a `loss(batch)` of the model on tokens, a node knows before it trains whether the run fits.
+        """
+
     def draw(self, samples: int, generator: torch.Generator) -> torch.Tensor:
         """A training batch on the task's device; all of its chance comes from `generator` (a CPU one)."""
 

@@ -6,7 +6,8 @@ is one that trying again cannot mend. `spent`: seconds since the process began, 
 answers in a task of rollouts. Beside `init`, `train`, `quit` and what learns, every command may come between two steps
 of `train` as well.
 
-    init      spec, run_id, peer_id, ... -> layout     first of all; with keep, the parameters in memory stay
+    weigh     spec, run_id, peer_id, ... -> weight     what the model will take (training/memory), before `init`
+    init      spec, run_id, peer_id, ... -> layout     with keep, the parameters in memory stay
     train     round, steps, seconds -> ...             replies when done or stopped
     feed      texts                                    train on these files as well
     stop      -> nothing                               ends `train` after the step in hand
@@ -99,10 +100,34 @@ class Worker:
     def serve(self) -> None:
         """Answer commands until `quit`. Raises Closed."""
         while (command := self._next(wait=True))["op"] != "quit":
-            if command["op"] not in ("init", "push"):
+            if command["op"] not in ("init", "push", "weigh"):
                 self._pull()  # not between steps: the vector on the device is then the newer one
             self.reply(command)
         self.reply(command)
+
+    def do_weigh(self, *, spec: bytes, run_id: str, peer_id: str, **settings: Any) -> dict[str, Any]:
+        """What the model will take, nothing of which is taken yet; None where the task does not tell.
+
+        `free`: bytes of the device's memory, where it has its own.
+        """
+        if self._confined.falls_short:
+            raise SandboxError(self._confined)
+        import torch
+
+        from swarmnode.training.runspec import decode
+        from swarmnode.training.tasks import Assignment, load_task
+        from swarmnode.training.weigh import weigh
+
+        run = decode(spec)
+        assignment = Assignment(run_id, peer_id, **{name: settings[name] for name in ("tokenizer", "base", "policy")})
+        try:
+            weight = weigh(load_task(run.task.name, settings["task"]), run, assignment)
+        except Exception as error:  # `init` says what is wrong, if anything is; to weigh is not needed to train
+            print(f"the model's memory is not known: {_bug(error)}", flush=True)
+            weight = None
+        on_device = torch.cuda.is_available() and settings["device"] != "cpu" and run.needs_data
+        free = torch.cuda.mem_get_info()[0] if on_device else None
+        return {"weight": None if weight is None else asdict(weight), "free": free}
 
     def do_init(self, *, spec: bytes, run_id: str, peer_id: str, keep: bool, **settings: Any) -> dict[str, Any]:
         """Build the task and put its parameters into the shared memory, or take them from there.
@@ -391,7 +416,7 @@ class Worker:
             raise
         except Exception as error:
             text = str(error) if _is_for_people(error) else _bug(error)
-            message = {"id": number, "error": text, "fault": op == "init"}
+            message = {"id": number, "error": text, "fault": op in ("init", "weigh")}
         try:
             self._socket.sendall(msgpack.packb(message))
         except OSError as error:

@@ -48,6 +48,7 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.training import mapped
+from swarmnode.training.memory import Keeping, Machine, Needs, Weight, in_words, needs, refusal
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -69,7 +70,7 @@ SPENT = Metric(
     "swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in inner steps, or measuring", "what"
 )
 
-USUAL = TrainerSettings()
+USUAL, KEEPING = TrainerSettings(), Keeping()
 
 
 class TrainerProcess(Trainer):
@@ -77,11 +78,20 @@ class TrainerProcess(Trainer):
 
     capabilities = Capabilities(judges=True, draws=True, replays=True, rollouts=True)
 
-    def __init__(self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = USUAL) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        run_id: str,
+        peer_id: str,
+        settings: TrainerSettings = USUAL,
+        keeping: Keeping = KEEPING,
+    ) -> None:
         self._spec = spec
         self._run_id = run_id
         self._peer_id = peer_id
-        self._settings = settings
+        self._settings, self._keeping = settings, keeping
+        self.needs: Needs | None = None  # what the run takes here, where its task tells
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
         self._gradient: Vector | None = None  # (P,), behind it
@@ -310,14 +320,10 @@ class TrainerProcess(Trainer):
     async def _introduce(self, child: TrainerChild, memory_fd: int) -> None:
         """Tell a new child its work and learn its layout. Raises TrainerFailed, TrainerDied."""
         told = self._settings.texts
-        answer = await child.call(
-            "init",
-            spec=encode(self._spec),
-            run_id=self._run_id,
-            peer_id=self._peer_id,
-            keep=self._vector is not None,
-            **asdict(self._settings),
-        )
+        run = {"spec": encode(self._spec), "run_id": self._run_id, "peer_id": self._peer_id}
+        if self._vector is None:
+            await self._weigh(child, run)
+        answer = await child.call("init", **run, keep=self._vector is not None, **asdict(self._settings))
         layout = Layout.of([(name, tuple(shape)) for name, shape in answer["layout"]])
         if self._vector is None:
             self._layout = layout
@@ -341,6 +347,18 @@ class TrainerProcess(Trainer):
         self._tell_sampling(child.sampling)
         self._child = child
         self._ready.set()
+
+    async def _weigh(self, child: TrainerChild, run: dict[str, Any]) -> None:
+        """Say what the run will take here. Raises TrainerFailed where that is more than there is."""
+        answer = await child.call("weigh", **run, **asdict(self._settings))
+        if answer["weight"] is None or self._spec.exchange.method == "sapo":
+            return
+        free = answer["free"]
+        machine = Machine.here(self._settings.scratch, free)
+        self.needs = needs(self._spec, Weight(**answer["weight"]), self._keeping, on_device=free is not None)
+        logger.info("%s", in_words(self.needs, machine))
+        if why := refusal(self.needs, machine):
+            raise TrainerFailed(why)
 
     async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """What the child answers; waits for one where it is being started again."""

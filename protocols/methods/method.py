@@ -116,6 +116,7 @@ class RoundResult:
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
     roster: str = ""  # id of the roster that led there, where the method has a chain of them
     verdicts: Mapping[PeerId, str] = field(default_factory=dict)  # what became of each one's work, where it is judged
+    exchanged: float | None = None  # seconds of the all-reduce alone, where there is one
     learned: Learned | None = None  # from rollouts, where the method shares those
     sampled: Sampled | None = None  # for another's policy, where this node does nothing else
 

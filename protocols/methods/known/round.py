@@ -18,6 +18,7 @@ call is cancelled: work is settled in steps that nothing interrupts.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import trio
@@ -66,6 +67,7 @@ class DilocoRounds:
         self._ended = trio.current_time()
         self._late_by = 0.0  # seconds into the round at which this node came into it
         self._state: OuterState | None = None
+        self._exchanged: float | None = None  # seconds that the last reduction of this round took
         self.phase = "waiting"
 
     @property
@@ -136,7 +138,7 @@ class DilocoRounds:
 
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
-        here = self._acceptor.position
+        here, self._exchanged = self._acceptor.position, None
         self.phase = "training"
         worked = await self._train(here)
         gradient = await self._unsettled()
@@ -158,7 +160,8 @@ class DilocoRounds:
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
         counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
-        return RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
+        result = RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
+        return replace(result, exchanged=self._exchanged)
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""
@@ -196,7 +199,9 @@ class DilocoRounds:
     async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         """As in `Exchange`: the state that follows from this roster; kept until the round is decided."""
         self._offered = self._gradient
+        began = trio.current_time()
         mean = await self._allreduce.reduce(roster, self._gradient, within=within, silence=silence)
+        self._exchanged = trio.current_time() - began
         before, outer = self.state, self._spec.outer
 
         def step() -> tuple[str, OuterState]:

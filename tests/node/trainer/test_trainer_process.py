@@ -370,3 +370,14 @@ def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerS
 
     trio.run(main)
     assert taken < trainerchild.QUIT_GRACE
+
+
+def test_a_run_that_cannot_fit_is_refused_before_anything_is_taken(settings: TrainerSettings) -> None:
+    async def start() -> None:
+        huge = SPEC.updated(model={"layers": 8, "heads": 8, "width": 16384, "context": 16})
+        trainer = TrainerProcess(huge, run_id=huge.run_id, peer_id="alice", settings=settings)
+        with trio.fail_after(60):
+            await trainer.run()
+
+    with pytest.raises(TrainerFailed, match=r"needs [0-9.]+ GB of memory .* Close other programs"):
+        trio.run(start)

@@ -1,0 +1,92 @@
+"""The table of memory: what it says of small and of very large models, and that a run that cannot fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmnode.training.byte_lm import ByteLM
+from swarmnode.training.memory import Keeping, Machine, Weight, in_words, needs, refusal
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import Assignment
+from swarmnode.training.weigh import weigh
+
+MILLION, BILLION = 10**6, 10**9
+METHODS = ("diloco", "btard", "open")
+
+
+def spec(method: str = "diloco", **tables: dict[str, Any]) -> RunSpec:
+    trust = "open" if method == "open" else "known"
+    run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}, **tables}
+    return parse_runspec(run, source="test")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_grows_with_the_model_grows_in_proportion(method: str) -> None:
+    one, eight = (needs(spec(method), Weight(size * BILLION)) for size in (1, 8))
+    assert eight.memory == pytest.approx(8 * one.memory, rel=0.15)
+    assert eight.disk == pytest.approx(8 * one.disk, rel=0.35)  # an auditor's states are capped
+
+
+def test_a_model_of_a_billion_and_of_eight() -> None:
+    """4 bytes each: 9 to 11 copies in memory with AdamW on the CPU, of which the trainer has 4."""
+    for size, most in ((1, 50), (8, 400)):
+        table = needs(spec(), Weight(size * BILLION))
+        copies = table.memory / (4 * size * BILLION)
+        assert 9 <= copies <= 11
+        assert table.memory < most * BILLION
+        assert table.of("memory", by="trainer") / (4 * size * BILLION) == pytest.approx(4, rel=0.05)
+
+
+def test_an_accelerator_takes_gradient_and_moments_off_the_memory() -> None:
+    here, there = (needs(spec(), Weight(BILLION), on_device=on_device) for on_device in (False, True))
+    assert there.device == 4 * 4 * BILLION
+    assert here.memory - there.memory == 3 * 4 * BILLION
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_does_not_grow_with_the_peers(method: str) -> None:
+    few, many = (needs(spec(method), Weight(BILLION), Keeping(members=n)) for n in (4, 64))
+    assert many.memory <= 1.05 * few.memory
+
+
+def test_of_lora_only_the_trainer_has_the_base() -> None:
+    table = needs(spec(), Weight(MILLION, frozen=4 * BILLION))
+    assert table.of("memory", by="daemon") < BILLION / 4 < 4 * BILLION < table.of("memory", by="trainer")
+
+
+def test_who_has_too_little_is_told_what_to_do() -> None:
+    table = needs(spec(), Weight(BILLION))
+    assert not refusal(table, Machine(64 * BILLION, 200 * BILLION))
+    assert "Close other programs" in refusal(table, Machine(16 * BILLION, 200 * BILLION))
+    assert "--data-dir" in refusal(table, Machine(64 * BILLION, 10 * BILLION))
+    on_gpu = needs(spec(), Weight(BILLION), on_device=True)
+    assert "--device cpu" in refusal(on_gpu, Machine(64 * BILLION, 200 * BILLION, 8 * BILLION))
+    assert "needs 36.3 GB of memory (trainer 16.2 GB, daemon 20.1 GB)" in in_words(
+        table, Machine(64 * BILLION, 200 * BILLION)
+    )
+
+
+def test_this_machine_has_memory_and_disk(tmp_path: Path) -> None:
+    machine = Machine.here(str(tmp_path), None)
+    assert 0 < machine.memory < float("inf")
+    assert machine.disk > 0
+
+
+def test_a_model_is_weighed_without_taking_its_memory(tmp_path: Path) -> None:
+    run = spec(model={"layers": 2, "heads": 2, "width": 32, "context": 16}, inner={"batch": 4})
+    weight = weigh(ByteLM, run, Assignment("", ""))
+    assert weight is not None
+    model = ByteLM.skeleton(run, Assignment("", ""))
+    assert weight.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert 0 < weight.matrices < weight.parameters
+    assert weight.step > 4 * 4 * 16 * 256  # the logits at least
+    huge = spec(model={"layers": 64, "heads": 64, "width": 4096, "context": 64}, inner={"batch": 1})
+    assert weigh(ByteLM, huge, Assignment("", "")).parameters > 10 * BILLION  # type: ignore[union-attr]
+
+
+def test_a_task_that_does_not_tell_is_trained_all_the_same() -> None:
+    assert weigh(torch.nn.Module, spec(), Assignment("", "")) is None

@@ -1,0 +1,60 @@
+"""How much memory a task's model takes, before any of it is taken: its shapes on torch's meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from swarmnode.training.memory import FLOAT, Weight
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.tasks import Assignment
+
+OUTPUTS = 2  # times the largest tensor of a step, as the loss takes logits, their softmax and its gradient
+ARRIVING = 2  # gradients of the largest parameter that are added up: of the embedding and of a head tied to it
+
+
+def weigh(task: type[Any], spec: RunSpec, assignment: Assignment) -> Weight | None:
+    """The weight of the run's model; None where the task does not tell (`Task.skeleton`)."""
+    if not hasattr(task, "skeleton"):
+        return None
+    with torch.device("meta"):
+        model: nn.Module = task.skeleton(spec, assignment)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        step = ARRIVING * FLOAT * max(parameter.numel() for parameter in trained)
+        if hasattr(model, "loss"):
+            step += _saved(model, torch.zeros(_samples(spec), spec.model.context + 1, dtype=torch.long))
+    linear = {id(m.weight) for name, m in model.named_modules() if isinstance(m, nn.Linear) and "head" not in name}
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return Weight(
+        sum(parameter.numel() for parameter in trained),
+        sum(parameter.nbytes for parameter in frozen),
+        sum(parameter.numel() for parameter in trained if id(parameter) in linear - embedded),
+        step,
+    )
+
+
+def _samples(spec: RunSpec) -> int:
+    """Sequences that are on the device at once."""
+    return min(spec.inner.batch, getattr(spec.inner, "micro_batch", 0) or spec.inner.batch)
+
+
+def _saved(model: nn.Module, batch: Tensor) -> int:
+    """Bytes that the backward pass of a loss needs, beside parameters."""
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # or a storage could be freed, and another get its address
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            sizes[storage._cdata] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.loss(batch)  # type: ignore[operator]
+    return sum(sizes.values()) + OUTPUTS * max(sizes.values(), default=0)
