@@ -30,6 +30,11 @@ def test_the_example_is_what_the_defaults_say() -> None:
     assert example == parse_runspec({"run": {"name": "byte-lm", "seed": example.run.seed}}, source="defaults")
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLE.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_an_example_is_a_run(path: Path) -> None:
+    assert load_runspec(path).run.name
+
+
 def test_two_files_that_mean_the_same_are_the_same_run() -> None:
     assert spec_of(inner={"lr": 1e-3}).run_id == spec_of().run_id
     assert spec_of(outer={"lr": 1}).run_id == spec_of(outer={"lr": 1.0}).run_id
