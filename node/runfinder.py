@@ -23,14 +23,14 @@ from swarmnode.protocols.peers.hello import Incompatible, greet
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import BASE_TASK, ROLLOUT_TASKS, RunSpec, decode, load_runspec
+from swarmnode.training.runspec import RunSpec, decode, load_runspec
+from swarmnode.training.tasks import BUILT_IN
 
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 ASK_EVERY = 1.0  # seconds
 NONCE = 16  # random bytes that tell a run from another one by the same file
-BUILT_IN_TASKS = ("byte-lm", BASE_TASK, *ROLLOUT_TASKS)
 
 
 class NoRun(ExpectedError):
@@ -212,7 +212,7 @@ def _is_by(run: RunSpec, file: RunSpec) -> bool:
 
 def _refuse_built_in(spec: RunSpec) -> None:
     """A member without --task would train the built-in task of that name beside those who train the local one."""
-    if spec.task.name in BUILT_IN_TASKS:
+    if spec.task.name in BUILT_IN:
         raise SettingError(
             f"--task: the run's task is {spec.task.name!r}, which is built in; give [task] name in the run file a name "
             "of its own, or leave out --task"

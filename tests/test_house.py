@@ -22,7 +22,7 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 50_733,
+    "lines": 50_910,
     "files": 238,
     "small files": 5,
     "parameters that are callbacks": 37,

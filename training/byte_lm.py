@@ -1,64 +1,74 @@
-"""The task byte-lm: a GPT learns to predict the next byte of the corpus.
+"""The tasks gpt and byte-lm: a GPT learns to predict the next token of the corpus; of byte-lm, that is the next byte.
 
 Training windows start anywhere in the node's own slice: shards of the run's data, of which more may come while it
 trains, or a part of its own corpus. Shards lie in the order of their file names, which are their ids, whenever they
-came: so the windows of a step follow from which shards a node has, and others know where it read. The held-out loss is
-measured on windows spread evenly over the part of the held-out text that no judge draws from, the same on every node,
-so losses of different nodes can be compared digit by digit.
+came: so the windows of a step follow from which shards a node has, and others know where it read. They stay on disk,
+however many there are; a window is read when it is drawn. The held-out loss is measured on windows spread evenly over
+the part of the held-out text that no judge draws from, the same on every node, so losses of different nodes can be
+compared digit by digit.
+
+Losses are in bits per byte of text, so that runs with different tokenizers can be compared. In a figure for people,
+each token counts for as many bytes as it stands for. In a loss that is trained on or judged by, each counts for the
+mean of the held-out text: so the loss of many samples is the mean of their losses. Tokens that came without a tokenizer
+stand for one byte each.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from swarmnode.training import tokens
 from swarmnode.training.corpus import CorpusError, corpus_for_run, divide_heldout, read_heldout
 from swarmnode.training.gpt import GPT
 from swarmnode.training.open_step import SEQUENCES
-from swarmnode.training.runspec import RunSpec
-from swarmnode.training.tasks import Assignment
+from swarmnode.training.runspec import DataSection, RunSpec
+from swarmnode.training.tasks import Assignment, TaskError
 
 QUICK_WINDOWS = 32  # a progress figure each round must cost no more than a few inner steps
 THOROUGH_WINDOWS = 256
 EVALUATION_BATCH = 32
 
+Tokens = NDArray[Any]  # (n,), of the item that the vocabulary needs
+
 
 class ByteLM:
-    """A language model on bytes. Raises CorpusError where the corpus cannot be used."""
+    """A language model. Raises CorpusError where the corpus cannot be used, TaskError where a prompt cannot."""
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
         self.device = device
         self.tokens_per_sample = spec.model.context
-        self._window = torch.arange(spec.model.context + 1)
+        self._window = spec.model.context + 1
+        self._spelling = Spelling(spec.data, _read(assignment.tokenizer))
+        self._text = Text(self._spelling.dtype)
         if assignment.texts:
-            self._text = torch.empty(assignment.room, dtype=torch.uint8)  # (room,), taken from the system as it fills
-            self._filled = 0
-            self._files: list[tuple[str, int]] = []  # names, in order, and bytes
             self.feed(assignment.texts)
-            heldout = read_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256)
+            heldout = self._spelling.items(read_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256))
         else:
             fetched = Path(assignment.heldout) if assignment.heldout else None
             corpus = corpus_for_run(assignment.corpus, heldout_sha256=spec.task.heldout_sha256, heldout=fetched)
-            heldout = corpus.heldout
-            self._text = _as_tensor(corpus.slice_for(assignment.run_id, assignment.peer_id))
-            self._filled = len(self._text)
-        self._check_long_enough(self._filled)
-        self._gate, self._report = map(_as_tensor, divide_heldout(heldout))
+            heldout = self._spelling.encode(corpus.heldout)
+            self._text.add("", self._spelling.encode(corpus.slice_for(assignment.run_id, assignment.peer_id)))
+        self._check_long_enough(self._text.size)
+        self._gate, self._report = divide_heldout(heldout)
         self._check_long_enough(len(self._report))
+        self.bytes_per_token = self._spelling.bytes_in(heldout) / len(heldout) or 1.0
         torch.manual_seed(spec.run.seed)
         self.model = self.build(spec, assignment).to(device)
 
     def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
         """The model with the run's initial parameters, on the CPU; torch is seeded with the run's seed."""
-        return GPT(spec.model)
+        return GPT(spec.model, spec.data.vocabulary)
 
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
@@ -67,50 +77,45 @@ class ByteLM:
 
     def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well. Raises CorpusError."""
-        for path in sorted(map(Path, texts), key=lambda path: path.name):
-            try:
-                text = path.read_bytes()
-            except OSError as error:
-                raise CorpusError(f"text {path}: cannot be read: {error.strerror}; restart the node") from error
-            if self._filled + len(text) > len(self._text):
-                raise CorpusError(f"text {path}: {len(text)} bytes are more than were announced; restart the node")
-            place = bisect_left(self._files, (path.name,))
-            start = sum(size for _, size in self._files[:place])
-            behind = self._text[start : self._filled].clone()
-            self._filled += len(text)
-            self._text[start : start + len(text)] = _as_tensor(text)
-            self._text[start + len(text) : self._filled] = behind
-            self._files.insert(place, (path.name, len(text)))
+        for path in map(Path, texts):
+            self._text.add(path.name, path)
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
-        starts = self._starts(samples, generator, self._filled)
-        return self._text[starts + self._window].long().to(self.device)
+        starts = self._starts(samples, generator, self._text.size)
+        windows = np.stack([self._text.window(start, self._window) for start in starts])
+        if windows.max() >= self._spelling.vocabulary:
+            raise CorpusError(
+                f"the text has the token {windows.max()}, and [data] vocabulary = {self._spelling.vocabulary}; begin a "
+                "new run with a larger one"
+            )
+        return torch.from_numpy(windows).to(self.device)
 
     def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
         """Where `draw` reads in a text of `size` bytes: (start, stop) of each window. Raises CorpusError."""
-        self._check_long_enough(size)
-        return [(start, start + len(self._window)) for start in self._starts(samples, generator, size)[:, 0].tolist()]
+        item = self._spelling.dtype.itemsize
+        self._check_long_enough(size // item)
+        starts = self._starts(samples, generator, size // item)
+        return [(start * item, (start + self._window) * item) for start in starts]
 
     @contextmanager
     def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> Iterator[None]:
         """Draw from a text of `size` bytes for as long as the block lasts, of which these, by offset, are known."""
-        own = self._text, self._filled
-        self._text, self._filled = torch.zeros(size, dtype=torch.uint8), size
-        for offset, text in pieces:
-            self._text[offset : offset + len(text)] = _as_tensor(text)
+        own, self._text = self._text, Text(self._spelling.dtype)
+        self._text.know(size, pieces)
         try:
             yield
         finally:
-            self._text, self._filled = own
+            self._text = own
 
-    def _starts(self, samples: int, generator: torch.Generator, size: int) -> Tensor:
-        """(samples, 1), uniform in a text of `size` bytes."""
-        return torch.randint(size - len(self._window) + 1, (samples, 1), generator=generator)
+    def _starts(self, samples: int, generator: torch.Generator, size: int) -> list[int]:
+        """Uniform in a text of `size` tokens."""
+        starts: list[int] = torch.randint(size - self._window + 1, (samples, 1), generator=generator)[:, 0].tolist()
+        return starts
 
     def loss(self, batch: Tensor) -> Tensor:
         """Bits per byte of the windows (B, context + 1)."""
-        loss: Tensor = self.model.loss(batch) / math.log(2)
+        loss: Tensor = self.model.loss(batch) / (math.log(2) * self.bytes_per_token)
         return loss
 
     @torch.no_grad()
@@ -118,51 +123,216 @@ class ByteLM:
         """Bits per byte of held-out windows: spread evenly where no judge draws, or a judge's few by `seed`."""
         if seed is not None:
             return float(self.loss(self.heldout(seed)))
-        count = THOROUGH_WINDOWS if thorough else QUICK_WINDOWS
-        starts = torch.linspace(0, len(self._report) - len(self._window), count, dtype=torch.float64).long()
-        return _mean_loss(self.model, self._report[starts[:, None] + self._window].to(self.device))
+        windows = self._spread(THOROUGH_WINDOWS if thorough else QUICK_WINDOWS)
+        return _mean_loss(self.model, windows, self._spelling)
 
     def heldout(self, seed: int) -> Tensor:
         """The held-out windows that `seed` draws for a judge, (SEQUENCES, context + 1): the same on every machine."""
         starts = self._starts(SEQUENCES, torch.Generator().manual_seed(seed), len(self._gate))
-        return self._gate[starts + self._window].long().to(self.device)
+        return _windows(self._gate, starts, self._window).to(self.device)
+
+    @torch.no_grad()
+    def next_word_accuracy(self, windows: int = THOROUGH_WINDOWS) -> float:
+        """Share of held-out words that the model would write as they are, after the text before them.
+
+        Words of as many windows as of a thorough evaluation. A word begins with the token that begins with white space
+        and ends before the next such token, in bytes as in other tokens; words of white space alone do not count. It is
+        right where each of its tokens is the likeliest after those before (as in LAMBADA, 1606.06031). To count, it
+        must begin in the second half of a window, so that there is text before it, and end in it. Where tokens have no
+        tokenizer, each is a word. nan where there is no word.
+        """
+        begins, solid = self._spelling.words()  # (V,) each
+        right = counted = 0
+        for batch in self._spread(windows).split(EVALUATION_BATCH):
+            B, T = batch.shape[0], self._window - 1
+            hits = self.model(batch[:, :-1].to(self.device)).argmax(-1).cpu() == batch[:, 1:]  # (B, T)
+            opening = begins[batch[:, 1:]]  # (B, T)
+            word = opening.cumsum(1) + (T + 1) * torch.arange(B)[:, None]  # (B, T): 0 of a row is what it begins within
+            late = opening & (torch.arange(T) >= T // 2)
+            # Of each word, how many tokens begin it so late, have more than white space, are not what is expected:
+            tokens_of = [
+                torch.bincount(word[each], minlength=B * (T + 1)) for each in (late, solid[batch[:, 1:]], ~hits)
+            ]
+            counts = (tokens_of[0] > 0) & (tokens_of[1] > 0)
+            counts[word[:, -1]] = False  # it may go on
+            right += int((counts & (tokens_of[2] == 0)).sum())
+            counted += int(counts.sum())
+        return right / counted if counted else math.nan
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        """`length` bytes after `prompt`; an empty prompt starts from a line's end."""
-        start = torch.tensor(list(prompt or b"\n"), device=self.device)
+        """About `length` bytes after `prompt`; an empty prompt starts from where a text or a line begins.
+
+        Raises TaskError where the prompt cannot be encoded.
+        """
+        start = torch.tensor(self._spelling.prompt(prompt), device=self.device)
         generator = torch.Generator().manual_seed(seed)
-        text = self.model.continue_text(start, length=length, temperature=temperature, generator=generator)
-        return bytes(text.tolist())
+        written = self.model.continue_text(
+            start, length=math.ceil(length / self.bytes_per_token), temperature=temperature, generator=generator
+        )
+        return tokens.decode(written.tolist(), self._spelling.spelled)
+
+    def _spread(self, count: int) -> Tensor:
+        """Windows of the report, (count, context + 1), at even distances."""
+        starts = torch.linspace(0, len(self._report) - self._window, count, dtype=torch.float64).long()
+        return _windows(self._report, starts.tolist(), self._window)
 
     def _check_long_enough(self, size: int) -> None:
-        if size < len(self._window):
+        if size < self._window:
             raise CorpusError(
-                f"{size} bytes of text are too few for windows of {len(self._window)} bytes; name a larger corpus with "
-                "--corpus or lower [model] context"
+                f"{size} {self._spelling.unit} of text are too few for windows of {self._window}; name a larger corpus "
+                "with --corpus or lower [model] context"
             )
 
 
+class Text:
+    """Tokens that lie one behind another in files and in memory. Nothing is read before it is asked for."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.size = 0  # tokens
+        self._parts: list[tuple[str, int, Path | Tokens]] = []  # name, tokens, where they are; in order
+        self._starts: list[int] = []
+
+    def add(self, name: str, part: Path | Tokens) -> None:
+        """More text, in the place that its name has among those that are there. Raises CorpusError."""
+        try:
+            size = part.stat().st_size // self.dtype.itemsize if isinstance(part, Path) else len(part)
+        except OSError as error:
+            raise CorpusError(f"text {part}: cannot be read: {error.strerror}; restart the node") from error
+        self._parts.insert(bisect_left(self._parts, (name,)), (name, size, part))
+        self._starts = list(accumulate((size for _, size, _ in self._parts), initial=0))
+        self.size = self._starts.pop()
+
+    def know(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> None:
+        """Be a text of `size` bytes, of which these, by offset, are known, and all else is zeros."""
+        item = self.dtype.itemsize
+        self.size, known = size // item, 0
+        for offset, text in sorted(pieces):
+            start = max(known, offset // item)
+            part = np.frombuffer(text[: len(text) // item * item], self.dtype)[start - offset // item :]
+            self._starts.append(start)
+            self._parts.append(("", len(part), part))
+            known = start + len(part)
+
+    def window(self, start: int, length: int) -> NDArray[np.int64]:
+        """`length` tokens from `start` on. Raises CorpusError."""
+        found = np.zeros(length, np.int64)
+        for place in range(max(0, bisect_right(self._starts, start) - 1), len(self._parts)):
+            begin, (_, size, part) = self._starts[place], self._parts[place]
+            first, last = max(start, begin), min(start + length, begin + size)
+            if begin >= start + length:
+                break
+            if first < last:
+                found[first - start : last - start] = self._read(part, first - begin, last - begin)
+        return found
+
+    def _read(self, part: Path | Tokens, first: int, last: int) -> Tokens:
+        if not isinstance(part, Path):
+            return part[first:last]
+        try:
+            # Not mapped: Python keeps a file open for each mapping, and there may be thousands.
+            read = np.fromfile(part, self.dtype, count=last - first, offset=first * self.dtype.itemsize)
+        except OSError as error:
+            raise CorpusError(f"text {part}: cannot be read: {error.strerror}; restart the node") from error
+        if len(read) != last - first:
+            raise CorpusError(f"text {part}: it is shorter than it was; restart the node")
+        return read
+
+
+class Spelling:
+    """What the tokens of a run's data stand for. Raises TokenizerError where its tokenizer cannot be used."""
+
+    def __init__(self, data: DataSection, tokenizer: bytes) -> None:
+        self.vocabulary = data.vocabulary
+        self.dtype = tokens.dtype_of(data.vocabulary)
+        self.unit = "tokens" if data.vocabulary != tokens.BYTES else "bytes"
+        self.spelled: tuple[bytes, ...] = ()  # none for tokens that came without a tokenizer
+        self._tokenizer = tokenizer
+        if tokenizer:
+            self.spelled = tokens.spellings(tokenizer, data.vocabulary)
+        elif data.vocabulary == tokens.BYTES:
+            self.spelled = tuple(bytes([byte]) for byte in range(tokens.BYTES))
+        self._lengths = np.array([len(spelling) for spelling in self.spelled] or [1] * data.vocabulary)
+
+    def items(self, shard: bytes) -> Tokens:
+        """The tokens of a shard."""
+        return np.frombuffer(shard[: len(shard) // self.dtype.itemsize * self.dtype.itemsize], self.dtype)
+
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens of a text; where there is no tokenizer, it is tokens already."""
+        if not self._tokenizer:
+            return self.items(text)
+        return tokens.Encoder(self._tokenizer, self.vocabulary).encode([text])[0]
+
+    def bytes_in(self, text: Tokens) -> int:
+        """How many bytes these tokens stand for."""
+        return int(self._lengths[text].sum())
+
+    def words(self) -> tuple[Tensor, Tensor]:
+        """Of each token, (vocabulary,): whether it begins with white space, and whether it has anything else."""
+        if not self.spelled:
+            return torch.ones(self.vocabulary, dtype=torch.bool), torch.ones(self.vocabulary, dtype=torch.bool)
+        begins = torch.tensor([spelling[:1].isspace() for spelling in self.spelled])
+        return begins, torch.tensor([bool(spelling.strip()) for spelling in self.spelled])
+
+    def prompt(self, text: bytes) -> list[int]:
+        """The tokens that a text begins with, one at the least. Raises TaskError."""
+        if not self.spelled:
+            raise TaskError("the run's tokens came without a tokenizer, so the model cannot read or write text")
+        if not self._tokenizer:
+            return list(text or b"\n")
+        end = tokens.end_of(self._tokenizer)
+        if not text and end is not None:
+            return [end]  # a text follows where another one has ended
+        try:
+            found: list[int] = self.encode(text or b"\n").tolist()
+        except ImportError as error:
+            raise TaskError(
+                "a prompt is encoded by the package tokenizers, which is not installed: pip install tokenizers, or "
+                "give no prompt"
+            ) from error
+        found = found[:-1] if found[-1:] == [end] else found
+        if not found:
+            raise TaskError(f"the run's tokenizer has no token for the prompt {text!r}; try another")
+        return found
+
+
 @torch.no_grad()
-def loss_on(text: bytes, spec: RunSpec, parameters: NDArray[np.float32]) -> float:
+def loss_on(text: bytes, spec: RunSpec, parameters: NDArray[np.float32], *, tokenizer: bytes = b"") -> float:
     """Bits per byte of a whole text, in windows side by side, for the run's model with these parameters, (P,).
 
-    Raises CorpusError where it has less than one window, ValueError for parameters of another model.
+    A run with a tokenizer needs its tokenizer.json. Raises CorpusError where the text has less than one window,
+    ValueError for parameters of another model.
     """
-    model, window = GPT(spec.model), spec.model.context + 1
-    if len(text) < window:
-        raise CorpusError(f"{len(text)} bytes of text are less than a window of {window}")
+    if spec.data.tokenizer and not tokenizer:
+        raise CorpusError("the run trains on tokens, so its tokenizer is needed to measure the loss on a text")
+    spelling, window = Spelling(spec.data, tokenizer), spec.model.context + 1
+    model = GPT(spec.model, spec.data.vocabulary)
+    encoded = spelling.encode(text)
+    if len(encoded) < window:
+        raise CorpusError(f"{len(encoded)} {spelling.unit} of text are less than a window of {window}")
     if parameters.size != sum(parameter.numel() for parameter in model.parameters()):
         raise ValueError(f"{parameters.size} parameters are not those of the run's model")
     torch.nn.utils.vector_to_parameters(torch.tensor(parameters), model.parameters())
-    return _mean_loss(model, _as_tensor(text[: len(text) // window * window]).view(-1, window))
+    return _mean_loss(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)
 
 
-def _mean_loss(model: GPT, windows: Tensor) -> float:
-    """Bits per byte of uint8 windows, (n, context + 1)."""
-    losses = [float(model.loss(batch.long())) * len(batch) for batch in windows.split(EVALUATION_BATCH)]
-    return sum(losses) / len(windows) / math.log(2)
+def _mean_loss(model: GPT, windows: Tensor, spelling: Spelling) -> float:
+    """Bits per byte of windows, (n, context + 1)."""
+    device = next(model.parameters()).device
+    losses = [float(model.loss(batch.to(device))) * len(batch) for batch in windows.split(EVALUATION_BATCH)]
+    predicted = windows[:, 1:].numpy()
+    return sum(losses) * predicted.shape[1] / math.log(2) / (spelling.bytes_in(predicted) or 1)
 
 
-def _as_tensor(text: bytes) -> Tensor:
-    """Text as uint8 (n,)."""
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+def _windows(text: Tokens, starts: Sequence[int], length: int) -> Tensor:
+    """(n, length) int64."""
+    return torch.from_numpy(text[np.array(starts)[:, None] + np.arange(length)].astype(np.int64))
+
+
+def _read(path: str) -> bytes:
+    """Raises CorpusError."""
+    try:
+        return Path(path).read_bytes() if path else b""
+    except OSError as error:
+        raise CorpusError(f"tokenizer {path}: cannot be read: {error.strerror}; restart the node") from error

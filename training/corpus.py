@@ -24,6 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 CHUNK = 8 << 10  # bytes
 HELDOUT_SHARE = 0.1  # of the chunks: much more than a node trains on in a round, so that it cannot be learned by heart
@@ -36,6 +39,9 @@ MAX_CORPUS = 2 << 30  # bytes; the text is kept in memory
 # Distributions differ in whether they install these, and _sysconfigdata differs from machine to machine.
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _NOT_STDLIB_PREFIX = ("_sysconfigdata", "sitecustomize", "usercustomize")
+
+
+T = TypeVar("T", bytes, NDArray[Any])  # a text, or its tokens
 
 
 class CorpusError(Exception):
@@ -116,7 +122,7 @@ def read_chunks(path: str) -> list[Chunk]:
     return list(chunks.values())
 
 
-def divide_heldout(heldout: bytes) -> tuple[bytes, bytes]:
+def divide_heldout(heldout: T) -> tuple[T, T]:
     """The part that judges draw from, and the part on which the loss is measured that people read."""
     middle = len(heldout) - len(heldout) // REPORT_PART
     return heldout[:middle], heldout[middle:]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from swarmnode.training.runspec import ModelSection
+from swarmnode.training.tokens import BYTES
 
 ROTARY_BASE = 10_000.0  # wavelengths of up to 2 π times as many tokens
-BYTES = 256  # the vocabulary of text without a tokenizer
 
 
 def normalised(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What can be learned: the interface of a task, and how one is found.
 
 A task owns the model, its data and the measure of success; the inner loop and the daemon know only what stands here.
-Built in are `byte-lm` and `digits-rl`; any other one is a local file, `--task my_task.py:MyTask`. Code never comes from
+Built in are those of `BUILT_IN`; any other one is a local file, `--task my_task.py:MyTask`. Code never comes from
 a peer.
 """
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Imported when a run asks for one, since both bring torch.
 BUILT_IN = {
     "byte-lm": "swarmnode.training.byte_lm:ByteLM",
+    "gpt": "swarmnode.training.byte_lm:ByteLM",
     "digits-rl": "swarmnode.training.rl.trainee:DigitsRL",
     "hf-lm": "swarmnode.training.hf_lm:HfLM",
 }

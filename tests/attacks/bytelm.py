@@ -36,11 +36,11 @@ from openrounds import Lie
 
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.corpus import Chunk, Corpus, read_corpus
-from swarmnode.training.gpt import BYTES
 from swarmnode.training.inner import InnerLoop
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
+from swarmnode.training.tokens import BYTES
 from swarmnode.training.verify.trace import State
 
 CONTEXT = 64  # bytes that are predicted in a sequence

@@ -7,11 +7,13 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from swarmnode.training.byte_lm import ByteLM, loss_on
+from swarmnode.training import tokens
+from swarmnode.training.byte_lm import ByteLM, Spelling, loss_on
 from swarmnode.training.corpus import CHUNK, CorpusError
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -88,40 +90,56 @@ def test_loss_is_in_bits_per_byte(corpus: str) -> None:
 
 
 def _from_shards(
-    folder: Path, texts: list[bytes], *, room: int, heldout: bytes = b"held out " * 9, given: slice = slice(None)
+    folder: Path, texts: list[bytes], *, heldout: bytes = b"held out " * 9, given: slice = slice(None)
 ) -> ByteLM:
     names = []
     for number, text in enumerate([heldout, *texts]):
         names.append(str(folder / f"{number}.shard"))
         (folder / f"{number}.shard").write_bytes(text)
     spec = _spec().resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest(), index="")
-    return ByteLM(spec, Assignment("run", "alice", "/nowhere", names[0], tuple(names[1:][given]), room))
+    return ByteLM(spec, Assignment("run", "alice", "/nowhere", names[0], tuple(names[1:][given])))
 
 
 def test_shards_are_trained_on_as_far_as_they_are_here(tmp_path: Path) -> None:
-    task = _from_shards(tmp_path, [b"a" * 50, b"b" * 50], room=150)
+    task = _from_shards(tmp_path, [b"a" * 50, b"b" * 50])
     assert set(task.draw(200, torch.Generator().manual_seed(1)).unique().tolist()) == {ord("a"), ord("b")}
     (tmp_path / "more").write_bytes(b"c" * 50)
     task.feed([str(tmp_path / "more")])
     assert set(task.draw(200, torch.Generator().manual_seed(1)).unique().tolist()) == {*b"abc"}
-    with pytest.raises(CorpusError, match="more than were announced"):
-        task.feed([str(tmp_path / "more")])
+    (tmp_path / "more").write_bytes(b"c")
+    with pytest.raises(CorpusError, match="shorter than it was"):
+        task.draw(200, torch.Generator().manual_seed(1))
+    with pytest.raises(CorpusError, match="cannot be read"):
+        task.feed([str(tmp_path / "none")])
 
 
 def test_text_is_the_same_in_whichever_order_shards_came(tmp_path: Path) -> None:
     shards = [b"a" * 50, b"b" * 60, b"c" * 70]
-    at_once = _from_shards(tmp_path, shards, room=180)
+    at_once = _from_shards(tmp_path, shards)
     names = [str(tmp_path / f"{number}.shard") for number in (1, 2, 3)]
-    one_by_one = _from_shards(tmp_path, shards, room=180, given=slice(1, 2))
+    one_by_one = _from_shards(tmp_path, shards, given=slice(1, 2))
     one_by_one.feed([names[0]])
     one_by_one.feed([names[2]])
     drawn = [task.draw(50, torch.Generator().manual_seed(1)) for task in (at_once, one_by_one)]
     assert torch.equal(*drawn)
 
 
+def test_pieces_of_a_text_are_read_as_the_text_itself(tmp_path: Path) -> None:
+    text = random.Random(3).randbytes(1000)
+    task = _from_shards(tmp_path, [text[:400], text[400:417], text[417:]])
+    drawn, draw = task.draw(20, torch.Generator().manual_seed(1)), torch.Generator()
+    places = task.places(20, draw.manual_seed(1), 1000)
+    assert [bytes(window.tolist()) for window in drawn] == [text[start:stop] for start, stop in places]
+    with task.on(1000, [(start, text[start:stop]) for start, stop in places]):
+        assert torch.equal(task.draw(20, draw.manual_seed(1)), drawn)
+    with task.on(1 << 50, [(5, text[:300])]):  # however long: what is not known takes no memory
+        assert task.draw(20, draw.manual_seed(1)).sum() == 0
+    assert torch.equal(task.draw(20, draw.manual_seed(1)), drawn)
+
+
 def test_judges_draw_from_the_gate_and_people_read_the_loss_on_the_report(tmp_path: Path) -> None:
     gate, report = b"g" * 120, b"r" * 40
-    task = _from_shards(tmp_path, [b"a" * 50], room=50, heldout=gate + report)
+    task = _from_shards(tmp_path, [b"a" * 50], heldout=gate + report)
     assert {value for seed in range(50) for value in task.heldout(seed).unique().tolist()} == {ord("g")}
     for seed, thorough in ((None, False), (None, True), (1, False)):
         part = gate if seed is not None else report
@@ -143,12 +161,12 @@ def test_loss_on_a_whole_text_is_that_of_its_windows_side_by_side(corpus: str) -
 
 
 def test_held_out_text_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
-    task = _from_shards(tmp_path, [b"a" * 50], room=50)
+    task = _from_shards(tmp_path, [b"a" * 50])
     assert task.evaluate(thorough=False) > 0
     (tmp_path / "0.shard").write_bytes(b"another " * 9)
     spec = _spec().resolved(heldout_sha256=hashlib.sha256(b"held out " * 9).hexdigest(), index="")
     with pytest.raises(CorpusError, match="remove it"):
-        ByteLM(spec, Assignment("run", "alice", "", str(tmp_path / "0.shard"), (str(tmp_path / "1.shard"),), 50))
+        ByteLM(spec, Assignment("run", "alice", "", str(tmp_path / "0.shard"), (str(tmp_path / "1.shard"),)))
 
 
 def test_context_longer_than_the_text_is_explained(corpus: str) -> None:
@@ -177,3 +195,103 @@ def test_missing_custom_task_is_explained(tmp_path: Path, local: str, says: str)
     file.write_text("class Mine:\n    pass\n")
     with pytest.raises(TaskError, match=says):
         load_task("my-task", local.replace("MINE", str(file)))
+
+
+# -- tokens that a tokenizer made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> bytes:
+    return tokens.train([b"the cat and the dog and the bird sat, sat, sat"] * 9, vocabulary=300)
+
+
+def _on_tokens(folder: Path, tokenizer: bytes, **data: int) -> ByteLM:
+    """One on two shards of text in tokens, cut in the middle of it."""
+    spec = parse_runspec(
+        {
+            "run": {"name": "t"},
+            "task": {"name": "gpt"},
+            "data": {"vocabulary": 300, **data},
+            "model": {"layers": 1, "heads": 2, "width": 32, "context": 8},
+            "inner": {"batch": 8, "warmup": 0, "lr": 2e-2},
+        },
+        source="test",
+    )
+    encoder, text = tokens.Encoder(tokenizer, 300), b"the cat and the dog sat and the bird sat, and " * 40
+    items = encoder.encode([text])[0].astype(tokens.dtype_of(spec.data.vocabulary))
+    files = [items[:301].tobytes(), items[301:].tobytes(), items[:200].tobytes(), tokenizer]
+    names = [str(folder / f"{number}.shard") for number in range(len(files))]
+    for name, content in zip(names, files, strict=True):
+        Path(name).write_bytes(content)
+    spec = spec.resolved(heldout_sha256=hashlib.sha256(files[2]).hexdigest(), index="")
+    return ByteLM(spec, Assignment("run", "alice", "", names[2], tuple(names[:2]), names[3]))
+
+
+def _train(task: ByteLM, steps: int) -> None:
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        task.loss(task.draw(8, torch.Generator().manual_seed(step))).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("vocabulary", "item"), [(300, 2), (70_000, 4)])
+def test_places_in_tokens_are_bytes_of_shards(tmp_path: Path, tokenizer: bytes, vocabulary: int, item: int) -> None:
+    task, draw = _on_tokens(tmp_path, tokenizer, vocabulary=vocabulary), torch.Generator()
+    text = b"".join((tmp_path / f"{number}.shard").read_bytes() for number in (0, 1))
+    drawn = task.draw(400, draw.manual_seed(1))
+    places = task.places(400, draw.manual_seed(1), len(text))
+    assert all(start % item == 0 and stop - start == 9 * item for start, stop in places)
+    assert [window.astype(f"<u{item}").tobytes() for window in drawn.numpy()] == [text[a:b] for a, b in places]
+    assert any(start < 301 * item < stop for start, stop in places)  # a window of two shards
+    with task.on(len(text), [(start, text[start:stop]) for start, stop in places]):
+        assert torch.equal(task.draw(400, draw.manual_seed(1)), drawn)
+
+
+def test_loss_in_tokens_is_in_bits_per_byte_that_they_stand_for(tmp_path: Path, tokenizer: bytes) -> None:
+    task = _on_tokens(tmp_path, tokenizer)
+    heldout = np.fromfile(tmp_path / "2.shard", "<u2")
+    sizes = tokens.lengths(tokenizer, 300)
+    assert task.bytes_per_token == pytest.approx(float(sizes[heldout].mean())) and task.bytes_per_token > 2
+    batch = task.heldout(1)
+    assert task.loss(batch).item() == pytest.approx(task.model.loss(batch).item() / math.log(2) / task.bytes_per_token)
+    report = heldout[150:]  # of which a thorough evaluation has windows at even distances
+    windows = torch.tensor(report[np.linspace(0, 50 - 9, 256).astype(int)[:, None] + np.arange(9)].astype(np.int64))
+    bits = task.model.loss(windows).item() / math.log(2) * windows[:, 1:].numel()
+    assert task.evaluate(thorough=True) == pytest.approx(bits / sizes[windows[:, 1:].numpy()].sum(), rel=1e-5)
+
+
+def test_tokens_are_learned_and_written_as_text(tmp_path: Path, tokenizer: bytes) -> None:
+    task = _on_tokens(tmp_path, tokenizer)
+    before = task.next_word_accuracy(32)
+    _train(task, 60)
+    assert task.sample(b"the bird sat, and the cat and the", length=8, temperature=0, seed=0).startswith(b" dog sat")
+    assert len(task.sample(b"", length=8, temperature=1, seed=0)) > 0
+    assert before < 0.1 < 0.8 < task.next_word_accuracy(32)
+
+
+def test_tokens_above_the_vocabulary_are_explained(tmp_path: Path, tokenizer: bytes) -> None:
+    task = _on_tokens(tmp_path, tokenizer)
+    with task.on(40, [(0, b"\xff" * 40)]), pytest.raises(CorpusError, match="token 65535"):
+        task.draw(1, torch.Generator())
+
+
+def test_text_without_a_tokenizer_cannot_be_prompted() -> None:
+    spelling = Spelling(parse_runspec({"run": {"name": "t"}, "data": {"vocabulary": 300}}, source="test").data, b"")
+    with pytest.raises(TaskError, match="without a tokenizer"):
+        spelling.prompt(b"the")
+
+
+class _Knows(torch.nn.Module):
+    """Expects the byte that follows in a text, wherever it has been read once, but never the letter x."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        following = torch.cat([batch[:, 1:], torch.full((len(batch), 1), 32)], dim=1)
+        following[following == ord("x")] = ord("y")
+        return torch.nn.functional.one_hot(following, 256).float()
+
+
+def test_a_word_is_right_where_each_of_its_bytes_is_expected(tmp_path: Path) -> None:
+    task = _from_shards(tmp_path, [b"a" * 50], heldout=b"aa bb cx " * 100)
+    task.model = _Knows()
+    assert task.next_word_accuracy() == pytest.approx(2 / 3, abs=0.05)
