@@ -188,7 +188,7 @@ class Verified:
         state, took = OuterState.start(self._trainer.parameters()), []
         for suspect in (-math.inf, math.inf):  # else nothing is measured of the last roster
             began = cpu_seconds(self._trainer.pid)
-            judge = Evaluator(local, parts, state=state, before=state, seed=self._round, suspect=suspect)
+            judge = Evaluator(local, parts, state=state, before=state, round=0, seed=self._round, suspect=suspect)
             await judge.measure(found, dict.fromkeys(found, "peer"), ["peer"])
             took.append(cpu_seconds(self._trainer.pid) - began)
         return SUSPECTED * took[0] + (1 - SUSPECTED) * took[1]

@@ -1,36 +1,31 @@
-"""The inner loop: AdamW on one node's own text, between two exchanges.
+"""The inner loop: steps on one node's own text, between two exchanges.
 
 All parameters are views into one flat float32 vector and all gradients into another, in the order of the layout. So
 what is exchanged is the very memory that is trained, clipping is one norm, and nothing is gathered or scattered.
-Optimizer: decoupled weight decay on matrices only (Loshchilov & Hutter 2019), betas (0.9, 0.95) as in nanoGPT.
 
 The batch of a step is a function of (run, node, round, step) and of the node's text alone, and the moments lie in one
-flat vector too: so whoever has the state before some steps can repeat them (`training/verify`).
+flat vector too (`optimizer.py`): so whoever has the state before some steps can repeat them (`training/verify`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
+from swarmnode.training.optimizer import Optimizer
 from swarmnode.training.outer import Layout
 from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Task
 from swarmnode.training.verify.trace import State
-
-BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
-    """Make the parameters of `model` views of `vector` (P,) float32, and their gradients of one like it.
+    """Make the trainable parameters of `model` views of `vector` (P,) float32, and their gradients of one like it.
 
     With `keep` the model takes the vector's values, otherwise the vector takes the model's. The gradients stay in
     place for good: they are zeroed, never dropped.
@@ -82,31 +77,14 @@ class InnerLoop:
         self._task = task
         self._peer_id = peer_id
         self._ranks = ranks
-        parameters = [parameter for _, parameter in trained(own)]
-        first = parameters[0].grad
+        first = trained(own)[0][1].grad
         assert first is not None  # flatten_into has just set it
         self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
         self._vector = vector
-        self._moments = torch.zeros(2 * vector.numel(), dtype=torch.float32, device=vector.device)  # (2 P,)
-        self._updates = 0
-        self._groups = self._lay_out(parameters)
+        self._optimizer = Optimizer(own, spec)
         self._round = -1
         self._step_in_round = 0
         self._generator = torch.Generator()
-
-    def _lay_out(self, parameters: list[nn.Parameter]) -> dict[float, list[tuple[Tensor, ...]]]:
-        """By weight decay, what AdamW updates: each parameter, its gradient, its moments, how often it was updated."""
-        groups: dict[float, list[tuple[Tensor, ...]]] = defaultdict(list)
-        offset = 0
-        for parameter in parameters:
-            assert parameter.grad is not None
-            part = slice(offset, offset + parameter.numel())
-            moments = [half[part].view(parameter.shape) for half in self._moments.chunk(2)]
-            updates = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            decay = self._spec.inner.weight_decay if parameter.dim() >= 2 else 0.0
-            groups[decay].append((parameter, parameter.grad, *moments, updates))
-            offset = part.stop
-        return groups
 
     @property
     def place(self) -> tuple[int, int]:
@@ -115,7 +93,8 @@ class InnerLoop:
 
     def view(self) -> State:
         """All that the next step depends on, besides its batch: on a CPU the memory itself, which steps overwrite."""
-        return State(self._vector.cpu().numpy(), self._moments.cpu().numpy(), self._updates)
+        moments = self._optimizer.moments if self._optimizer.updates else self._vector.new_empty(0)
+        return State(self._vector.cpu().numpy(), moments.cpu().numpy(), self._optimizer.updates)
 
     def state(self) -> State:
         """A copy of the same."""
@@ -124,7 +103,8 @@ class InnerLoop:
 
     def fits(self, state: State) -> bool:
         """Whether a state is one of this model and optimizer."""
-        return state.parameters.shape == self._vector.shape and state.moments.shape == self._moments.shape
+        moments = self._optimizer.moments.numel() if state.updates else 0
+        return state.parameters.shape == self._vector.shape and state.moments.shape == (moments,)
 
     def take(self, state: State) -> None:
         """Go on from this state. Raises ValueError where it is of another shape."""
@@ -132,10 +112,7 @@ class InnerLoop:
             raise ValueError("a state of another model")
         with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
             self._vector.copy_(torch.from_numpy(state.parameters))
-            self._moments.copy_(torch.from_numpy(state.moments))
-        self._updates = state.updates
-        for *_, updates in itertools.chain.from_iterable(self._groups.values()):
-            updates.fill_(float(state.updates))
+        self._optimizer.take(state)
 
     @contextmanager
     def replayed(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> Iterator[State]:
@@ -213,7 +190,7 @@ class InnerLoop:
     def _step(self) -> Tensor:
         """One inner step; returns its loss, a scalar without gradient."""
         inner = self._spec.inner
-        warmth = (self._round * inner.steps + self._step_in_round + 1) / max(1, inner.warmup)
+        place = inner.steps_before(self._round) + self._step_in_round
         self._gradients.zero_()
         self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, self._round, self._step_in_round))
         batch = self._task.draw(inner.batch, self._generator)
@@ -224,33 +201,10 @@ class InnerLoop:
         if inner.clip > 0:
             norm = self._ranks.norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
-        self._update(inner.lr * min(1.0, warmth))
+        self._optimizer.step(min(1.0, (place + 1) / max(1, inner.warmup)))
         self._ranks.publish()
-        self._updates += 1
         self._step_in_round += 1
         return self._ranks.sum(loss.detach())
-
-    @torch.no_grad()
-    def _update(self, lr: float) -> None:
-        """AdamW by its function, not its class: that imports torch's compiler, a second and 70 MB of each start."""
-        for decay, tensors in self._groups.items():
-            parameters, gradients, first, second, updates = map(list, zip(*tensors, strict=True))
-            adamw(
-                parameters,
-                gradients,
-                first,
-                second,
-                [],
-                updates,
-                fused=True,
-                amsgrad=False,
-                beta1=BETAS[0],
-                beta2=BETAS[1],
-                lr=lr,
-                weight_decay=decay,
-                eps=1e-8,
-                maximize=False,
-            )
 
 
 def seed_of(run_seed: int, peer_id: str, round: int, step: int) -> int:

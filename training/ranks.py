@@ -61,7 +61,7 @@ class Ranks:
 
     def part(self, batch: Tensor) -> Tensor:
         """This rank's samples of a batch, of which each rank has one at the least."""
-        return batch.tensor_split(self.count)[self.rank]
+        return batch.tensor_split(self.count)[self.rank] if self.count > 1 else batch
 
     def own(self, model: nn.Module) -> nn.Module:
         """What this rank updates of `model`, always the same: all of it."""

@@ -155,8 +155,18 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class InnerSection:
-    optimizer: str = option("adamw", "inner optimizer", choices=("adamw",))
-    lr: float = option(1e-3, "inner learning rate", minimum=1e-8, maximum=10)
+    optimizer: str = option(
+        "adamw",
+        "inner optimizer; muon updates the matrices of hidden layers by Muon and everything else by AdamW",
+        choices=("adamw", "muon"),
+    )
+    lr: float = option(1e-3, "inner learning rate of AdamW", minimum=1e-8, maximum=10)
+    muon_lr: float = option(
+        4e-3,
+        "inner learning rate of Muon, whose steps are scaled to be as large as AdamW's of the same rate",
+        minimum=1e-8,
+        maximum=10,
+    )
     warmup: int = option(
         20, "inner steps of linear warm-up at the start of a run", unit="steps", minimum=0, maximum=10**6
     )
@@ -166,6 +176,14 @@ class InnerSection:
     )
     batch: int = option(4, "sequences in an inner step", unit="sequences", minimum=1, maximum=65536)
     steps: int = option(80, "inner steps in a round (H)", unit="steps", minimum=1, maximum=10**6)
+
+    def steps_in(self, round: int) -> int:
+        """Inner steps in this round; `steps` is what it comes to at the most."""
+        return self.steps
+
+    def steps_before(self, round: int) -> int:
+        """Inner steps in all rounds before this one."""
+        return round * self.steps
 
 
 @dataclass(frozen=True)
@@ -366,6 +384,11 @@ class RunSpec:
     def needs_data(self) -> bool:
         """Whether it trains on text that its creator publishes: questions about rollouts make themselves."""
         return self.exchange.method != "sapo"
+
+    @property
+    def audited(self) -> bool:
+        """Whether nodes repeat slices of one another's work (training/verify)."""
+        return self.exchange.method == "open" and self.trust.audit_share > 0
 
     @property
     def owner(self) -> str:

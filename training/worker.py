@@ -146,6 +146,7 @@ class Worker:
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
         run = decode(spec)
+        self._inner = run.inner
         threads = settings["threads"] or (os.cpu_count() if run.needs_data else 1) or 1
         torch.set_num_threads(max(1, threads // self._ranks.count))
         has_use = torch.cuda.is_available() and (run.needs_data or settings["device"] != "auto")
@@ -166,9 +167,8 @@ class Worker:
         size = 4 * layout.parameters
         if not keep:
             os.ftruncate(self._memory_fd, 2 * size)
-        audited = run.trust.audit_share > 0 and run.exchange.method == "open"
         if self._confined.enforced:
-            sandbox.cap_files(2 * size if audited else 0)
+            sandbox.cap_files(2 * size if run.audited else 0)
         memory = torch.frombuffer(mmap.mmap(self._memory_fd, 2 * size), dtype=torch.float32)
         self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
         if self._device == "cuda":
@@ -183,12 +183,11 @@ class Worker:
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
         told: dict[str, Any] = {}
-        shows = audited and not self._ranks.rank
+        shows = run.audited and not self._ranks.rank
         if shows and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
-            every = stretch_steps(run.inner.steps, layout.parameters)
-            self._recorder = Recorder(self._loop.view, self._states[0], every=every)
+            self._recorder = Recorder(self._loop.view, self._states[0], every=1)
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
@@ -196,8 +195,10 @@ class Worker:
 
     def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
         recorder = self._recorder
-        if recorder is not None and recorder.is_open and not self._vector.equal(self._left):
-            recorder.lose()
+        if recorder is not None:
+            recorder.every = stretch_steps(self._inner.steps_in(round), self._vector.numel())
+            if recorder.is_open and not self._vector.equal(self._left):
+                recorder.lose()
         self._written_back = time.monotonic()
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
         self._ranks.tell({"op": "stop"})
@@ -238,7 +239,12 @@ class Worker:
                 f"ranks = {count}: a step of this run has {run.inner.batch} sequences, too few for each rank to have "
                 f"one; start the node with --ranks {run.inner.batch}"
             )
-        if sharded and run.exchange.method == "open" and run.trust.audit_share > 0:
+        if sharded and run.inner.optimizer == "muon":
+            raise TaskError(
+                "Muon updates whole matrices, which ranks that divide the model have not; start the node without "
+                "--sharded"
+            )
+        if sharded and run.audited:
             raise TaskError(
                 "a run with audits has each node show states of its whole model, which ranks that divide it have not; "
                 "start the node without --sharded, or without --ranks"

@@ -28,7 +28,7 @@ class LyingByteLM(ByteLM):
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
         super().__init__(spec, assignment, device)
-        self._steps, self._first = spec.inner.steps, LIES_FROM * spec.inner.steps
+        self._steps, self._first = spec.inner.steps_in(LIES_FROM), spec.inner.steps_before(LIES_FROM)
         self._drawn = 0  # batches of its own steps
         self._batch: Tensor | None = None
         self._others = False  # text is in use

@@ -51,7 +51,7 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "b0a8e9019b94cecb748ec65a5c7a5ce8691b9cca08a34e0d4680fe9ff4a17f9d"
+    assert fixed.run_id == "7b8e363833b764b345868282d689f870066b00336ebfc86a10dea993c7ea4732"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "589ba3c837b8cc7b6faf88a17db7e121c2f5453322bc3d7d1669c947fe823cdc"
+    assert plain.run_id == "5affaec9f957550d8bc4bb28ba9d7e79ad788db940a3495391e8519956a96764"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 

@@ -135,13 +135,13 @@ class Distance:
 
 def distance(start: State, claimed: State, replayed: State) -> Distance:
     """How far `claimed` is from `replayed`, which both began at `start`."""
-    half = replayed.moments.size // 2
+    second = start.parameters.size  # where second moments begin, if there are any
     if claimed.updates != replayed.updates or claimed.moments.size != replayed.moments.size:
         return Distance(math.inf, math.inf, math.inf)
     return Distance(
         apart(claimed.parameters - start.parameters, replayed.parameters - start.parameters),
-        apart(claimed.moments[:half], replayed.moments[:half]),
-        apart(claimed.moments[half:], replayed.moments[half:]),
+        apart(claimed.moments[:second], replayed.moments[:second]),
+        apart(claimed.moments[second:], replayed.moments[second:]),
     )
 
 

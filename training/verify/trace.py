@@ -4,9 +4,10 @@
     trace.root                                     # what the commit binds its author to
     Trace.decode(raw)                              # of a stranger; raises BadTrace
 
-A *point* is the whole of what the next step depends on besides the data: parameters, both moments of AdamW and its
-count of updates. A *stretch* is some steps of one round's stream of data, from a point to a point. A *leg* is stretches
-in a row between which nobody touched the parameters. Between two legs the node took over a new shared state φ:
+A *point* is the whole of what the next step depends on besides the data: parameters, the moments of the optimizer and
+its count of updates. A *stretch* is some steps of one round's stream of data, from a point to a point. A *leg* is
+stretches in a row between which nobody touched the parameters. Between two legs the node took over a new shared state
+φ:
 
     x ← φ + (x - s)                                x: the parameters; s: where it offered last, or the φ before
 
@@ -55,7 +56,7 @@ class State:
     """What the next step depends on besides the data."""
 
     parameters: Vector  # (P,)
-    moments: Vector  # (2 P,): first, then second; (0,) for a trainer without
+    moments: Vector  # (P + A,): first ones, then the second ones that A parameters have; (0,) without updates
     updates: int  # of the moments
 
     @property

@@ -180,7 +180,9 @@ class DilocoRounds:
         started = trio.current_time()
         while (left := seconds - (trio.current_time() - started)) > 0:
             try:
-                return await self._trainer.train(round=here.round, steps=self._spec.inner.steps, seconds=left)
+                return await self._trainer.train(
+                    round=here.round, steps=self._spec.inner.steps_in(here.round), seconds=left
+                )
             except TrainerDied as error:
                 logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
         return NOTHING

@@ -57,6 +57,7 @@ class Evaluator:
         *,
         state: OuterState,
         before: OuterState | None,
+        round: int,
         seed: int,
         longest: float = math.inf,
         suspect: float = SUSPECT,
@@ -67,7 +68,7 @@ class Evaluator:
         """
         self._local, self._parts, self._state, self._before = local, parts, state, before
         self._seed, self._longest, self._suspect = seed, longest, suspect * parts.spec.trust.revert_above
-        self._sequences = sequences_for(parts.spec.inner.steps * parts.spec.inner.batch)
+        self._sequences = sequences_for(parts.spec.inner.steps_in(round) * parts.spec.inner.batch)
         self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte; None: not suspect
         self.reach: float | None = None  # the most that a gain may be, micro-bits per byte; None: not by gradients
 

@@ -83,11 +83,6 @@ class LocalTrainer:
         self._free.set()
 
     @property
-    def enough(self) -> bool:
-        """Whether H inner steps are done since the last contribution."""
-        return self.since_offer.steps >= self._spec.inner.steps
-
-    @property
     def start(self) -> Vector:
         """Where training for the next contribution began, (P,): φ, or φ - e. Raises RuntimeError before that."""
         if self.base is None:
@@ -104,9 +99,9 @@ class LocalTrainer:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    async def until_enough(self) -> None:
-        """Return when `enough` is so."""
-        while not self.enough:
+    async def until_enough(self, round: int) -> None:
+        """Return when the H inner steps of this round are done since the last contribution."""
+        while self.since_offer.steps < self._spec.inner.steps_in(round):
             await self._more.wait()
 
     async def run(self, round: int) -> None:
@@ -122,9 +117,10 @@ class LocalTrainer:
                 if self._wanted:
                     continue
                 began = trio.current_time()
-                left = self._spec.inner.steps - self.since_offer.steps
                 stream = round if self.offer is None else round + 1
-                await self._train(stream, left if left > 0 else self._spec.inner.steps)
+                steps = self._spec.inner.steps_in(stream)
+                left = steps - self.since_offer.steps
+                await self._train(stream, left if left > 0 else steps)
             self._more.set()
             self._more = trio.Event()
             if trio.current_time() == began:

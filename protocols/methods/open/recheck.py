@@ -148,6 +148,7 @@ class Rechecks:
             self._parts,
             state=state,
             before=store.state(store.tree[chain.tip].parent) if undoable else None,
+            round=chain.round,
             seed=batch_seed(said.nonce, chain.seed),
             longest=longest_norm(chain, store.rules),
             suspect=-math.inf,
@@ -162,8 +163,9 @@ class Rechecks:
     def _has_time(self) -> bool:
         """Whether the window has room for a measurement beside the steps that are left."""
         local, inner, store = self._local, self._parts.spec.inner, self._store
-        left = inner.batch * max(0, inner.steps - local.since_offer.steps)
-        costs = 2 * sequences_for(inner.batch * inner.steps)  # a gradient, and two losses at most
+        steps = inner.steps_in(store.block.chain.round)
+        left = inner.batch * max(0, steps - local.since_offer.steps)
+        costs = 2 * sequences_for(inner.batch * steps)  # a gradient, and two losses at most
         seconds = (left + costs) * local.trained.seconds / max(1, local.trained.samples)
         return trio.current_time() + seconds <= store.arrived + store.block.chain.window / 1000
 

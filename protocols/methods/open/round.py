@@ -167,6 +167,7 @@ class OpenRounds:
             parts,
             state=state,
             before=store.state(block.parent) if block.chain.undoable else None,
+            round=block.chain.round,
             seed=batch_seed(self._signer.derive("nonce", block.chain), block.chain.seed),
             longest=longest_norm(block.chain, store.rules),
         )
@@ -200,7 +201,7 @@ class OpenRounds:
         store, chain = self._store, context.chain
         if not context.follows_nothing:
             with trio.move_on_at(context.began + chain.window / 1000):
-                await self._local.until_enough()
+                await self._local.until_enough(chain.round)
             await trio.sleep_until(self._offered + store.rules.shortest_window / 1000)
         self._offered = trio.current_time()
         members = len(self._parts.membership.members()) + 1

@@ -174,7 +174,6 @@ class Audits(WorkCheck):
         super().__init__(parts, store, local, parts.spec.trust.audit_share)
         self._local: TracedTrainer = local
         self.budget.saved = math.inf  # as much as may be saved up
-        self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
         self._repeated = 0.0  # seconds of replays that others asked for
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
@@ -275,10 +274,18 @@ class Audits(WorkCheck):
         if self.budget.affords(self._cost):
             await self._look_at(self._work(block, author, measured[author]))
 
+    def _longest(self, round: int) -> int:
+        """Steps of one stretch of this round at the most."""
+        return stretch_steps(self._parts.spec.inner.steps_in(round), self._local.feedback.size)
+
     @property
     def _cost(self) -> float:
         """Seconds of one replay."""
-        return self._longest * self._local.trained.seconds / max(1, self._local.trained.steps)
+        return (
+            self._longest(self._store.block.chain.round)
+            * self._local.trained.seconds
+            / max(1, self._local.trained.steps)
+        )
 
     async def _look_at(self, work: _Work) -> None:
         async with self._one:
@@ -412,7 +419,7 @@ class Audits(WorkCheck):
         return Trace.decode(raw)
 
     async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
-        """Parameters (P,) and moments (2 P,) or (0,) by their ids, all finite, mapped. Raises NotShown, Wrong."""
+        """Parameters (P,) and moments (P to 2 P,) or (0,) by their ids, all finite, mapped. Raises NotShown, Wrong."""
         found, parameters = {}, self._local.feedback.size
         missing = sorted(id for id in ids if id not in self._have)
         if missing:
@@ -426,7 +433,7 @@ class Audits(WorkCheck):
             self._have[id] = vector
         for id in ids:
             vector = found[id] = self._have[id]
-            if vector.size not in (0, parameters, 2 * parameters):
+            if vector.size and not parameters <= vector.size <= 2 * parameters:
                 raise Wrong("states of another model")
             if not np.isfinite(vector).all():
                 raise Wrong("states that are not finite")
@@ -460,7 +467,7 @@ class Audits(WorkCheck):
 
     def _check_form(self, work: _Work, trace: Trace) -> None:
         """Raises Wrong for what no honest node records."""
-        if any(stretch.steps > self._longest for stretch in trace.stretches):
+        if any(stretch.steps > self._longest(stretch.round) for stretch in trace.stretches):
             raise Wrong("stretches of more steps than the run has")
         if any(stretch.round > work.reveal.round for stretch in trace.stretches):
             raise Wrong("steps of rounds to come")
@@ -501,7 +508,7 @@ class Audits(WorkCheck):
                 left = residual_after(earlier)
                 if not apart(residual, left) <= NEAR:
                     raise Wrong("what it says was left over is not what the round before left")
-            elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace, residual.size):
+            elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace):
                 raise Wrong("it does not begin as new")
             offered = walk(trace, vectors[trace.start], ends=vectors, states=starts)
             encoding = codec_in(work.reveal.round, self._parts.spec.exchange.codec)
@@ -589,13 +596,12 @@ def _within(size: int) -> float:
     return FETCH_WITHIN + size / SLOWEST
 
 
-def _has_moments(trace: Trace, parameters: int) -> bool:
+def _has_moments(trace: Trace) -> bool:
     """Whether the first step began with moments of steps before."""
     if not trace.stretches:
         return False
     first = trace.stretches[0].start
-    none = {vector_id(np.zeros(size, np.float32)) for size in (0, 2 * parameters)}
-    return first.updates > 0 or first.moments not in none
+    return first.updates > 0 or first.moments != vector_id(np.zeros(0, np.float32))
 
 
 def _check_follows(before: Trace, trace: Trace, revealed: Reveal) -> None:

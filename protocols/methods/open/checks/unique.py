@@ -80,7 +80,7 @@ class UniqueWork(WorkCheck):
 
     async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
         inner, trained = self._parts.spec.inner, self._local.trained
-        count = min(inner.steps, -(-SAMPLES // inner.batch))
+        count = min(inner.steps_in(block.chain.round - 1), -(-SAMPLES // inner.batch))
         passes = 4 * count * inner.batch  # own and control, before and after
         cost = passes * trained.seconds / max(1, trained.samples) / BACKWARD
         if not self._able or not self.budget.affords(cost):
@@ -116,12 +116,12 @@ class UniqueWork(WorkCheck):
         if contribution is None or state is None or block.parent not in store.tree:
             return None
         longest = longest_norm(store.tree[block.parent].chain, store.rules)
-        steps = drawn_steps(store.checks_seed(block), self._parts.me, author, spec.inner.steps, count)
+        round = block.chain.round - 1
+        among = spec.inner.steps_in(round)
+        steps = drawn_steps(store.checks_seed(block), self._parts.me, author, among, count)
         never = tuple(NEVER + step for step in steps)
         text = await self._parts.runner(lambda: TrainingText(self._parts.texts, self._parts.texts.assigned(author)))
-        own, control = [
-            await self._with_text(Batches(author, block.chain.round - 1, each), text) for each in (steps, never)
-        ]
+        own, control = [await self._with_text(Batches(author, round, each), text) for each in (steps, never)]
         raw, (clip,) = contribution.raw, clip_units([contribution.norm], min(longest, contribution.norm))
         lr, codec_name = spec.outer.lr, spec.exchange.codec
         step = [Factor(1, clip, PARTS)]

@@ -79,7 +79,7 @@ def judged(kind: type[ToyModel], seed: int, work: dict[bytes, Contribution], at:
         before = OuterState.start(at + np.float32(0.01))
         local = LocalTrainer(trainer, inline, spec)
         state, parts = OuterState.start(at), parts_of(spec)
-        evaluator = Evaluator(local, parts, state=state, before=before, seed=seed, suspect=-math.inf)
+        evaluator = Evaluator(local, parts, state=state, before=before, round=0, seed=seed, suspect=-math.inf)
         found = await evaluator.measure(work, dict.fromkeys(work, "peer"), ("peer",))
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

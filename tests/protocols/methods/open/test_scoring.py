@@ -77,6 +77,7 @@ def judged(
             parts_of(spec),
             state=state,
             before=OuterState.start(trainer.parameters() + (downhill(0.1) if last is None else last)),
+            round=0,
             seed=5,
             longest=longest,
         )
