@@ -24,6 +24,7 @@ from swarmnode.node import exitcodes
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("swarmnode.cli.run", "run"),
     "local": ("swarmnode.cli.local.command", "local"),
+    "plan": ("swarmnode.cli.plan", "plan"),
     "status": ("swarmnode.cli.inspect", "status"),
     "peers": ("swarmnode.cli.inspect", "peers"),
     "netcheck": ("swarmnode.cli.inspect", "netcheck"),

@@ -73,7 +73,7 @@ class ByteLM:
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
         """The same model, in a block that makes tensors without memory (torch's meta device)."""
-        return GPT(spec.model)
+        return GPT(spec.model, spec.data.vocabulary)
 
     def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well. Raises CorpusError."""

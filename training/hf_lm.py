@@ -39,6 +39,15 @@ class HfLM(ByteLM):
             attach_lora(model, rank=rank, alpha=spec.model.lora_alpha, seed=spec.run.seed)
         return CausalLM(model, context=spec.model.context)
 
+    @classmethod
+    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(assignment.base, local_files_only=True))
+        if spec.model.lora_rank:
+            attach_lora(model, rank=spec.model.lora_rank, alpha=spec.model.lora_alpha, seed=0)
+        return CausalLM(model, context=spec.model.context)
+
 
 class CausalLM(GPT):
     """Tokens in, logits out: a model of `transformers` as a task's model. What of it is trained requires a gradient."""

@@ -91,7 +91,8 @@ class TrainerProcess(Trainer):
         self._run_id = run_id
         self._peer_id = peer_id
         self._settings, self._keeping = settings, keeping
-        self.needs: Needs | None = None  # what the run takes here, where its task tells
+        self.weight: Weight | None = None  # of the model, where its task tells
+        self.needs: Needs | None = None  # what the run takes here, likewise
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
         self._gradient: Vector | None = None  # (P,), behind it
@@ -355,7 +356,8 @@ class TrainerProcess(Trainer):
             return
         free = answer["free"]
         machine = Machine.here(self._settings.scratch, free)
-        self.needs = needs(self._spec, Weight(**answer["weight"]), self._keeping, on_device=free is not None)
+        self.weight = Weight(**answer["weight"])
+        self.needs = needs(self._spec, self.weight, self._keeping, on_device=free is not None)
         logger.info("%s", in_words(self.needs, machine))
         if why := refusal(self.needs, machine):
             raise TrainerFailed(why)

@@ -15,6 +15,7 @@ from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError, load_task
+from swarmnode.training.weigh import weigh
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 pytest.importorskip("peft", reason="the extra hf is not installed")
@@ -175,3 +176,14 @@ def test_it_writes_on(folder: Path, corpus: Path) -> None:
     _, task = task_of(folder, corpus, lora_rank=2)
     assert len(task.sample(b"the", length=5, temperature=0.0, seed=1)) == 5
     assert np.isfinite(task.evaluate(thorough=False, seed=1))
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_base_is_weighed_without_its_weights(folder: Path, corpus: Path, rank: int) -> None:
+    spec, task = task_of(folder, corpus, lora_rank=rank)
+    weight = weigh(HfLM, spec, Assignment("run", "alice", base=str(folder)))
+    assert weight is not None
+    trained = [parameter.requires_grad * parameter.numel() for parameter in task.model.parameters()]
+    assert weight.parameters == sum(trained)
+    assert weight.frozen == sum(4 * p.numel() for p in task.model.parameters() if not p.requires_grad)
+    assert weight.step > 0

@@ -1,0 +1,87 @@
+"""`swarmnode plan RUN.toml`: what a run would come to on this machine and its link, by each method, beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmnode.cli.terminal import DataDirOption, JsonOption, ask, duration, loaded, show, size, table
+
+MEGABIT = 1e6 / 8  # bytes
+UP, DOWN, ROUND_TRIP = 20.0, 100.0, 40.0  # Mbit/s, Mbit/s and ms of a home, where nothing else is known
+
+
+def plan(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run, as its creator would write it.")],
+    nodes: Annotated[int, typer.Option(min=2, max=4096, metavar="N", help="Members that the run would have.")] = 4,
+    up: Annotated[
+        float | None,
+        typer.Option(min=0.01, metavar="MBIT/S", help=f"Upload of each member. [default: setting up, else {UP:g}]"),
+    ] = None,
+    down: Annotated[
+        float | None,
+        typer.Option(min=0.01, metavar="MBIT/S", help=f"Download of each. [default: setting down, else {DOWN:g}]"),
+    ] = None,
+    round_trip: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="MS", help=f"From member to member and back. [default: {ROUND_TRIP:g}]"),
+    ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="PEER", help="Measure the round trip to this one, by the daemon that runs here."),
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Text for the steps that are measured. [default: as for run]")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A task of your own.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on. [default: auto]")] = None,
+    threads: Annotated[int | None, typer.Option(min=0, metavar="N", help="CPU threads of the trainer.")] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure some steps of a run on this machine, and say what each way to train together would come to.
+
+    Memory, time of a round, share of the time that is spent in inner steps, bytes a day; one way is recommended.
+    """
+    from swarmnode.node.plan import planned
+
+    config = loaded(data_dir).config
+    given = {"corpus": corpus, "task": task, "device": device, "threads": threads}
+    if peer is not None:
+        pings = ask(data_dir, "ping", timeout=40.0, peer=peer, count=3)["pings"]
+        round_trip = min((ping["seconds"] * 1000 for ping in pings if ping.get("seconds")), default=None)
+    up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
+    link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
+    found = planned(run_file, config, {k: v for k, v in given.items() if v is not None}, link=link, members=nodes)
+    rows = [
+        [
+            way.method,
+            way.codec,
+            duration(way.round_seconds),
+            f"{way.computing:.0%}",
+            size(way.sent),
+            size(way.memory),
+            size(way.disk),
+            "does not fit" if way.refused else "",
+        ]
+        for way in found.ways
+    ]
+    heads = ["method", "codec", "round", "computing", "a day, each way", "memory", "disk", ""]
+    text = (
+        f"{found.pace.weight.parameters:,} parameters, {found.pace.step:.3g} s a step; {nodes} members with "
+        f"{up:g} Mbit/s up, {down:g} down, {1000 * link[2]:g} ms",
+        table(heads, rows, right=frozenset({2, 3, 4, 5, 6})),
+        f"Recommended: {found.why}.",
+    )
+    answer = {
+        "parameters": found.pace.weight.parameters,
+        "step_seconds": found.pace.step,
+        "members": nodes,
+        "ways": [asdict(way) for way in found.ways],
+        "recommended": None if found.chosen is None else [found.chosen.method, found.chosen.codec],
+        "why": found.why,
+    }
+    show(answer, text, json_output)

@@ -1,0 +1,275 @@
+"""What a run would come to on this machine and its link: time of a round, share of computing, bytes a day, memory.
+
+    pace = measure(spec, settings)                               # some steps in a trainer process, and the arithmetic
+    for way in ways(spec): predict(spec, way, pace, link, members)
+
+The formulas are those of a swarm of `n` members alike, of which each has this machine and this link:
+
+- inner steps: H times the measured step; and the held-out loss, measured.
+- `diloco`: the butterfly all-reduce (Thakur et al. 2005, "Optimization of Collective Communication Operations in
+  MPICH"): each member sends and receives 2 (n-1)/n times the encoded vector. Its chunks are encoded, sent, reduced and
+  decoded at the same time, so it takes the longer of link and arithmetic; and TRIPS round trips, for a roster, the
+  first bytes of values and of means, and the decision.
+- `btard` (2106.11257): the same bytes, 1/n of them once more for an auditor, but one step after the other, with the
+  arithmetic of CenteredClip and of its checksums, and a broadcast for each of its seven statements.
+- `open`: inner steps go on meanwhile. An author publishes once, and who judges or applies fetches n-1, from whoever has
+  them: n-1 encoded vectors each way. What takes the trainer is judging by one gradient (docs/results.md), the loss, the
+  tests of others' data and audits, each a share of the steps. A round ends no sooner than what is said in it is round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from swarmnode.node.config import NodeConfig
+from swarmnode.node.process import reason_of
+from swarmnode.node.trainer.child import TrainerSettings
+from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.protocols.methods.open.checks.unique import SHARE as TESTS_SHARE
+from swarmnode.training.btard import checksum, clipped_centre
+from swarmnode.training.codecs import codec
+from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.memory import Keeping, Machine, Weight, needs, refusal
+from swarmnode.training.open_step import sequences_for
+from swarmnode.training.options import SettingError
+from swarmnode.training.outer import Layout, OuterState, outer_step, shares_of, state_hash
+from swarmnode.training.runspec import RunSpec, load_runspec
+
+STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …
+WARM_UP = 2  # … steps that are not
+SAMPLE = 1 << 21  # elements by which the arithmetic is measured
+TRIPS = 6  # round trips of a round among known members, slow starts included
+STATEMENTS = 7  # of btard, each told to everybody and waited for
+PHASES = 6  # of an open round: commit, cut, reveal, seal, scores, roster
+PHASE = 0.15  # seconds of each beside a round trip: what is heard is gathered (BURST), signed, kept and passed on
+FRAMES = 1.01  # bytes on the wire for one of the vector's
+DAY = 86_400.0  # seconds
+WAYS = (("diloco", "int8"), ("diloco", "fp16"), ("btard", "int8"), ("open", "topk"), ("open", "sign3"))
+ALIKE = 0.02  # of the time: so near two ways compute as much
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What each member has."""
+
+    up: float  # bytes a second
+    down: float
+    round_trip: float  # seconds
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What this machine takes: seconds, and seconds for each element of a vector."""
+
+    weight: Weight
+    step: float
+    loss: float
+    settle: float  # pseudo-gradient, outer step, hash, and parameters to and fro
+    encode: dict[str, float]  # with error feedback, by codec
+    decode: dict[str, float]
+    clip: float  # CenteredClip, for each member
+    check: float  # checksums of an own part
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One way to train, on this machine."""
+
+    method: str
+    codec: str
+    round_seconds: float
+    computing: float  # share of the time in inner steps
+    sent: float  # bytes a day
+    received: float
+    memory: int  # bytes
+    disk: int
+    refused: str = ""  # why it does not fit
+
+
+def ways(spec: RunSpec) -> list[RunSpec]:
+    """The run by its own method and codec first, then by others."""
+    named = (spec.exchange.method, spec.exchange.codec)
+    return [
+        spec.updated(run={"trust": "open" if method == "open" else "known"}, exchange={"method": method, "codec": name})
+        for method, name in dict.fromkeys((named, *WAYS))
+    ]
+
+
+def predict(spec: RunSpec, pace: Pace, link: Connection, n: int, machine: Machine) -> Predicted:
+    """What a run of `n` members comes to."""
+    elements, name = pace.weight.parameters, spec.exchange.codec
+    size = codec(name).encoded_size(elements) * FRAMES
+    steps = spec.inner.steps * pace.step
+    local = pace.loss + pace.settle * elements
+    match spec.exchange.method:
+        case "open":
+            seconds, busy, moved = _open(spec, pace, link, n, size)
+        case "btard":
+            moved = size * (2 * (n - 1) + 1) / n
+            work = pace.encode[name] + (2 + 1 / n) * pace.decode[name] + pace.check + 2 * pace.clip  # and the auditor's
+            told = STATEMENTS * link.round_trip + TRIPS * link.round_trip
+            seconds, busy = steps + local + work * elements + moved / min(link.up, link.down) + told, steps
+        case _:
+            moved = size * 2 * (n - 1) / n
+            # own values, the others' of the own part, the mean of that, all means
+            work = pace.encode[name] * (1 + 1 / n) + pace.decode[name] * (1 + (n - 1) / n)
+            exchange = max(moved / min(link.up, link.down), work * elements) + TRIPS * link.round_trip
+            seconds, busy = steps + local + exchange, steps
+    table = needs(spec, pace.weight, Keeping(members=n), on_device=machine.device < float("inf"))
+    day = DAY / seconds * moved
+    return Predicted(
+        spec.exchange.method,
+        name,
+        seconds,
+        busy / seconds,
+        day,
+        day,
+        table.memory,
+        table.disk,
+        refusal(table, machine),
+    )
+
+
+def _open(spec: RunSpec, pace: Pace, link: Connection, n: int, size: float) -> tuple[float, float, float]:
+    """Seconds of a round, of inner steps in it, and bytes that a node sends and receives in it."""
+    elements, name, inner = pace.weight.parameters, spec.exchange.codec, spec.inner
+    moved = (n - 1) * size
+    steps = inner.steps * pace.step
+    judged = sequences_for(inner.steps * inner.batch) / inner.batch * pace.step + 2 * pace.decode[name] * n * elements
+    checked = (TESTS_SHARE + spec.trust.audit_share) * steps
+    held = judged + checked + pace.loss + pace.settle * elements
+    said = PHASES * (PHASE + link.round_trip) + moved / min(link.up, link.down)
+    said += (pace.encode[name] + n * pace.decode[name]) * elements + held - checked
+    return max(steps + held, said, spec.trust.shortest_window), steps, moved
+
+
+def recommend(found: Sequence[Predicted], spec: RunSpec) -> tuple[Predicted | None, str]:
+    """The way to take, and why."""
+    fit = [way for way in found if not way.refused]
+    trusted = [way for way in fit if (way.method == "open") == (spec.run.trust == "open")]
+    if not trusted:
+        return None, "no method fits this machine: " + (found[0].refused if found else "none is known")
+    best = max(way.computing for way in trusted)
+    chosen = next(way for way in trusted if way.computing >= best - ALIKE)
+    why = (
+        f"{chosen.method} with {chosen.codec}: of what fits and suits [run] trust = {spec.run.trust!r}, it computes "
+        f"for {chosen.computing:.0%} of the time"
+    )
+    if chosen.computing < 0.5:
+        why += "; the exchange takes the rest: more inner steps a round ([inner] steps) or a coarser codec lower that"
+    others = [way for way in fit if way not in trusted]
+    if others:
+        other = max(others, key=lambda way: way.computing)
+        why += f". {other.method} with {other.codec} would compute for {other.computing:.0%}"
+        why += ", and needs members who trust one another" if other.method != "open" else ", and takes strangers"
+    return chosen, why
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All ways, the file's own first, and which to take."""
+
+    pace: Pace
+    ways: tuple[Predicted, ...]
+    chosen: Predicted | None
+    why: str
+
+
+def planned(
+    file: Path, config: NodeConfig, given: Mapping[str, Any], *, link: tuple[float, float, float], members: int
+) -> Plan:
+    """Measure and predict. `given`: settings in place of the node's; `link`: as in `Connection`.
+
+    Raises SettingError, ExpectedError.
+    """
+    spec = load_runspec(file)
+    if not spec.needs_data:
+        raise SettingError(f"{file}: rollouts are shared as they come, so a run by them has no rounds to plan")
+    chosen = replace(config, **given)
+    settings = TrainerSettings(
+        threads=chosen.threads,
+        nice=chosen.nice,
+        device=chosen.device,
+        corpus=chosen.corpus,
+        task=chosen.task,
+        sandbox=chosen.sandbox,
+        readable=chosen.sandbox_read,
+    )
+    pace = measure(spec, settings)
+    where = config.directory if config.directory.exists() else Path("/")
+    machine = Machine.here(str(where), None)
+    found = tuple(predict(way, pace, Connection(*link), members, machine) for way in ways(spec))
+    return Plan(pace, found, *recommend(found, spec))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
+    """Run some steps of the run's own model, and the arithmetic of its exchange. Raises ExpectedError."""
+    found: list[tuple[Weight, float, float]] = []
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="plan", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            await trainer.train(round=0, steps=WARM_UP, seconds=float("inf"))
+            done = await trainer.train(round=0, steps=10**9, seconds=STEPS_FOR)
+            await trainer.evaluate(thorough=False)
+            began = time.perf_counter()
+            await trainer.evaluate(thorough=False)
+            weight = trainer.weight or Weight(trainer.layout.parameters)
+            found.append((weight, done.seconds / max(1, done.steps), time.perf_counter() - began))
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    except BaseExceptionGroup as group:
+        raise reason_of(group) from group
+    weight, step, loss = found[0]
+    return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)))
+
+
+def _arithmetic(spec: RunSpec, size: int) -> dict[str, Any]:
+    """The rest of a Pace, by vectors of `size` elements."""
+    values = np.random.default_rng(0).standard_normal(size, np.float32)
+    layout, state = Layout.of([("all", (size,))]), OuterState.start(values)
+    momentum = spec.outer.momentum
+    encode: dict[str, float] = {}
+    decode: dict[str, float] = {}
+    for name in dict.fromkeys((*(way for _, way in WAYS), spec.exchange.codec)):
+        feedback, out = ErrorFeedback(codec(name), size), np.empty(size, np.float32)
+        raw = bytes(feedback.encode(values))
+
+        encode[name] = _seconds(partial(feedback.encode, values)) / size
+        decode[name] = _seconds(partial(codec(name).decode, raw, size, out)) / size
+    stepped = _seconds(lambda: outer_step(state, values, lr=1.0, momentum=momentum))
+    hashed, copied = _seconds(lambda: state_hash(0, layout, state)), _seconds(values.copy)
+    part = values[: size // 8]
+    rows = np.stack([part + np.float32(i) * part[::-1] for i in range(4)])
+    centre, radius = clipped_centre(rows, shares_of([1] * 4))
+    clip = _seconds(lambda: clipped_centre(rows, shares_of([1] * 4))) / rows.size
+    check = _seconds(lambda: checksum(part, centre, radius, b"", 0)) / part.size
+    return {
+        "settle": (stepped + hashed + 4 * copied) / size,
+        "encode": encode,
+        "decode": decode,
+        "clip": clip,
+        "check": check,
+    }
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """What it takes once its memory is warm."""
+    work()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,75 @@
+"""What `swarmnode plan` predicts: that it follows from link, machine and members as it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from realnodes import swarmnode
+
+from swarmnode.node.plan import Connection, Pace, predict, recommend, ways
+from swarmnode.training.memory import Machine, Weight
+from swarmnode.training.runspec import RunSpec, parse_runspec
+
+GB = 10**9
+HOME = Connection(2.5e6, 12.5e6, 0.04)
+PLENTY = Machine(1000 * GB, 10_000 * GB)
+CODECS = dict.fromkeys(("int8", "fp16", "topk", "sign3"), 1e-9)
+PACE = Pace(Weight(100_000_000), 1.0, 2.0, 5e-9, CODECS, CODECS, 50e-9, 100e-9)
+
+
+def spec(**exchange: Any) -> RunSpec:
+    tables = {"run": {"name": "p"}, "inner": {"steps": 100}, "exchange": {"group_size": 16, **exchange}}
+    return parse_runspec(tables, source="test")
+
+
+def test_an_all_reduce_takes_what_the_link_takes_for_its_bytes() -> None:
+    (way, *_) = ways(spec())
+    there = predict(way, PACE, HOME, 4, PLENTY)
+    wire = 2 * 3 / 4 * 100e6 / 2.5e6  # 1 byte for each parameter, by the slower direction
+    assert there.round_seconds == pytest.approx(100 + 2.0 + 0.5 + wire, rel=0.03)
+    assert there.computing == pytest.approx(100 / there.round_seconds)
+    assert there.sent * there.round_seconds / 86_400 == pytest.approx(150e6, rel=0.03)
+
+
+@pytest.mark.parametrize("number", range(len(ways(spec()))))
+def test_a_faster_link_never_takes_longer(number: int) -> None:
+    way = ways(spec())[number]
+    seconds = [
+        predict(way, PACE, Connection(rate, rate, trip), 4, PLENTY).round_seconds
+        for rate, trip in ((1e5, 0.2), (1e6, 0.2), (1e6, 0.02), (1e8, 0.02))
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_strangers_sends_little_and_computes_more() -> None:
+    found = {(way.method, way.codec): way for way in (predict(s, PACE, HOME, 4, PLENTY) for s in ways(spec()))}
+    assert found["open", "topk"].computing > found["diloco", "int8"].computing > found["diloco", "fp16"].computing
+    assert found["open", "topk"].sent < found["diloco", "int8"].sent / 5
+
+
+def test_what_does_not_fit_is_not_recommended() -> None:
+    small = Machine(GB, 10_000 * GB)
+    found = [predict(way, PACE, HOME, 4, small) for way in ways(spec())]
+    chosen, why = recommend(found, spec())
+    assert chosen is None
+    assert "Close other programs" in why
+    fits, why = recommend([predict(way, PACE, HOME, 4, PLENTY) for way in ways(spec())], spec())
+    assert fits is not None
+    assert fits.method in ("diloco", "btard")
+    assert "open" in why
+
+
+def test_the_command_measures_and_recommends(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(
+        '[run]\nname = "p"\n[model]\nlayers = 1\nheads = 1\nwidth = 16\ncontext = 16\n[inner]\nbatch = 1\nsteps = 9\n'
+    )
+    done = swarmnode("plan", run, "--threads", "1", "--data-dir", tmp_path / "home", "--json", "--up", "10")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {way["method"] for way in told["ways"]} == {"diloco", "btard", "open"}
+    assert told["recommended"][0] in ("diloco", "btard")
+    assert told["step_seconds"] > 0
