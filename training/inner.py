@@ -81,7 +81,7 @@ class InnerLoop:
         assert first is not None  # flatten_into has just set it
         self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
         self._vector = vector
-        self._optimizer = Optimizer(own, spec)
+        self._optimizer = Optimizer(task.model, spec, ranks)
         self._round = -1
         self._step_in_round = 0
         self._generator = torch.Generator()

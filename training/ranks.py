@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Size, Tensor, nn
 
 PATIENCE = timedelta(minutes=5)  # for a rank that lives and takes no part in a step
 STORE = "ranks"  # file in the trainer's own directory by which the ranks find each other
@@ -66,6 +66,18 @@ class Ranks:
     def own(self, model: nn.Module) -> nn.Module:
         """What this rank updates of `model`, always the same: all of it."""
         return model
+
+    def owned(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What `own` gave for a parameter of the model."""
+        return parameter
+
+    def gathered(self, rows: Tensor, shape: Size) -> Tensor:
+        """Matrices (n, *shape) of which each rank has some rows, as `rows_of` gives them."""
+        return rows
+
+    def rows_of(self, matrices: Tensor) -> Tensor:
+        """This rank's rows of matrices (n, a, b)."""
+        return matrices
 
     def publish(self) -> None:
         """What this rank owns has changed: the model is to be run with it."""

@@ -46,7 +46,7 @@ class Sharded(Ranks):
             sharded.set_gradient_divide_factor(1.0)
         assert isinstance(model, FSDPModule)
         self._model = model
-        stand_in, self._theirs, self._own = nn.Module(), [], []
+        stand_in, self._owned = nn.Module(), dict[nn.Parameter, nn.Parameter]()
         self.pieces, offset, at = [], 0, 0
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
@@ -55,22 +55,39 @@ class Sharded(Ranks):
             rows = parameter.data.to_local()
             own = nn.Parameter(rows.clone())
             stand_in.register_parameter(name.replace(".", "/"), own)
-            self._theirs.append(parameter)
-            self._own.append(own)
+            self._owned[parameter] = own
             row = parameter.numel() // len(parameter)  # elements
-            start = offset + min(len(parameter), self.rank * -(-len(parameter) // self.count)) * row
+            start = offset + self._first(len(parameter)) * row
             self.pieces.append((slice(start, start + rows.numel()), slice(at, at + rows.numel())))
             offset, at = offset + parameter.numel(), at + rows.numel()
         return stand_in
 
+    def _first(self, rows: int) -> int:
+        """The first of so many rows that is this rank's, or was, if there were enough."""
+        return min(rows, self.rank * -(-rows // self.count))
+
+    def owned(self, parameter: nn.Parameter) -> nn.Parameter:
+        return self._owned[parameter]
+
+    def gathered(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        most = -(-shape[0] // self.count)  # rows of a rank
+        mine = torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[1]))
+        parts = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(parts, mine)
+        return torch.cat(parts, dim=1)[:, : shape[0]]
+
+    def rows_of(self, matrices: Tensor) -> Tensor:
+        rows = matrices.shape[1]
+        return matrices[:, self._first(rows) :][:, : -(-rows // self.count)]
+
     @torch.no_grad()
     def publish(self) -> None:
         self._model.reshard()  # what a forward pass without a backward pass left gathered is of old rows
-        torch._foreach_copy_([_rows(theirs) for theirs in self._theirs], [own.data for own in self._own])
+        torch._foreach_copy_([_rows(theirs) for theirs in self._owned], [own.data for own in self._owned.values()])
 
     @torch.no_grad()
     def reduce(self, gradients: Tensor) -> None:
-        for theirs, own in zip(self._theirs, self._own, strict=True):
+        for theirs, own in self._owned.items():
             assert own.grad is not None
             if theirs.grad is not None:
                 own.grad.copy_(_rows(theirs.grad))

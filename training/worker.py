@@ -239,11 +239,6 @@ class Worker:
                 f"ranks = {count}: a step of this run has {run.inner.batch} sequences, too few for each rank to have "
                 f"one; start the node with --ranks {run.inner.batch}"
             )
-        if sharded and run.inner.optimizer == "muon":
-            raise TaskError(
-                "Muon updates whole matrices, which ranks that divide the model have not; start the node without "
-                "--sharded"
-            )
         if sharded and run.audited:
             raise TaskError(
                 "a run with audits has each node show states of its whole model, which ranks that divide it have not; "

@@ -22,7 +22,7 @@ from swarmnode.training.runspec import RunSpec, parse_runspec
 FOREVER = 10**9
 
 
-def _spec(**inner: float) -> RunSpec:
+def _spec(**inner: float | str) -> RunSpec:
     model = {"layers": 1, "heads": 2, "width": 16, "context": 16}
     return parse_runspec({"run": {"name": "t"}, "model": model, "inner": {"warmup": 0, **inner}}, source="test")
 
@@ -77,6 +77,22 @@ def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> N
             assert np.abs(one - other).max() < 2e-6
         assert seen[0][2] == pytest.approx(seen[several][2], abs=1e-5)
         assert seen[0][2][2] != pytest.approx(seen[0][2][3], abs=1e-4)
+
+
+@pytest.mark.slow  # four processes
+def test_ranks_with_some_rows_each_orthogonalise_whole_matrices(settings: TrainerSettings) -> None:
+    moved: list[np.ndarray] = []
+
+    async def use(trainer: TrainerProcess) -> None:
+        start = trainer.parameters()
+        await trainer.train(round=0, steps=3, seconds=60)
+        moved.append(trainer.parameters() - start)
+
+    for ranks in (1, 3):  # of sixteen rows, six, six and four
+        chosen = replace(settings, ranks=ranks, sharded=True)
+        _with_trainer(chosen, use, _spec(batch=5, optimizer="muon", muon_lr=0.02))
+    # In bfloat16, where what is rounded otherwise shows; matrices of six rows would be as far off as they moved.
+    assert np.linalg.norm(moved[0] - moved[1]) < 0.05 * np.linalg.norm(moved[0])
 
 
 async def _train_forever(trainer: TrainerProcess) -> None:
