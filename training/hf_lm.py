@@ -32,21 +32,27 @@ from swarmnode.training.tasks import Assignment, TaskError
 class HfLM(ByteLM):
     """A language model that begins from a base. Raises TaskError where that cannot be used, else as `ByteLM`."""
 
-    def build(self, spec: RunSpec, assignment: Assignment) -> nn.Module:
-        rank = spec.model.lora_rank
-        model = open_model(assignment.base)
-        if rank:
-            attach_lora(model, rank=rank, alpha=spec.model.lora_alpha, seed=spec.run.seed)
-        return CausalLM(model, context=spec.model.context)
+    def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
+        return _trained_as(spec, open_model(assignment.base))
 
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(assignment.base, local_files_only=True))
-        if spec.model.lora_rank:
-            attach_lora(model, rank=spec.model.lora_rank, alpha=spec.model.lora_alpha, seed=0)
-        return CausalLM(model, context=spec.model.context)
+        shape = AutoConfig.from_pretrained(assignment.base, trust_remote_code=False, local_files_only=True)
+        return _trained_as(spec, AutoModelForCausalLM.from_config(shape))
+
+
+def _trained_as(spec: RunSpec, model: Any) -> CausalLM:
+    if spec.model.lora_rank:
+        attach_lora(model, rank=spec.model.lora_rank, alpha=spec.model.lora_alpha, seed=spec.run.seed)
+    found = CausalLM(model, context=spec.model.context)
+    if spec.data.vocabulary > found.vocabulary:
+        raise TaskError(
+            f"[data] vocabulary = {spec.data.vocabulary} is more than the {found.vocabulary} tokens of the base; begin "
+            "a new run with the base's own tokenizer, by leaving vocabulary and --tokenizer out"
+        )
+    return found
 
 
 class CausalLM(GPT):
@@ -71,7 +77,10 @@ class CausalLM(GPT):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
-        logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        B, T = tokens.shape
+        # A text without values, of which memory is weighed, has to be told to have no gaps.
+        mask = torch.zeros(B, 1, T, T, device="meta") if tokens.is_meta else None
+        logits: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         return logits
 
 

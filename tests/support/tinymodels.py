@@ -40,3 +40,35 @@ def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None
         )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(into)
     return into
+
+
+def bpe_folder(corpus: Path, into: Path, *, vocabulary: int = 512) -> Path:
+    """A llama of two layers, width 64, and a byte-level BPE trained on the files of `corpus`."""
+    import tokenizers
+    import transformers
+
+    cutter = tokenizers.Tokenizer(tokenizers.models.BPE())
+    cutter.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cutter.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    cutter.train([str(path) for path in sorted(corpus.iterdir())], trainer)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<|endoftext|>").save_pretrained(into)
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=vocabulary,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(into)
+    return into

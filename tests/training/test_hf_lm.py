@@ -172,6 +172,12 @@ def test_keys_of_the_model_that_mean_nothing_are_refused(task: str, model: dict[
     assert all(part in str(caught.value) for part in ["t.toml [model]", *parts])
 
 
+def test_tokens_that_the_base_does_not_have_are_refused(folder: Path, corpus: Path) -> None:
+    spec = spec_of(folder).updated(data={"vocabulary": 257})
+    with pytest.raises(TaskError, match="vocabulary = 257 is more than the 256 tokens"):
+        HfLM.skeleton(spec, Assignment("run", "alice", base=str(folder)))
+
+
 def test_it_writes_on(folder: Path, corpus: Path) -> None:
     _, task = task_of(folder, corpus, lora_rank=2)
     assert len(task.sample(b"the", length=5, temperature=0.0, seed=1)) == 5

@@ -11,6 +11,7 @@ import trio
 
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.training.hub import weights_hash
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.sandbox import landlock
 
@@ -24,20 +25,28 @@ cutter = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[("4", "
 cutter.decoder = tokenizers.decoders.Fuse()
 transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, eos_token="<end>").save_pretrained(sys.argv[1])
 end = words["<end>"]
-config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=len(words), n_positions=64,
+torch.manual_seed(1)
+config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=256, n_positions=64,
                                  bos_token_id=end, eos_token_id=end)
 transformers.GPT2LMHeadModel(config).save_pretrained(sys.argv[1])
 """
 
 
-@pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+SANDBOXED = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+
+
+def made(tmp_path: Path, into: Path) -> None:
+    (tmp_path / "make.py").write_text(MAKE)
+    trio.run(trio.run_process, [sys.executable, str(tmp_path / "make.py"), str(into)])
+
+
+@SANDBOXED
 def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     revision = "ab" * 20
     kept = tmp_path / "hub" / "models--nobody--tiny"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(revision)
-    (tmp_path / "make.py").write_text(MAKE)
-    trio.run(trio.run_process, [sys.executable, str(tmp_path / "make.py"), str(kept / "snapshots" / revision)])
+    made(tmp_path, kept / "snapshots" / revision)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     spec = parse_runspec(
@@ -62,6 +71,37 @@ def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: p
                 assert groups
                 await trainer.learn([])
                 assert isinstance(await trainer.sample(b"a304=", length=4, temperature=1.0, seed=1), bytes)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@SANDBOXED
+def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
+    base, text = tmp_path / "base", tmp_path / "text"
+    made(tmp_path, base)
+    text.write_text("".join(f"the {number} of many lines\n" for number in range(9000)))
+    tables = {
+        "run": {"name": "r"},
+        "task": {"name": "hf-lm"},
+        "model": {"base": str(base), "base_sha256": weights_hash(base), "lora_rank": 2, "context": 16},
+        "inner": {"lr": 0.02, "warmup": 1},
+    }
+    spec = parse_runspec(tables, source="test")
+    settings = TrainerSettings(
+        threads=1, nice=0, device="cpu", corpus=str(text), scratch=str(tmp_path / "own"), sandbox="require"
+    )
+
+    async def main() -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            assert str(base) in trainer.rules.readable and str(tmp_path) not in trainer.rules.readable
+            assert all(".lora_" in slot.name for slot in trainer.layout.slots)
+            with trio.fail_after(60):
+                before = await trainer.evaluate(thorough=False)
+                await trainer.train(round=0, steps=20, seconds=60)
+                assert await trainer.evaluate(thorough=False) < before
             nursery.cancel_scope.cancel()
 
     trio.run(main)
