@@ -26,7 +26,11 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment) -> Weight | No
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         step = ARRIVING * FLOAT * max(parameter.numel() for parameter in trained)
         if hasattr(model, "loss"):
-            step += _saved(model, torch.zeros(_samples(spec), spec.model.context + 1, dtype=torch.long))
+            batch = torch.zeros(_samples(spec), spec.model.context + 1, dtype=torch.long)
+            try:
+                step += _saved(model, batch)
+            except RuntimeError:  # it looks at values, which there are none of
+                step += _by_layers(model, batch.numel())
     linear = {id(m.weight) for name, m in model.named_modules() if isinstance(m, nn.Linear) and "head" not in name}
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return Weight(
@@ -35,6 +39,13 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment) -> Weight | No
         sum(parameter.numel() for parameter in trained if id(parameter) in linear - embedded),
         step,
     )
+
+
+def _by_layers(model: nn.Module, tokens: int) -> int:
+    """About the same, where no loss can be computed: what goes into and comes out of each matrix, and logits."""
+    matrices = [tuple(parameter.shape) for parameter in model.parameters() if parameter.dim() == 2]
+    widest = max((max(shape) for shape in matrices), default=0)
+    return FLOAT * tokens * (sum(map(sum, matrices)) + OUTPUTS * widest)
 
 
 def _samples(spec: RunSpec) -> int:
