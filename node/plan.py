@@ -31,7 +31,7 @@ import trio
 
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.process import reason_of
-from swarmnode.node.trainer.child import TrainerSettings
+from swarmnode.node.trainer.child import TrainerSettings, with_base
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.unique import SHARE as TESTS_SHARE
 from swarmnode.training.btard import checksum, clipped_centre
@@ -199,6 +199,7 @@ def planned(
         nice=chosen.nice,
         device=chosen.device,
         corpus=chosen.corpus,
+        base=chosen.base,
         task=chosen.task,
         sandbox=chosen.sandbox,
         readable=chosen.sandbox_read,
@@ -218,7 +219,8 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
     found: list[tuple[Weight, float, float]] = []
 
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="plan", settings=settings)
+        based, _ = await with_base(spec, settings.base)
+        trainer = TrainerProcess(based, run_id=spec.run_id, peer_id="plan", settings=settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
             await trainer.train(round=0, steps=WARM_UP, seconds=float("inf"))

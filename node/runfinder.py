@@ -16,7 +16,7 @@ from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.datasets import publish
 from swarmnode.node.storage.runs import ChosenRun, RunUnavailable
-from swarmnode.node.trainer.child import fetch_model, model_hash
+from swarmnode.node.trainer.child import with_base
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.hello import Incompatible, greet
@@ -54,11 +54,9 @@ class RunFinder:
         file, run_id, joining = options.runspec, options.run_id, bool(config.join)
         creator = False
         if file is not None:
-            spec = await in_thread(lambda: load_runspec(file))
+            loaded = await in_thread(lambda: load_runspec(file))
+            spec, _ = await with_base(loaded, config.base)
             creator = True
-            if spec.model.base:
-                base = await fetch_model(config.base or spec.model.base)
-                spec = spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(base)})
         elif run_id is not None:
             known = await in_thread(lambda: self._store.load(run_id))
             spec = known if known is not None else await self._from_peers(run_id)

@@ -149,8 +149,10 @@ async def with_models(spec: RunSpec, settings: TrainerSettings) -> TrainerSettin
     if (policy := hf_model(settings.policy)) is not None:
         await fetch_model(policy[1])
     wanted = spec.model.base_sha256
-    if not wanted:
+    if not spec.model.base:
         return replace(settings, base="")
+    if not wanted:
+        raise TrainerFailed("the run names a base model without its hash, so it could be any; begin it by a run file")
     try:
         folder = await fetch_model(settings.base or spec.model.base, offline=not settings.base)
     except TrainerFailed as error:
@@ -164,6 +166,18 @@ async def with_models(spec: RunSpec, settings: TrainerSettings) -> TrainerSettin
             f"run's to {wanted[:12]}…, so that what this node trains would not fit; name the run's with --base"
         )
     return replace(settings, base=str(folder))
+
+
+async def with_base(spec: RunSpec, named: str) -> tuple[RunSpec, str]:
+    """The specification in a run file of the owner's with the hash of its base, and the folder where that is.
+
+    `named` is what the owner calls it here, if not as in the file. The folder is "" where there is no base. Raises
+    TrainerFailed.
+    """
+    if not spec.model.base:
+        return spec, ""
+    folder = await fetch_model(named or spec.model.base)
+    return spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(folder)}), str(folder)
 
 
 async def fetch_model(name: str, *, offline: bool = False) -> Path:

@@ -21,6 +21,7 @@ from swarmnode.node.trainer.child import (
     environment,
     fetch_model,
     scratch_directory,
+    with_base,
     with_models,
 )
 from swarmnode.training import hub
@@ -125,6 +126,10 @@ def test_a_base_is_read_where_its_files_are_the_runs_and_nowhere_else(tmp_path: 
     spec = based_on(str(tmp_path / "one"), hub.weights_hash(tmp_path / "one"))
     settings = trio.run(with_models, spec, TrainerSettings())
     assert settings.base == str(tmp_path / "one") in child.rules_of(settings).readable
+    unhashed = based_on(str(tmp_path / "other"), "")
+    with pytest.raises(TrainerFailed, match="without its hash"):
+        trio.run(with_models, unhashed, TrainerSettings())
+    assert trio.run(with_base, unhashed, str(tmp_path / "one"))[0].model.base_sha256 == spec.model.base_sha256
     foreign = f"{re.escape(str(tmp_path))}/other is not the base of the run: .* name the run's with --base"
     with pytest.raises(TrainerFailed, match=foreign):
         trio.run(with_models, spec, TrainerSettings(base=str(tmp_path / "other")))
