@@ -75,6 +75,7 @@ def run(
     down: Annotated[float | None, _flag("down", "MBIT/S", "--down")] = None,
     max_peers: Annotated[int | None, _flag("max_peers", "N", "--max-peers")] = None,
     corpus: Annotated[str | None, _flag("corpus", "PATH", "--corpus")] = None,
+    tokenizer: Annotated[str | None, _flag("tokenizer", "FILE", "--tokenizer")] = None,
     data: Annotated[str | None, _flag("data", "WHICH", "--data")] = None,
     task: Annotated[
         str | None,

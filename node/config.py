@@ -99,7 +99,14 @@ class NodeConfig:
     down: float = option(0.0, "download cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
     max_peers: int = option(64, "peers to be connected to at the most", unit="peers", minimum=1, maximum=4096)
     corpus: str = option(
-        "", "file or folder with this node's own text; empty takes the Python standard library's own sources"
+        "",
+        "file or folder with this node's own text (text, .jsonl, .parquet, or tokens: .bin, .npy), or "
+        "datasets:NAME[:SPLIT]; empty takes the Python standard library's own sources",
+    )
+    tokenizer: str = option(
+        "",
+        "file tokenizer.json, or a folder with one, for a run that this node creates; empty: one is trained where "
+        "[data] vocabulary is above 256",
     )
     data: str = option(
         "run",

@@ -33,8 +33,8 @@ from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, r
 from swarmnode.node.provenance import parent_state
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
+from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.datasets import release_forgotten
 from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.receipts import PromiseChecks

@@ -425,7 +425,8 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
     owner = spec.run.owner or parent.owner
     spec = spec.updated(run={"owner": owner, "parent": parent.run_id, "parent_state": state_hash})
     if not spec.data.index:
-        spec = spec.resolved(heldout_sha256=parent.task.heldout_sha256, index=parent.data.index)
+        spec = spec.updated(task={"heldout_sha256": parent.task.heldout_sha256})
+        spec = replace(spec, data=replace(parent.data, source=spec.data.source, sealed=spec.data.sealed))
     return spec.begun_by(me)
 
 

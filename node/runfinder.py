@@ -14,7 +14,8 @@ import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.storage.datasets import publish
+from swarmnode.node.storage.cutting import publish
+from swarmnode.node.storage.datasets import shown
 from swarmnode.node.storage.runs import ChosenRun, RunUnavailable
 from swarmnode.node.trainer.child import with_base
 from swarmnode.protocols.calls.rpc import CallError
@@ -22,6 +23,7 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.hello import Incompatible, greet
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
+from swarmnode.training.documents import Meter
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
 from swarmnode.training.tasks import BUILT_IN
@@ -70,8 +72,7 @@ class RunFinder:
         elif not spec.needs_data:
             pass
         elif creator:
-            unpublished = spec
-            spec = await in_thread(lambda: publish(unpublished, config.corpus, self._node.shard_store))
+            spec = await self._published(spec)
         elif not spec.data.index:
             raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
         if creator:
@@ -80,6 +81,12 @@ class RunFinder:
         chosen = ChosenRun(spec, spec.run_id, creator)
         await in_thread(lambda: self._store.keep(chosen.spec))
         return chosen
+
+    async def _published(self, spec: RunSpec) -> RunSpec:
+        """With this node's corpus cut into shards, which may take long. Raises CorpusError, NoSpace or ShardError."""
+        config, store, meter = self._node.config, self._node.shard_store, Meter()
+        async with shown(meter, self._node.emit):
+            return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=config.tokenizer, meter=meter))
 
     def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
         """The run that this node began by the file, or else a new one. Blocking.

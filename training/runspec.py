@@ -400,9 +400,9 @@ class RunSpec:
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in tables.items()}
         return dataclasses.replace(self, **changed)
 
-    def resolved(self, *, heldout_sha256: str, index: str) -> RunSpec:
+    def resolved(self, *, heldout_sha256: str, index: str, tokenizer: str = "") -> RunSpec:
         """The spec with what follows from its creator's corpus filled in."""
-        return self.updated(task={"heldout_sha256": heldout_sha256}, data={"index": index})
+        return self.updated(task={"heldout_sha256": heldout_sha256}, data={"index": index, "tokenizer": tokenizer})
 
     def begun_by(self, creator: str) -> RunSpec:
         """The spec with its creator as the one validator, where its method has validators and it lists none."""

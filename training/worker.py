@@ -183,7 +183,7 @@ class Worker:
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
         told: dict[str, Any] = {}
-        shows = run.audited and not self._ranks.rank
+        shows = run.audited and settings["shared"] and not self._ranks.rank
         if shows and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)

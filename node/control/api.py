@@ -28,7 +28,7 @@ from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
-from swarmnode.node.storage.datasets import release_forgotten
+from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import CallError

@@ -1,74 +1,66 @@
 """The data of one run on one node: which shards it needs, and how it comes by them while it already trains.
 
-1. The index that the RunSpec names is here, or is made from this node's own corpus where that is the run's, or is
-   fetched. It names the held-out part, which everybody needs, and the shards, of which a node wants the first quarter
-   by its own ranking (`training.dataset`).
+1. The index that the RunSpec names is here, or is fetched; or where nobody has it, it may be that of this node's own
+   corpus. It names the held-out part, which everybody needs, as they need the tokenizer, and the shards, of which a
+   node wants the first quarter by its own ranking (`training.dataset`), as far as its store has room.
 2. What is in the store is hashed again; what the own corpus contains is taken from there.
 3. Who has the rest is asked of connected peers, then of those that announced the index in the DHT; what somebody has
    is fetched, several shards at once, and each is fed to the trainer when it is complete and verified.
-4. Training begins when an eighth of what is wanted is here, or all that anybody had at the first look.
+4. Training begins when an eighth of what is wanted is here, or 16 MiB, or what came within 20 s of the first shard.
 5. Where nobody has a shard, the search goes on, and after a while further down the ranking: any quarter of the data
    is better than less. A warning says so until it is complete.
 
 All that is fetched is pinned and served onwards, so the data outlive their creator as far as members hold them.
 
-The functions after the class are what the creator, a member and `swarmnode leave` do with a data set in the store: they
-block, and whatever they keep for a run is pinned, so that nothing that the owner or another run fetches displaces it.
+`cutting.py` is what a creator and a node with text of its own do.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.storage.cutting import intact, own_text, pin_all, publish, read_index, recipe_of, take_own
 from swarmnode.node.storage.datadir import NoSpace
-from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
-from swarmnode.protocols.transfer.shard_wire import (
-    LIMITS,
-    NoRoom,
-    ShardError,
-    ShardNotHeld,
-    parts_of,
-)
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, parse_id
+from swarmnode.protocols.transfer.shard_wire import LIMITS, NoRoom, ShardError
 from swarmnode.protocols.transfer.shards import Shards
-from swarmnode.training.corpus import MIN_CHUNKS, Chunk, CorpusError, corpus_for_run, divide, read_chunks
-from swarmnode.training.dataset import (
-    MAX_INDEX,
-    BadIndex,
-    CutCorpus,
-    DataEntry,
-    Index,
-    cut,
-    decode,
-    encode,
-    ranking,
-    share,
-    texts_of,
-)
+from swarmnode.training.corpus import CorpusError
+from swarmnode.training.dataset import MAX_INDEX, BadIndex, DataEntry, Index, ranking, share
+from swarmnode.training.documents import Meter, Stopped
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.tokens import MAX_TOKENIZER
 
 logger = logging.getLogger(__name__)
 
-ENOUGH = 1 / 8  # of the wanted shards: with them training begins
+ENOUGH = 1 / 8  # of the wanted shards: with them training begins,
+ENOUGH_BYTES = 16 << 20  # or with so many bytes of them,
+ENOUGH_WAITING = 20.0  # or so many seconds after the first: text is fed as it comes
+CHECKED = 16  # shards that are hashed again at a time, when a node starts
 LOOK_AGAIN = 5.0  # seconds between looks for shards that nobody had
 OWN_FIRST = 15.0  # seconds in which only shards of this node's own quarter are looked for: members arrive meanwhile
 PATIENCE = 30.0  # seconds after which a node that found no text at all gives up
 ASKED = 256  # shards asked for in one look: peers bear 64 questions a second in vain
 REPORT_EVERY = 1.0  # seconds between two events
+LOG_EVERY = 10  # of them
 
 Emit = Callable[[dict[str, Any]], None]
 
 MB = 1_000_000
+GB = 1_000_000_000
 
 
 class DataUnavailable(ExpectedError):
@@ -107,7 +99,7 @@ class DataSet(Texts):
         self._emit = emit
         self._index_id = bytes.fromhex(spec.data.index)
         self._index: Index | None = None
-        self._chunks: list[Chunk] | None = None  # of the own corpus, while it is searched
+        self._own: tuple[Path, ...] = ()  # files of this node's own text
         self._ranked: tuple[DataEntry, ...] = ()
         self._sizes: dict[ShardId, int] = {}
         self._wanted = 0
@@ -115,6 +107,7 @@ class DataSet(Texts):
         self._given = 0  # of these, how many the trainer was told of
         self._arrived = trio.Event()
         self._looked = 0  # times
+        self._began = 0.0  # when shards were first looked for
         self._fetched_bytes = 0
         self._reported_at = -REPORT_EVERY
         self.warnings: dict[str, str] = {}
@@ -124,6 +117,8 @@ class DataSet(Texts):
     @property
     def room(self) -> int:
         """Bytes of text at the most, whichever shards will be found."""
+        if self._own:
+            return sum(file.stat().st_size for file in self._own)
         return sum(sorted((entry.size for entry in self._ranked), reverse=True)[: self._wanted])
 
     @property
@@ -132,8 +127,21 @@ class DataSet(Texts):
         assert self._index is not None  # `run` has read it
         return str(self._store.path(self._index.heldout.shard))
 
+    @property
+    def tokenizer(self) -> str:
+        """The file with the tokenizer of the run's data; empty where it names none."""
+        return str(self._store.path(parse_id(self._spec.data.tokenizer))) if self._spec.data.tokenizer else ""
+
+    @property
+    def own_text(self) -> bool:
+        """Whether this node trains on text that nobody else can have."""
+        return self._own_text
+
     def take(self) -> tuple[str, ...]:
-        """Files to train on that were not taken before; none where the node brings its own text."""
+        """Files to train on that were not taken before."""
+        if self._own:
+            first, self._given = not self._given, len(self._own)
+            return tuple(map(str, self._own)) if first else ()
         fresh = list(self._here)[self._given :]
         self._given = len(self._here)
         return tuple(str(self._store.path(shard)) for shard in fresh)
@@ -175,6 +183,7 @@ class DataSet(Texts):
             "shards": len(here),
             "wanted": self._wanted,
             "bytes": sum(entry.size for entry in here),
+            "of": self.room,
             "fetched": self._fetched_bytes,
         }
 
@@ -190,14 +199,30 @@ class DataSet(Texts):
             nursery.start_soon(self._announce)
             self._sizes = {entry.shard: entry.size for entry in index.shards}
             if self._own_text:
+                self._own = await self._text_of_its_own(index)
                 task_status.started()
                 return
             self._ranked = ranking(index, self._spec.run_id, self._shards.network.me)
-            self._wanted = share(index)
-            for entry in await self._runner(lambda: self._found_here(self._ranked[: self._wanted], index)):
-                self._arrive(entry)
-            self._chunks = None
-            await self._complete(task_status)
+            self._wanted = self._affordable(share(index))
+            await self._complete(index, task_status)
+
+    def _affordable(self, most: int) -> int:
+        """How many shards, from the first of the ranking, the store has room for beside what is pinned for others."""
+        ours = {entry.shard for entry in self._ranked}
+        room = self._store.cap - sum(kept.size for kept in self._store.kept() if kept.pinned and kept.shard not in ours)
+        count = size = 0
+        for entry in self._ranked[:most]:
+            if size + entry.size > room:
+                break
+            count, size = count + 1, size + entry.size
+        if count < most:
+            whole = sum(entry.size for entry in self._ranked[:most])
+            self.warnings["share"] = (
+                f"shards_cap (--shards-cap GB) leaves room for {size / GB:.3g} of the {whole / GB:.3g} GB of the run's "
+                "data that this node would train on, so it trains on these"
+            )
+            logger.warning("%s", self.warnings["share"])
+        return max(1, count)
 
     async def pass_on(
         self, trainer: TextReader, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -221,44 +246,56 @@ class DataSet(Texts):
     # -- index and held-out part
 
     async def _open(self) -> Index:
-        """Have the index and the held-out part."""
-        if not await self._runner(self._index_here):
-            logger.info("fetching the index of the run's data")
-            await self._need("index", self._index_id, range(MAX_INDEX + 1))
+        """Have the index, the tokenizer and the held-out part."""
+        if not await self._runner(lambda: intact(self._index_id, self._store)):
+            await self._index_from_somewhere()
         try:
             index = await self._runner(lambda: read_index(self._index_id, self._store))
         except BadIndex as error:
             raise DataUnavailable(
                 f"the run names data whose index is none: {error}. Ask whoever made the run."
             ) from error
-        heldout = index.heldout
         if (self._spec.data.source == "shards") != bool(index.shards):
             raise DataUnavailable("the run's data are not of the kind that it says. Ask whoever made the run.")
-        if not await self._runner(lambda: self._found_here((heldout,), index)):
+        needed = [self._index_id]
+        if self._spec.data.tokenizer:
+            needed.append(tokenizer := parse_id(self._spec.data.tokenizer))
+            if not await self._runner(lambda: intact(tokenizer, self._store)):
+                await self._need("tokenizer", tokenizer, range(1, MAX_TOKENIZER + 1))
+        heldout = index.heldout
+        needed.append(heldout.shard)
+        if not await self._runner(lambda: intact(heldout.shard, self._store)):
             logger.info("fetching the held-out text of the run")
             await self._need("held-out text", heldout.shard, range(heldout.size, heldout.size + 1))
-        await self._runner(lambda: pin_all((self._index_id, heldout.shard), self._store))
+        await self._runner(lambda: pin_all(needed, self._store))
         self._index = index
         return index
 
-    def _index_here(self) -> bool:
-        """Whether the index is in the store, or can be made from the own corpus. Blocks."""
-        return intact(self._index_id, self._store) or make_index(self._spec, self._own_chunks(), self._store)
+    async def _index_from_somewhere(self) -> None:
+        """From a peer; where nobody has it, it may be that of this node's own corpus, which is then kept whole."""
+        logger.info("fetching the index of the run's data")
+        try:
+            await self._need("index", self._index_id, range(MAX_INDEX + 1))
+        except DataUnavailable:
+            meter, spec = Meter(), self._spec
+            async with shown(meter, self._emit):
+                try:
+                    await self._runner(lambda: publish(spec, self._corpus, self._store, meter=meter))
+                except CorpusError as error:
+                    logger.info("nor can it be made here: %s", error)
+            if not self._store.holding(self._index_id).complete:
+                raise
 
-    def _found_here(self, wanted: Sequence[DataEntry], index: Index) -> list[DataEntry]:
-        """Those that the store has, after what the own corpus contains was put there; pinned. Blocks."""
-        lacking = [entry for entry in wanted if not intact(entry.shard, self._store)]
-        if lacking:
-            take_own(lacking, index, self._own_chunks(), self._store)
-        found = [entry for entry in wanted if self._store.holding(entry.shard).complete]
-        pin_all([entry.shard for entry in found], self._store)
-        return found
+    async def _text_of_its_own(self, index: Index) -> tuple[Path, ...]:
+        """This node's own corpus as files to train on."""
+        meter, me = Meter(), self._shards.network.me
 
-    def _own_chunks(self) -> list[Chunk]:
-        """The own corpus, read once. Blocks."""
-        if self._chunks is None:
-            self._chunks = own_chunks(self._corpus)
-        return self._chunks
+        def cut() -> tuple[Path, ...]:
+            recipe = recipe_of(self._spec, index, self._store)
+            return own_text(self._spec, me, index, recipe, self._corpus, self._store, meter)
+
+        async with shown(meter, self._emit):
+            return await self._runner(cut)
 
     async def _need(self, what: str, shard: ShardId, sizes: range) -> None:
         try:
@@ -273,9 +310,10 @@ class DataSet(Texts):
 
     # -- the shards
 
-    async def _complete(self, task_status: trio.TaskStatus[None]) -> None:
-        """Fetch until as many as wanted are here; started when training can begin."""
-        began, started = trio.current_time(), False
+    async def _complete(self, index: Index, task_status: trio.TaskStatus[None]) -> None:
+        """Find or fetch as many as are wanted; started when training can begin."""
+        self._began, started = trio.current_time(), False
+        usual = self.room / self._wanted
 
         def start_with(least: float) -> None:
             nonlocal started
@@ -286,26 +324,64 @@ class DataSet(Texts):
         async def get(entry: DataEntry, peers: Sequence[PeerId], slots: trio.Semaphore) -> None:
             async with slots:
                 if await self._get(entry, peers):
-                    start_with(ENOUGH * self._wanted)
+                    start_with(enough)
 
-        while len(self._here) < self._wanted:
-            before = len(self._here)
-            stand_ins = trio.current_time() - began >= OWN_FIRST
-            holders = await self._who_has(self._ranked if stand_ins else self._ranked[: self._wanted])
-            slots = trio.Semaphore(LIMITS.fetches)
-            async with trio.open_nursery() as nursery:
-                for entry, peers in list(holders.items())[: self._wanted - before]:
-                    nursery.start_soon(get, entry, peers, slots)
+        async def wait_no_longer() -> None:
+            while not self._here:
+                await self._arrived.wait()
+            await trio.sleep(ENOUGH_WAITING)
             start_with(1)
-            if len(self._here) == before:
-                if not self._here and trio.current_time() - began >= PATIENCE:
-                    self._give_up()
-                self._warn()
-                await trio.sleep(LOOK_AGAIN)
+
+        enough = min(ENOUGH * self._wanted, ENOUGH_BYTES / usual)
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(wait_no_longer)
+            await self._find_here(index)
+            start_with(enough)
+            while len(self._here) < self._wanted:
+                before = len(self._here)
+                stand_ins = trio.current_time() - self._began >= OWN_FIRST
+                holders = await self._who_has(self._ranked if stand_ins else self._ranked[: self._wanted])
+                slots = trio.Semaphore(LIMITS.fetches)
+                async with trio.open_nursery() as nursery:
+                    for entry, peers in list(holders.items())[: self._wanted - before]:
+                        nursery.start_soon(get, entry, peers, slots)
+                start_with(1)
+                if len(self._here) == before:
+                    if not self._here and trio.current_time() - self._began >= PATIENCE:
+                        self._give_up()
+                    self._warn()
+                    await trio.sleep(LOOK_AGAIN)
+            waiting.cancel_scope.cancel()
         start_with(1)
         self.warnings.pop("data", None)
         self._report(finished=True)
         logger.info("all %d shards of this node's text are here (%d bytes fetched)", self._wanted, self._fetched_bytes)
+
+    async def _find_here(self, index: Index) -> None:
+        """What the store has of the wanted shards, hashed again; then what this node's own corpus contains of them."""
+        wanted = self._ranked[: self._wanted]
+        for at in range(0, len(wanted), CHECKED):
+            await self._pin_found(wanted[at : at + CHECKED])
+        lacking = [entry for entry in wanted if entry.shard not in self._here]
+        if lacking:
+            meter = Meter()
+
+            def take() -> None:
+                recipe = recipe_of(self._spec, index, self._store)
+                take_own(lacking, index, recipe, self._corpus, self._store, meter)
+
+            async with shown(meter, self._emit):
+                await self._runner(take)
+            await self._pin_found(lacking)
+
+    async def _pin_found(self, wanted: Sequence[DataEntry]) -> None:
+        def find() -> list[DataEntry]:
+            found = [entry for entry in wanted if intact(entry.shard, self._store)]
+            pin_all([entry.shard for entry in found], self._store)
+            return found
+
+        for entry in await self._runner(find):
+            self._arrive(entry)
 
     async def _get(self, entry: DataEntry, peers: Sequence[PeerId]) -> bool:
         try:
@@ -382,139 +458,52 @@ class DataSet(Texts):
         now = trio.current_time()
         if finished or now - self._reported_at >= REPORT_EVERY:
             self._reported_at = now
-            logger.info("%d of %d shards of text are here", len(self._here), self._wanted)
-            self._emit({"event": "data", **self.status()})
+            told = self.status()
+            rate = self._fetched_bytes / max(1e-9, now - self._began)
+            left = max(0, told["of"] - told["bytes"]) / rate if rate else 0.0
+            logger.info(
+                "%d of %d shards of text are here: %s",
+                told["shards"],
+                told["wanted"],
+                pace(told["bytes"], told["of"], rate),
+            )
+            self._emit({"event": "data", **told, "rate": round(rate), "left": round(left, 1)})
+
+
+@asynccontextmanager
+async def shown(meter: Meter, emit: Emit) -> AsyncIterator[None]:
+    """Tell how far work in a thread is while the block lasts; where the block is cancelled, the work ends early."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_show, meter, emit)
+        try:
+            yield
+        except Stopped:
+            await trio.lowlevel.checkpoint()  # raises Cancelled
+            raise
+        nursery.cancel_scope.cancel()
+
+
+async def _show(meter: Meter, emit: Emit) -> None:
+    try:
+        for number in itertools.count(1):
+            await trio.sleep(REPORT_EVERY)
+            told = {"step": meter.step, "bytes": meter.done, "of": meter.total, "rate": round(meter.rate)}
+            left = round(meter.left, 1) if math.isfinite(meter.left) else None
+            emit({"event": "corpus", **told, "left": left})
+            if number % LOG_EVERY == 1:
+                logger.info("%s the corpus: %s", meter.step, pace(meter.done, meter.total, meter.rate))
+    finally:
+        meter.stopped = True
+
+
+def pace(done: int, total: int, rate: float) -> str:
+    """How far it is, how fast, and how long it will take, for a line on a terminal."""
+    if not done:
+        return f"{total / MB:.1f} MB" if total else "…"
+    left = max(0, total - done) / rate if rate else 0.0
+    until = f", {left:.0f} s left" if total > done else ""
+    return f"{done / MB:.1f}" + (f" of {total / MB:.1f}" if total else "") + f" MB, {rate / MB:.1f} MB/s{until}"
 
 
 def _no_space(error: NoRoom) -> NoSpace:
     return NoSpace(f"the run's data do not fit: {error} The cap is shards_cap (--shards-cap GB).")
-
-
-def publish(spec: RunSpec, corpus: str, store: ShardStore) -> RunSpec:
-    """CutCorpus the corpus of a run's creator into shards, keep them, and fill in what the specification then says.
-
-    A specification that already has an index of another corpus comes back as it is: its data must come from peers.
-    Raises CorpusError, NoSpace or ShardError.
-    """
-    held = "" if spec.data.index else spec.task.heldout_sha256
-    text = corpus_for_run(corpus, heldout_sha256=held, heldout=None)
-    shares_text = spec.data.source == "shards"
-    parts = cut(text)
-    texts = [parts.heldout[1], *(text for _, text in parts.shards)] if shares_text else [parts.heldout[1]]
-    index = encode(_index_of(parts, shares_text))
-    shard = ShardManifest.of(index).id
-    if spec.data.index not in ("", shard.hex()):
-        logger.info("the corpus here is not the one that the run file was made with; its data have to come from peers")
-        return spec
-    keep([*texts, index], store)
-    return spec.resolved(heldout_sha256=text.heldout_sha256, index=shard.hex())
-
-
-def keep(texts: Sequence[bytes], store: ShardStore) -> None:
-    """Make each text a pinned shard. Raises NoSpace, with nothing pinned, where they do not fit; or ShardError."""
-    manifests = [ShardManifest.of(text) for text in texts]
-    pinned = {kept.shard: kept.size for kept in store.kept() if kept.pinned}
-    size = sum(manifest.size for manifest in manifests if manifest.id not in pinned)
-    if size + sum(pinned.values()) > store.cap:
-        raise NoSpace(
-            f"the run's data take {size / MB:.1f} MB as shards, which do not fit: shards_cap allows "
-            f"{store.cap / MB:.1f} MB, and {sum(pinned.values()) / MB:.1f} MB of it are pinned. Raise it (--shards-cap "
-            "GB), unpin shards of other runs (swarmnode shards ls), or name a smaller corpus."
-        )
-    try:
-        for text, manifest in zip(texts, manifests, strict=True):
-            if not intact(manifest.id, store):
-                _write(text, manifest, store)
-    except NoRoom as error:
-        raise NoSpace(f"the run's data cannot be kept as shards: {error}") from error
-    pin_all([manifest.id for manifest in manifests], store)
-
-
-def pin_all(shards: Iterable[ShardId], store: ShardStore) -> None:
-    """Raises ShardNotHeld, NoRoom or ShardError."""
-    for shard in shards:
-        store.pin(shard)
-
-
-def intact(shard: ShardId, store: ShardStore) -> bool:
-    """Whether a shard is here and the disk still has its bytes; one that is damaged counts as not held from now on."""
-    if not store.holding(shard).complete:
-        return False
-    try:
-        for _ in parts_of(store, shard):
-            pass
-    except ShardNotHeld as error:
-        logger.warning("%s", error)
-        return False
-    return True
-
-
-def read_index(shard: ShardId, store: ShardStore) -> Index:
-    """The index of a data set that is here. Raises BadIndex, or ShardNotHeld."""
-    manifest = store.manifest(shard)
-    if manifest.size > MAX_INDEX:
-        raise BadIndex(f"{manifest.size} bytes; at most {MAX_INDEX} are allowed")
-    return decode(b"".join(map(bytes, parts_of(store, shard))))
-
-
-def own_chunks(corpus: str) -> list[Chunk]:
-    """The chunks of this node's corpus; none where the default one is not on this machine. Raises CorpusError."""
-    try:
-        return read_chunks(corpus)
-    except CorpusError:
-        if corpus:
-            raise
-        return []
-
-
-def make_index(spec: RunSpec, chunks: list[Chunk], store: ShardStore) -> bool:
-    """Whether these chunks are the run's corpus, so that its index could be made here. Raises NoSpace or ShardError."""
-    if len(chunks) < MIN_CHUNKS:
-        return False
-    index = encode(_index_of(cut(divide(chunks)), spec.data.source == "shards"))
-    if ShardManifest.of(index).id.hex() != spec.data.index:
-        return False
-    keep([index], store)
-    return True
-
-
-def take_own(wanted: Iterable[DataEntry], index: Index, chunks: list[Chunk], store: ShardStore) -> None:
-    """Keep those shards that these chunks happen to make. Raises NoSpace or ShardError."""
-    found = dict(zip((entry.shard for entry in index.shards), texts_of(chunks, index), strict=True))
-    if chunks:
-        found[index.heldout.shard] = divide(chunks).heldout
-    texts = ((entry, found.get(entry.shard, b"")) for entry in wanted)
-    keep([text for entry, text in texts if len(text) == entry.size and ShardManifest.of(text).id == entry.shard], store)
-
-
-def release_forgotten(runs: RunStore, store: ShardStore) -> None:
-    """Pin the data of runs that were left no longer: they go when their room is needed."""
-    for name in runs.forgotten():
-        try:
-            shard = parse_id(name)
-            index = read_index(shard, store)
-            for one in (shard, index.heldout.shard, *(entry.shard for entry in index.shards)):
-                if store.holding(one).size:
-                    store.pin(one, False)
-        except (ValueError, ShardError) as error:  # ValueError: BadIndex, or another file's name
-            logger.warning("what was pinned for the data %s stays pinned: %s", name[:12], error)
-        runs.forget(name)
-
-
-def _index_of(parts: CutCorpus, shares_text: bool) -> Index:
-    def entry(upto: int, text: bytes) -> DataEntry:
-        return DataEntry(ShardManifest.of(text).id, len(text), upto)
-
-    return Index(entry(*parts.heldout), tuple(entry(*part) for part in parts.shards) if shares_text else ())
-
-
-def _write(text: bytes, manifest: ShardManifest, store: ShardStore) -> None:
-    here = store.begin(manifest)
-    try:
-        for index in range(manifest.chunks):
-            if not here >> index & 1:
-                store.write(manifest.id, [(index, memoryview(text)[index * CHUNK : (index + 1) * CHUNK])])
-        store.finish(manifest.id)
-    except BaseException:
-        store.suspend(manifest.id)
-        raise

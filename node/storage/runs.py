@@ -3,7 +3,8 @@
     run.spec          the RunSpec in canonical encoding, checked against the run id whenever it is read
     checkpoints/      see `checkpoints.py`
 
-A run's data are shards (`datasets.py`); `data-sets/<index>` beside `runs/` marks those that are pinned for a run.
+A run's data are shards (`datasets.py`); `data-sets/<index>` beside `runs/` marks those that are pinned for a run;
+in it stands the id of their tokenizer.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class RunStore:
     def keep(self, spec: RunSpec) -> None:
         """Raises NoSpace or DataDirError."""
         if spec.data.index:
-            _write(self._marks / spec.data.index, b"")
+            _write(self._marks / spec.data.index, spec.data.tokenizer.encode())
         _write(self.folder(spec.run_id) / "run.spec", encode(spec))
 
     def specs(self) -> tuple[RunSpec, ...]:
@@ -84,11 +85,12 @@ class RunStore:
                 found += [spec] if spec is not None else []
         return tuple(found)
 
-    def forgotten(self) -> tuple[str, ...]:
-        """Ids of the indexes of data that no run here needs any more."""
+    def forgotten(self) -> tuple[tuple[str, str], ...]:
+        """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more."""
         needed = {spec.data.index for spec in self.specs()}
         try:
-            return tuple(sorted(mark.name for mark in self._marks.iterdir() if mark.name not in needed))
+            marks = sorted(mark for mark in self._marks.iterdir() if mark.name not in needed)
+            return tuple((mark.name, mark.read_text()) for mark in marks)
         except FileNotFoundError:
             return ()
 

@@ -64,6 +64,7 @@ class TrainerSettings:
     corpus: str = ""  # file or folder; empty is the task's own default
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    shared: bool = True  # whether others can have these files, so that they can repeat what was done with them
     tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes
     room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in

@@ -107,5 +107,12 @@ def test_node_with_text_of_its_own_fetches_the_held_out_part_only(
             creator.wait_for("round", lambda event: event["round"] >= first["round"])
             assert agree(node, creator) > 0
             assert "joining the only run there: tiny" in node.log()
-            assert here(node) == {"source": "local", "shards": 0, "wanted": 0, "bytes": 0, "fetched": 0}
+            assert here(node) == {
+                "source": "local",
+                "shards": 0,
+                "wanted": 0,
+                "bytes": 0,
+                "of": here(node)["of"],
+                "fetched": 0,
+            }
             assert len(node.command_line("shards", "ls")["shards"]) == 2

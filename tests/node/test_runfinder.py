@@ -33,11 +33,14 @@ def choose(store: RunStore, file: Path, *, me: str = "12D3me", joining: bool = F
         store=store,
         network=SimpleNamespace(me=me),
         shard_store=None,
-        config=SimpleNamespace(join=("/ip4/203.0.113.7/tcp/4077",) if joining else (), task="", corpus=""),
+        config=SimpleNamespace(
+            join=("/ip4/203.0.113.7/tcp/4077",) if joining else (), task="", corpus="", tokenizer=""
+        ),
+        emit=print,
         options=SimpleNamespace(runspec=file, run_id=None, json_events=True),
     )
 
-    def publish(spec: RunSpec, corpus: str, shard_store: object) -> RunSpec:
+    def publish(spec: RunSpec, corpus: str, shard_store: object, **how: object) -> RunSpec:
         return spec.resolved(heldout_sha256="00", index="00" * 32)
 
     with mock.patch.object(runfinder, "publish", publish):

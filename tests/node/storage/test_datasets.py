@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ import trio
 from disconnecting import disconnect
 
 from swarmnode.node.storage import datasets
+from swarmnode.node.storage.cutting import keep, publish, read_index, release_forgotten
 from swarmnode.node.storage.datadir import DataDir, NoSpace
-from swarmnode.node.storage.datasets import DataSet, DataUnavailable, keep, publish, read_index, release_forgotten
+from swarmnode.node.storage.datasets import DataSet, DataUnavailable
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
@@ -23,8 +26,9 @@ from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.corpus import CHUNK, CorpusError, read_corpus
-from swarmnode.training.dataset import cut, encode, ranking, share
+from swarmnode.training.corpus import CHUNK, CorpusError
+from swarmnode.training.dataset import Recipe, Shuffled, cut, encode, ranking, share
+from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 CHUNKS = 216
@@ -32,8 +36,23 @@ WANTED = 16  # of the 65 shards that these make
 PLENTY = 1 << 30
 
 
-def spec_of(source: str = "shards") -> RunSpec:
-    return parse_runspec({"run": {"name": "t"}, "data": {"source": source}}, source="test")
+def spec_of(source: str = "shards", **data: Any) -> RunSpec:
+    return parse_runspec({"run": {"name": "t"}, "data": {"source": source, **data}}, source="test")
+
+
+def text_of(chunks: int, seed: int) -> bytes:
+    """Text without ends of lines, so that it is cut into documents of CHUNK bytes."""
+    return random.Random(seed).randbytes(chunks * CHUNK // 2).hex().encode()
+
+
+def parts_of(corpus: Path) -> list[tuple[int, bytes]]:
+    """The held-out part and the shards of a corpus, by the definition."""
+    recipe, meter = Recipe(seed=0, piece=CHUNK, vocabulary=256), Meter()
+    with TemporaryDirectory() as folder:
+        shuffled = Shuffled(Path(folder), 0, expected=1)
+        for document in Documents(str(corpus), vocabulary=256).read(CHUNK, meter):
+            shuffled.put(document)
+        return list(cut(shuffled, recipe, meter))
 
 
 @dataclass
@@ -75,8 +94,7 @@ class Swarm:
     def write(self, name: str, chunks: int, *, seed: int = 1, others: int = 0) -> Path:
         """A corpus of one file; those with the same seed have the same chunks, but for the last `others`."""
         path = self.folder / f"{name}.txt"
-        text = random.Random(seed).randbytes(chunks * CHUNK)[: (chunks - others) * CHUNK]
-        path.write_bytes(text + random.Random(seed + 1).randbytes(others * CHUNK))
+        path.write_bytes(text_of(chunks, seed)[: (chunks - others) * CHUNK] + text_of(others, seed + 1))
         return path
 
     async def start(
@@ -139,8 +157,7 @@ def texts(data: DataSet) -> list[bytes]:
 
 def quarter_of(spec: RunSpec, member: Member, corpus: Path) -> list[bytes]:
     """What a member should train on, by the definition: the first shards of its ranking."""
-    parts = cut(read_corpus(str(corpus)))
-    by_id = {ShardManifest.of(text).id: text for _, text in parts.shards}
+    by_id = {ShardManifest.of(text).id: text for _, text in parts_of(corpus)}
     index = read_index(bytes.fromhex(spec.data.index), member.store)
     return [by_id[entry.shard] for entry in ranking(index, spec.run_id, member.network.me)[: share(index)]]
 
@@ -162,12 +179,13 @@ def test_member_without_the_text_trains_on_its_quarter_fetched_from_the_creator(
         async with running(data):
             await trio.sleep(10)
             assert sorted(texts(data)) == sorted(quarter_of(spec, member, swarm.text))
-            corpus = read_corpus(str(swarm.text))
-            assert content(data.heldout) == corpus.heldout
-            assert spec.task.heldout_sha256 == corpus.heldout_sha256
+            heldout = parts_of(swarm.text)[0][1]
+            assert content(data.heldout) == heldout
+            assert spec.task.heldout_sha256 == hashlib.sha256(heldout).hexdigest()
         told = data.status()
         assert told["shards"] == told["wanted"] == WANTED and told["bytes"] == told["fetched"] == data.room
-        assert member.events[-1] == {"event": "data", **told}
+        assert member.events[-1] == {"event": "data", **told, "rate": member.events[-1]["rate"], "left": 0}
+        assert told["of"] == told["bytes"] and member.events[-1]["rate"] > 0
         assert data.warnings == {} and len(pinned(member.store)) == WANTED + 2
 
     swarm(main)
@@ -231,9 +249,9 @@ def test_what_nobody_had_is_fetched_when_somebody_comes_who_has_it(swarm: Runs) 
         creator = await swarm.start("creator", swarm.text)
         spec = creator.publish(spec_of())
         holder = await swarm.start("holder", swarm.nothing)
-        parts = cut(read_corpus(str(swarm.text)))
+        parts = [text for _, text in parts_of(swarm.text)]
         index = read_index(bytes.fromhex(spec.data.index), creator.store)
-        keep([encode(index), parts.heldout[1], *(text for _, text in parts.shards[:30])], holder.store)
+        keep([encode(index), *parts[:31]], holder.store)
         member = await swarm.start("member", swarm.nothing)
         await member.network.connect(holder.network.me)
         data = member.data(spec)
@@ -341,12 +359,12 @@ def test_wrong_bytes_never_reach_training(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
         creator = await swarm.start("creator", swarm.text)
         spec = creator.publish(spec_of())
-        parts = cut(read_corpus(str(swarm.text)))
+        parts = [text for _, text in parts_of(swarm.text)]
         index = encode(read_index(bytes.fromhex(spec.data.index), creator.store))
         liar = await swarm.start("liar", swarm.nothing, store=LyingStore)
-        keep([index, parts.heldout[1], *(text for _, text in parts.shards)], liar.store)
+        keep([index, *parts], liar.store)
         member = await swarm.start("member", swarm.nothing)
-        keep([index, parts.heldout[1]], member.store)
+        keep([index, parts[0]], member.store)
         await member.network.connect(liar.network.me)
         data = member.data(spec)
         with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="no text to train on"), flatten_subgroups=True):
@@ -398,9 +416,14 @@ def test_node_with_its_own_text_takes_only_the_held_out_part(swarm: Runs, source
         await member.network.connect(creator.network.me)
         data = member.data(spec, own_text=source == "shards")
         async with running(data):
-            assert data.take() == () and data.room == 0
-            assert content(data.heldout) == read_corpus(str(swarm.text)).heldout
-        assert data.status() == {"source": "local", "shards": 0, "wanted": 0, "bytes": 0, "fetched": 0}
+            own = [text[at : at + CHUNK] for text in texts(data) for at in range(0, len(text), CHUNK)]
+            written = swarm.folder.joinpath("own.txt").read_bytes()
+            assert set(own) < {written[at : at + CHUNK] for at in range(0, len(written), CHUNK)}
+            assert CHUNKS / 8 < len(own) == len(set(own)) == data.room // CHUNK < CHUNKS / 2
+            assert content(data.heldout) == parts_of(swarm.text)[0][1] and data.given() == () and data.own_text
+            assert data.take() == ()  # all of it was given
+            assert len(pinned(member.store)) == 2
+        assert data.status() == {"source": "local", "shards": 0, "wanted": 0, "bytes": 0, "of": data.room, "fetched": 0}
 
     swarm(main)
 
@@ -409,16 +432,15 @@ def test_run_with_local_data_publishes_no_text(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
         creator = await swarm.start("creator", swarm.text)
         spec = creator.publish(spec_of("local"))
-        corpus = read_corpus(str(swarm.text))
         index = read_index(bytes.fromhex(spec.data.index), creator.store)
-        assert index.shards == () and index.heldout.size == len(corpus.heldout)
+        assert index.shards == () and index.heldout.size == len(parts_of(swarm.text)[0][1])
         assert pinned(creator.store) == {bytes.fromhex(spec.data.index), index.heldout.shard}
 
     swarm(main)
 
 
 def test_same_text_and_file_are_the_same_run_and_publishing_again_changes_nothing(tmp_path: Path) -> None:
-    text = random.Random(1).randbytes(100 * CHUNK)
+    text = text_of(100, seed=1)
     specs = []
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_bytes(text)
@@ -430,7 +452,7 @@ def test_same_text_and_file_are_the_same_run_and_publishing_again_changes_nothin
 
 def test_run_file_that_was_filled_in_is_published_by_who_has_its_text_only(tmp_path: Path) -> None:
     for seed, name in enumerate(("right", "wrong")):
-        (tmp_path / f"{name}.txt").write_bytes(random.Random(seed).randbytes(50 * CHUNK))
+        (tmp_path / f"{name}.txt").write_bytes(text_of(50, seed))
     stores = {name: ShardStore(tmp_path / name, cap=PLENTY) for name in ("first", "right", "wrong")}
     spec = publish(spec_of(), str(tmp_path / "right.txt"), stores["first"])
     for name in ("right", "wrong"):
@@ -443,7 +465,7 @@ def test_run_file_that_was_filled_in_is_published_by_who_has_its_text_only(tmp_p
 
 def test_data_over_the_cap_are_refused_with_its_name_and_nothing_is_pinned(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
-    corpus.write_bytes(random.Random(1).randbytes(100 * CHUNK))
+    corpus.write_bytes(text_of(100, seed=1))
     store = ShardStore(tmp_path / "store", cap=80 * CHUNK)
     with pytest.raises(NoSpace, match=r"shards_cap allows 0\.7 MB"):
         publish(spec_of(), str(corpus), store)
@@ -465,14 +487,15 @@ def test_member_whose_cap_is_too_low_trains_on_what_fits_and_says_so(swarm: Runs
         async with running(data):
             await trio.sleep(5)
             assert 0 < len(texts(data)) < WANTED
-            assert "shards_cap" in data.warnings["room"]
+            assert "shards_cap" in data.warnings["share"]
+            assert 0 < data.status()["wanted"] < WANTED
 
     swarm(main)
 
 
 def test_data_of_a_run_that_was_left_may_be_displaced_unless_another_run_needs_them(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
-    corpus.write_bytes(random.Random(1).randbytes(50 * CHUNK))
+    corpus.write_bytes(text_of(50, seed=1))
     store, runs = ShardStore(tmp_path / "shards", cap=PLENTY), RunStore(DataDir(tmp_path))
     specs = [
         publish(parse_runspec({"run": {"name": name}}, source="test"), str(corpus), store) for name in ("one", "two")
