@@ -122,9 +122,11 @@ class GPT(nn.Module):
         )
         self.head = None if model.tied else nn.Linear(model.width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight", "head.weight")):
+            if name.endswith(("out.weight", "down.weight")):
                 # A block that adds nothing yet: depth does not widen the stream, and steps are large from the first on.
                 nn.init.zeros_(parameter)
+            elif name.endswith("head.weight"):
+                nn.init.normal_(parameter, std=0.001)  # next to nothing, but one text is not as likely as another
             elif name.endswith(("tokens.weight", "values.weight")):
                 # What also predicts is small, or each token would expect itself at the start.
                 nn.init.normal_(parameter, std=1 / model.width if model.tied else 0.02)
