@@ -136,7 +136,7 @@ class Node:
         check_admitted(chosen.spec, self.network.me)
         self.chosen, config = chosen, self.config
         self.discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
-        if chosen.spec.needs_data and not config.task:  # a task of the owner's reads its own
+        if chosen.spec.data.index:  # else the task brings its data along
             self.data = DataSet(
                 chosen.spec,
                 shards=self.shards,

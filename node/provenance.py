@@ -278,7 +278,7 @@ def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool) 
     if found != spec.data.sealed:
         says = f"{sealed.name} has sha-256 {found[:16]}…, the run's sealed text {spec.data.sealed[:16]}…"
         return Check(what, False, f"{says}: it is another file, or not as it was when the run was created")
-    if spec.task.name != "byte-lm" or not whole:
+    if spec.task.name not in ("byte-lm", "gpt") or not whole:
         why = "the model does not hold" if not whole else f"none is known of the task {spec.task.name}"
         return Check(what, True, f"it is the run's; no loss on it is measured, as {why}")
     from swarmnode.training.byte_lm import loss_on

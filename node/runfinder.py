@@ -26,7 +26,7 @@ from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.documents import Meter
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
-from swarmnode.training.tasks import BUILT_IN
+from swarmnode.training.tasks import BUILT_IN, needs_text
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class RunFinder:
         else:
             spec = await self._only_known_run()
         if config.task:
-            _refuse_built_in(spec)  # such a task reads its own data
-        elif not spec.needs_data:
+            _refuse_built_in(spec)
+        if not needs_text(spec.task.name, config.task):
             pass
         elif creator:
             spec = await self._published(spec)

@@ -45,6 +45,8 @@ Tokens = NDArray[Any]  # (n,), of the item that the vocabulary needs
 class ByteLM:
     """A language model. Raises CorpusError where the corpus cannot be used, TaskError where a prompt cannot."""
 
+    needs_text = True
+
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
         self.device = device
         self.tokens_per_sample = spec.model.context

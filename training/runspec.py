@@ -382,7 +382,7 @@ class RunSpec:
 
     @property
     def needs_data(self) -> bool:
-        """Whether it trains on text that its creator publishes: questions about rollouts make themselves."""
+        """Whether it trains on data, by gradients that are exchanged, and not on rollouts."""
         return self.exchange.method != "sapo"
 
     @property

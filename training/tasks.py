@@ -7,6 +7,7 @@ a peer.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from swarmnode.training.options import SettingError
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +30,9 @@ BUILT_IN = {
     "gpt": "swarmnode.training.byte_lm:ByteLM",
     "digits-rl": "swarmnode.training.rl.trainee:DigitsRL",
     "hf-lm": "swarmnode.training.hf_lm:HfLM",
+    "image": "swarmnode.training.image:DigitImages",
 }
+WITHOUT_TEXT = ("digits-rl", "image")  # of these, those whose classes say `needs_text = False`
 
 
 class TaskError(Exception):
@@ -53,9 +58,11 @@ class Assignment:
 class Task(Protocol):
     """Something to learn. Built as `Task(spec, assignment, device)`.
 
-    The constructor must leave in `model` the run's initial parameters, a function of `spec` alone, in float32.
+    The constructor must leave in `model` the run's initial parameters, a function of `spec` alone, in float32. `feed`,
+    `places`, `on`, `heldout` and `sample` may be left out; docs/tasks.md says what each buys.
     """
 
+    needs_text: bool  # whether the run's creator publishes its corpus for it; a constant in the body of the class
     model: torch.nn.Module
     tokens_per_sample: int
 
@@ -97,6 +104,24 @@ class Task(Protocol):
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """What the model writes after `prompt`."""
+
+
+def needs_text(name: str, local: str) -> bool:
+    """Whether the task trains on text that the run's creator publishes; `name` and `local` as of `load_task`.
+
+    A class in a local file says so by `needs_text = True` in its body, which is read and not run: the daemon runs no
+    code of a task. One that says nothing brings its data along. Raises SettingError.
+    """
+    if not local:
+        return name not in WITHOUT_TEXT
+    path, _, named = local.rpartition(":")
+    try:
+        module = ast.parse(Path(path).expanduser().read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SettingError(f"--task {local!r}: {path} cannot be read: {error}") from error
+    bodies = (each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == named)
+    said = [ast.unparse(line).replace(": bool", "") for body in bodies for line in body]
+    return "needs_text = True" in said
 
 
 def load_task(name: str, local: str) -> type[Any]:

@@ -184,7 +184,8 @@ class Worker:
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
         told: dict[str, Any] = {}
         shows = run.audited and settings["shared"] and not self._ranks.rank
-        if shows and self._texts and hasattr(self._task, "places"):  # else nobody else has what it trains on
+        has_same = self._texts or not getattr(self._task, "needs_text", False)  # else nobody has what it trains on
+        if shows and has_same and hasattr(self._task, "places"):
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
             self._recorder = Recorder(self._loop.view, self._states[0], every=1)

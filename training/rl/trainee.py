@@ -43,6 +43,7 @@ THOROUGH = 2048
 class DigitsRL:
     """Implements `Task`, with rollouts in place of batches."""
 
+    needs_text = False
     tokens_per_sample = Sampling().max_tokens
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:

@@ -57,9 +57,11 @@ def _with_trainers(spec: RunSpec, texts: list[Path], use: Use, *, threads: int =
     """`use` with an author who trains on the first two shards, and an auditor with the third and so many threads."""
 
     async def main() -> None:
-        heldout, room = str(texts[0].parent / "heldout"), 60_000
-        settings = TrainerSettings(threads=1, nice=0, device="cpu", heldout=heldout, room=room, texts=(str(texts[0]),))
-        other = replace(settings, threads=threads, texts=(str(texts[2]),))
+        settings = TrainerSettings(threads=1, nice=0, device="cpu")
+        if texts:
+            heldout = str(texts[0].parent / "heldout")
+            settings = replace(settings, heldout=heldout, room=60_000, texts=(str(texts[0]),))
+        other = replace(settings, threads=threads, texts=tuple(map(str, texts[2:])))
         author = TrainerProcess(spec, run_id=spec.run_id, peer_id="author", settings=settings)
         auditor = TrainerProcess(spec, run_id=spec.run_id, peer_id="auditor", settings=other)
         async with trio.open_nursery() as nursery:
@@ -144,6 +146,21 @@ def test_another_process_repeats_the_steps_whatever_its_threads(spec: RunSpec, t
         assert auditor.spent["audit"] > 0
 
     _with_trainers(spec, texts, use, threads=2)
+
+
+def test_steps_on_data_that_all_have_are_repeated_without_text(spec: RunSpec) -> None:
+    pytest.importorskip("sklearn")
+
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        await author.train(round=0, steps=20, seconds=60)
+        stretch = (await author.mark()).stretches[2]
+        _show(author, auditor, stretch.start)
+        _show(author, auditor, stretch.end)
+        for name, is_theirs in (("author", True), ("another", False)):
+            (found,) = (await auditor.replay(Slice(name, stretch, 0, ()))).distances
+            assert found.within(LEAST / 20) is is_theirs, found
+
+    _with_trainers(spec.updated(task={"name": "image", "heldout_sha256": ""}), [], use)
 
 
 def test_steps_on_other_data_or_of_another_node_are_far_away(spec: RunSpec, texts: list[Path]) -> None:

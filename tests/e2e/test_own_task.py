@@ -1,0 +1,70 @@
+"""Tasks that bring their data along, in swarms of real nodes: that of docs/tasks.md as it stands there, and image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from realnodes import Node, agree
+
+ROOT = Path(__file__).parents[2]
+IMAGE = """
+[run]
+name = "image"
+{trust}
+[task]
+name = "image"
+[model]
+layers = 1
+width = 32
+[inner]
+lr = 5e-3
+warmup = 0
+batch = 16
+steps = 40
+"""
+
+
+def _example(folder: Path) -> tuple[Path, str]:
+    """The run file and the task of the page."""
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    for name, kind in (("sine.py", "python"), ("sine.toml", "toml")):
+        (block,) = re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        (folder / name).write_text(block)
+    return folder / "sine.toml", f"{folder / 'sine.py'}:Sine"
+
+
+def _two(tmp_path: Path, run_file: Path, *flags: str) -> tuple[Node, Node]:
+    """Two nodes that have trained together for some rounds, and ended."""
+    rounds = ("--rounds", "6")
+    with Node(tmp_path / "one", run_file, *flags, *rounds, "--wait-peers", "1", corpus=None) as one:
+        join = ("--join", one.ready["multiaddr"], "--run", one.ready["run_id"])
+        with Node(tmp_path / "two", *join, *flags, *rounds, corpus=None) as two:
+            assert one.wait() == 0, one.log()
+            assert two.wait() == 0, two.log()
+    return one, two
+
+
+def test_the_example_of_the_page_trains_in_a_swarm_of_two(tmp_path: Path) -> None:
+    run_file, task = _example(tmp_path)
+    one, two = _two(tmp_path, run_file, "--task", task)
+    assert agree(one, two) > 0
+    rounds = [event for event in one.events if event["event"] == "round"]
+    assert rounds[-1]["loss"] < 0.5 * rounds[0]["loss"]
+
+
+def test_digits_are_learned_from_pictures_that_nobody_publishes(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    (tmp_path / "image.toml").write_text(IMAGE.format(trust=""))
+    one, two = _two(tmp_path, tmp_path / "image.toml")
+    assert agree(one, two) > 0
+    assert [event["loss"] for event in one.events if event["event"] == "round"][-1] < 1.5  # bits; 3.32 of who guesses
+
+
+@pytest.mark.slow
+def test_judges_need_no_text_where_a_task_brings_its_data(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    (tmp_path / "image.toml").write_text(IMAGE.format(trust='trust = "open"'))
+    one, two = _two(tmp_path, tmp_path / "image.toml")
+    assert agree(one, two) > 0
