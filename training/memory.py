@@ -26,6 +26,7 @@ from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import room as states_room
 
 FLOAT = 4  # bytes
+TOGETHER = 1 << 24  # elements that Muon orthogonalises at once
 DAEMON, TRAINER = 100_000_000, 160_000_000  # bytes of the two processes around a model of nothing
 STATES_SERVED = 4  # rounds whose states are kept for late comers, or …
 STATES_OF_CHAIN = 8  # … to go back to, in open runs
@@ -51,6 +52,8 @@ class Keeping:
     checkpoints: int = 3
     hours: float = 24.0  # as `checkpoint_hours`
     members: int = 2  # n
+    ranks: int = 1  # processes that train
+    sharded: bool = False  # they divide the model among them
 
 
 @dataclass(frozen=True)
@@ -116,23 +119,29 @@ class Needs:
 
 def needs(spec: RunSpec, weight: Weight, keeping: Keeping = Keeping(), *, on_device: bool = False) -> Needs:
     """The table of one node; `on_device`: it trains on an accelerator with memory of its own."""
-    rows = (*_trainer(spec, weight, on_device), *_daemon(spec, weight.parameters, keeping.members))
+    rows = (*_trainer(spec, weight, keeping, on_device), *_daemon(spec, weight.parameters, keeping.members))
     return Needs((*rows, *_disk(spec, weight, keeping)))
 
 
-def _trainer(spec: RunSpec, weight: Weight, on_device: bool) -> Iterator[Held]:
+def _trainer(spec: RunSpec, weight: Weight, keeping: Keeping, on_device: bool) -> Iterator[Held]:
     vector, there = FLOAT * weight.parameters, "device" if on_device else "memory"
-    yield Held("trainer", "memory", "the process", TRAINER)
+    here = 1 if on_device else keeping.ranks  # of the ranks, whose memory this is; a device is one rank's
+    share = here / (keeping.ranks if keeping.sharded else 1)  # copies of what ranks may divide
+    own = 2 * share if keeping.sharded else share if on_device else share - 1  # beside the shared ones
+    yield Held("trainer", "memory", "the process", TRAINER * keeping.ranks)
     yield Held("trainer", "memory", "parameters, shared with the daemon", vector)
-    if on_device:
-        yield Held("trainer", "device", "parameters", vector)
-    yield Held("trainer", there, "gradient", vector)
-    yield Held("trainer", there, "moments of the optimizer", moments_of(spec, weight))
-    yield Held("trainer", there, "parameters that are not trained", weight.frozen)
-    yield Held("trainer", there, "a step", weight.step)
+    yield Held("trainer", there, "parameters", int(own * vector))
+    yield Held("trainer", there, "gradient", int(share * vector))
+    yield Held("trainer", there, "moments of the optimizer", int(share * moments_of(spec, weight)))
+    if spec.inner.optimizer == "muon":
+        yield Held(
+            "trainer", there, "matrices while Muon updates them", here * 2 * FLOAT * min(weight.matrices, TOGETHER)
+        )
+    yield Held("trainer", there, "parameters that are not trained", int(share * weight.frozen))
+    yield Held("trainer", there, "a step", weight.step * here // keeping.ranks)
     if spec.exchange.method == "open":
         yield Held("trainer", "memory", "gradient of a judge, shared with the daemon", vector)
-        if spec.trust.audit_share > 0:
+        if spec.audited:
             state = vector + moments_of(spec, weight)
             yield Held("trainer", there, "where the last steps ended", vector)
             yield Held("trainer", "memory", "own state while another's steps are repeated", state)
@@ -140,8 +149,7 @@ def _trainer(spec: RunSpec, weight: Weight, on_device: bool) -> Iterator[Held]:
 
 def moments_of(spec: RunSpec, weight: Weight) -> int:
     """Bytes of the optimizer's moments: two of each parameter, one of those that Muon updates."""
-    muon = getattr(spec.inner, "optimizer", "adamw") == "muon"
-    return FLOAT * (2 * weight.parameters - (weight.matrices if muon else 0))
+    return FLOAT * (2 * weight.parameters - (weight.matrices if spec.inner.optimizer == "muon" else 0))
 
 
 def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
@@ -184,7 +192,7 @@ def _disk(spec: RunSpec, weight: Weight, keeping: Keeping) -> Iterator[Held]:
     each = 2 * vector + momentum + moments_of(spec, weight)
     yield Held("daemon", "disk", "a checkpoint, and the one before", 2 * each)
     yield Held("daemon", "older", f"up to {count - 2} older checkpoints", (count - 2) * each)
-    if spec.exchange.method == "open" and spec.trust.audit_share > 0:
+    if spec.audited:
         kept = states_room(spec.inner.steps, weight.parameters)
         yield Held("trainer", "disk", "states that others may ask for", kept)
         yield Held("daemon", "disk", "offers, and states that it fetches", 2 * vector * (FETCHED_FOR_AUDITS + OFFERS))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from swarmnode.training.memory import FLOAT, Weight
+from swarmnode.training.optimizer import hidden_matrices
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment
 
@@ -31,12 +32,10 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment) -> Weight | No
                 step += _saved(model, batch)
             except RuntimeError:  # it looks at values, which there are none of
                 step += _by_layers(model, batch.numel())
-    linear = {id(m.weight) for name, m in model.named_modules() if isinstance(m, nn.Linear) and "head" not in name}
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return Weight(
         sum(parameter.numel() for parameter in trained),
         sum(parameter.nbytes for parameter in frozen),
-        sum(parameter.numel() for parameter in trained if id(parameter) in linear - embedded),
+        sum(matrix.numel() for matrix in hidden_matrices(model) if matrix.requires_grad),
         step,
     )
 

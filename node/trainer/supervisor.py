@@ -357,7 +357,8 @@ class TrainerProcess(Trainer):
         free = answer["free"]
         machine = Machine.here(self._settings.scratch, free)
         self.weight = Weight(**answer["weight"])
-        self.needs = needs(self._spec, self.weight, self._keeping, on_device=free is not None)
+        keeping = replace(self._keeping, ranks=self._settings.ranks, sharded=self._settings.sharded)
+        self.needs = needs(self._spec, self.weight, keeping, on_device=free is not None)
         logger.info("%s", in_words(self.needs, machine))
         if why := refusal(self.needs, machine):
             raise TrainerFailed(why)

@@ -47,6 +47,20 @@ def test_an_accelerator_takes_gradient_and_moments_off_the_memory() -> None:
     assert here.memory - there.memory == 3 * 4 * BILLION
 
 
+def test_muon_has_one_moment_for_each_matrix_where_adamw_has_two() -> None:
+    weight = Weight(BILLION, matrices=900 * MILLION)
+    adamw, muon = (needs(spec(inner={"optimizer": name}), weight) for name in ("adamw", "muon"))
+    assert adamw.memory - muon.memory == pytest.approx(4 * 900 * MILLION, rel=0.05)  # less what it orthogonalises in
+
+
+def test_ranks_that_divide_the_model_hold_their_part_of_twenty_bytes_a_parameter() -> None:
+    alone, divided = (needs(spec(), Weight(BILLION), Keeping(ranks=n, sharded=n > 1), on_device=True) for n in (1, 8))
+    assert alone.device == 16 * BILLION
+    assert divided.device == 20 * BILLION // 8
+    copies = needs(spec(), Weight(BILLION), Keeping(ranks=2)), needs(spec(), Weight(BILLION))
+    assert copies[0].memory - copies[1].memory == pytest.approx(16 * BILLION, rel=0.05)  # a whole trainer more
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_does_not_grow_with_the_peers(method: str) -> None:
     few, many = (needs(spec(method), Weight(BILLION), Keeping(members=n)) for n in (4, 64))
