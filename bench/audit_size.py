@@ -72,7 +72,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         nice=0,
         device=options.device,
         heldout=str(folder / "heldout"),
-        room=TEXT,
         texts=(str(folder / "shard"),),
         sandbox="auto",
     )

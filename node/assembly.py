@@ -311,7 +311,6 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         tokenizer=data.tokenizer if data is not None else "",
         shared=data is None or not data.own_text,
         texts=data.take() if data is not None else (),
-        room=data.room if data is not None else 0,
         task=config.task,
         base=config.base,
         policy=config.policy,

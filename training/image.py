@@ -57,7 +57,12 @@ class DigitImages:
         pictures = _pictures().to(device)
         self._gate, self._report, self._training = pictures.tensor_split((HELDOUT // 2, HELDOUT))
         torch.manual_seed(spec.run.seed)
-        self.model = Perceptron(spec.model).to(device)
+        self.model = self.skeleton(spec, assignment).to(device)
+
+    @classmethod
+    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> Perceptron:
+        """The model, whatever its parameters."""
+        return Perceptron(spec.model)
 
     def feed(self, texts: Sequence[str]) -> None:
         """There is nothing to feed."""

@@ -49,7 +49,6 @@ class Assignment:
     heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus: shards of the run's data
     tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes, or it has none
-    room: int = 0  # bytes that these and all that `feed` will bring have together at the most
     base: str = ""  # folder of the run's base model
     policy: str = ""  # kind and shape of this node's policy, in a run by rollouts; empty takes the run's
     sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm

@@ -155,7 +155,7 @@ class Worker:
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
         self._ranks.connect(settings["scratch"], self._device)
-        same = ("corpus", "heldout", "tokenizer", "room", "base", "policy", "sampling")
+        same = ("corpus", "heldout", "tokenizer", "base", "policy", "sampling")
         given = {name: settings[name] for name in same}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)

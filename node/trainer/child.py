@@ -66,7 +66,6 @@ class TrainerSettings:
     texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
     shared: bool = True  # whether others can have these files, so that they can repeat what was done with them
     tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes
-    room: int = 0  # bytes of text that there will ever be, where `texts` are given
     task: str = ""  # file.py:Class of a task that is not built in
     base: str = ""  # where the run's base model lies, or its name; empty takes the run's
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's

@@ -60,7 +60,7 @@ def _with_trainers(spec: RunSpec, texts: list[Path], use: Use, *, threads: int =
         settings = TrainerSettings(threads=1, nice=0, device="cpu")
         if texts:
             heldout = str(texts[0].parent / "heldout")
-            settings = replace(settings, heldout=heldout, room=60_000, texts=(str(texts[0]),))
+            settings = replace(settings, heldout=heldout, texts=(str(texts[0]),))
         other = replace(settings, threads=threads, texts=tuple(map(str, texts[2:])))
         author = TrainerProcess(spec, run_id=spec.run_id, peer_id="author", settings=settings)
         auditor = TrainerProcess(spec, run_id=spec.run_id, peer_id="auditor", settings=other)

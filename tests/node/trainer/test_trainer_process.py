@@ -233,7 +233,7 @@ def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
     many.write_bytes(b"b" * 50_000)
     heldout.write_bytes(b"c" * 100)
     spec = SPEC.resolved(heldout_sha256=hashlib.sha256(heldout.read_bytes()).hexdigest(), index="")
-    settings = replace(settings, corpus="/nowhere", heldout=str(heldout), texts=(str(few),), room=50_100)
+    settings = replace(settings, corpus="/nowhere", heldout=str(heldout), texts=(str(few),))
 
     async def learned(trainer: TrainerProcess, start: np.ndarray, letter: bytes) -> bytes:
         trainer.load(start)
