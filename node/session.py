@@ -39,6 +39,7 @@ from swarmnode.protocols.methods.method import (
 )
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
+from swarmnode.protocols.methods.trainer import TrainerDied, Vector
 from swarmnode.protocols.network import Traffic
 from swarmnode.training.rl.groups import Learned
 
@@ -177,11 +178,26 @@ class RunSession(Observer):
 
     async def _find_place(self) -> None:
         newest = await self._context.runner(self._checkpoints.newest) if self._checkpoints is not None else None
+        if newest is not None and newest.moments is not None:
+            await self._remember(newest.moments, newest.updates)
+            newest = replace(newest, moments=None)
         with self._search:
             try:
                 await self.method.find_place(replace(self._begin, saved=newest))
             except OtherHistory as error:
                 raise RunUnavailable(str(error)) from error
+
+    async def _remember(self, moments: Vector, updates: int) -> None:
+        """Have the inner optimizer go on where it was.
+
+        Also where the others are rounds ahead: what gradients are like changes more slowly than parameters, and first
+        moments are gone after some tens of steps, while without any, the first steps are as long as if no gradient were
+        noise.
+        """
+        try:
+            await self._context.trainer.remember(moments, updates)
+        except (TrainerDied, ValueError) as error:
+            logger.warning("the inner optimizer begins with fresh moments, as those of the checkpoint fail: %s", error)
 
     async def _take_part(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -259,7 +275,8 @@ class RunSession(Observer):
     def _save(self) -> None:
         """Have a checkpoint of this moment written, beside training."""
         if self._writer is not None and self.place is not None:
-            saved = self.method.saved()
+            moments, updates = self._context.trainer.moments()
+            saved = replace(self.method.saved(), moments=moments if updates else None, updates=updates)
             self._writer.put(saved)
             self._saved_at = saved.round
 

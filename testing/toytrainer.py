@@ -44,6 +44,13 @@ class SimTrainer(Trainer):
         self.seconds_per_step = seconds_per_step
         self._interrupted = trio.Event()
         self._recorder: Recorder | None = None
+        self.remembered = (_NONE, 0)  # moments, as another trainer's optimizer has them, and their updates
+
+    def moments(self) -> tuple[Vector, int]:
+        return self.remembered
+
+    async def remember(self, moments: Vector, updates: int) -> None:
+        self.remembered = (moments, updates)
 
     @property
     def layout(self) -> Layout:

@@ -68,9 +68,17 @@ class InnerLoop:
     """Inner steps of one task. The optimizer's moments live on from round to round and are never exchanged."""
 
     def __init__(
-        self, spec: RunSpec, task: Task, *, peer_id: str, vector: Tensor, keep: bool, ranks: Ranks = ALONE
+        self,
+        spec: RunSpec,
+        task: Task,
+        *,
+        peer_id: str,
+        vector: Tensor,
+        keep: bool,
+        ranks: Ranks = ALONE,
+        moments: Tensor | None = None,
     ) -> None:
-        """`ranks`: who shares the steps of `train`; everything else is done alone."""
+        """`ranks`: who shares the steps of `train`; everything else is done alone. `moments`: where they shall lie."""
         own = ranks.own(task.model)
         flatten_into(own, vector, keep=keep)
         self._spec = spec
@@ -81,7 +89,7 @@ class InnerLoop:
         assert first is not None  # flatten_into has just set it
         self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
         self._vector = vector
-        self._optimizer = Optimizer(task.model, spec, ranks)
+        self.optimizer = Optimizer(task.model, spec, ranks, moments)
         self._round = -1
         self._step_in_round = 0
         self._generator = torch.Generator()
@@ -93,8 +101,8 @@ class InnerLoop:
 
     def view(self) -> State:
         """All that the next step depends on, besides its batch: on a CPU the memory itself, which steps overwrite."""
-        moments = self._optimizer.moments if self._optimizer.updates else self._vector.new_empty(0)
-        return State(self._vector.cpu().numpy(), moments.cpu().numpy(), self._optimizer.updates)
+        moments = self.optimizer.moments if self.optimizer.updates else self._vector.new_empty(0)
+        return State(self._vector.cpu().numpy(), moments.cpu().numpy(), self.optimizer.updates)
 
     def state(self) -> State:
         """A copy of the same."""
@@ -103,7 +111,7 @@ class InnerLoop:
 
     def fits(self, state: State) -> bool:
         """Whether a state is one of this model and optimizer."""
-        moments = self._optimizer.moments.numel() if state.updates else 0
+        moments = self.optimizer.moments.numel() if state.updates else 0
         return state.parameters.shape == self._vector.shape and state.moments.shape == (moments,)
 
     def take(self, state: State) -> None:
@@ -112,7 +120,7 @@ class InnerLoop:
             raise ValueError("a state of another model")
         with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
             self._vector.copy_(torch.from_numpy(state.parameters))
-        self._optimizer.take(state)
+        self.optimizer.take(state)
 
     @contextmanager
     def replayed(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> Iterator[State]:
@@ -201,7 +209,7 @@ class InnerLoop:
         if inner.clip > 0:
             norm = self._ranks.norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
-        self._optimizer.step(min(1.0, (place + 1) / max(1, inner.warmup)))
+        self.optimizer.step(min(1.0, (place + 1) / max(1, inner.warmup)))
         self._ranks.publish()
         self._step_in_round += 1
         return self._ranks.sum(loss.detach())

@@ -45,11 +45,18 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     } - embeddings
 
 
+def count_moments(model: nn.Module, spec: RunSpec) -> int:
+    """Elements of the vector of all moments, P + A."""
+    matrices = hidden_matrices(model) if spec.inner.optimizer == "muon" else set()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return sum(parameter.numel() * (1 if parameter in matrices else 2) for parameter in parameters)
+
+
 class Optimizer:
     """Updates the trainable parameters of a model, which are views of one vector, as their gradients are of another."""
 
-    def __init__(self, model: nn.Module, spec: RunSpec, ranks: Ranks = ALONE) -> None:
-        """The gradients must be there already."""
+    def __init__(self, model: nn.Module, spec: RunSpec, ranks: Ranks = ALONE, moments: Tensor | None = None) -> None:
+        """The gradients must be there already. `moments`: zeros (`count_moments`,), where they are to lie elsewhere."""
         self._ranks = ranks
         self._inner = inner = spec.inner
         self._precision = torch.float32 if spec.audited else torch.bfloat16
@@ -59,11 +66,12 @@ class Optimizer:
         matrices = {ranks.owned(matrix): matrix.shape for matrix in hidden if matrix.requires_grad}  # of all rows
         first = sum(parameter.numel() for parameter in parameters)
         second = sum(parameter.numel() for parameter in parameters if parameter not in matrices)
-        self.moments = torch.zeros(first + second, dtype=torch.float32, device=parameters[0].device)  # (P + A,)
-        self._adamw: dict[float, list[tuple[Tensor, ...]]] = defaultdict(
-            list
-        )  # by decay: parameter, gradient, moments,
-        self._muon: dict[torch.Size, list[tuple[Tensor, ...]]] = defaultdict(list)  # updates; by shape: without these
+        if moments is None:
+            moments = torch.zeros(first + second, dtype=torch.float32, device=parameters[0].device)
+        self.moments = moments  # (P + A,)
+        # By decay: each parameter, its gradient, its moments, how often it was updated. By shape: the first three.
+        self._adamw: dict[float, list[tuple[Tensor, ...]]] = defaultdict(list)
+        self._muon: dict[torch.Size, list[tuple[Tensor, ...]]] = defaultdict(list)
         offset, behind = 0, first
         for parameter in parameters:
             assert parameter.grad is not None
@@ -85,10 +93,14 @@ class Optimizer:
                 self.moments.copy_(torch.from_numpy(state.moments))
         else:
             self.moments.zero_()
-        self.updates = state.updates
+        self.count(state.updates)
+
+    def count(self, updates: int) -> None:
+        """The moments are of so many updates."""
+        self.updates = updates
         for rows in self._adamw.values():
-            for *_, updates in rows:
-                updates.fill_(float(state.updates))
+            for *_, seen in rows:
+                seen.fill_(float(updates))
 
     @torch.no_grad()
     def step(self, warmth: float) -> None:

@@ -35,7 +35,7 @@ class Ranks:
     """One rank's view of all. Without a word to the contrary: the only one."""
 
     sharded = False
-    shared = frozenset({"init", "train", "feed"})  # commands that all ranks obey
+    shared = frozenset({"init", "train", "feed", "remember"})  # commands that all ranks obey
 
     def __init__(self, rank: int = 0, count: int = 1, others: Sequence[socket.socket] = ()) -> None:
         """`others`: of rank 0, sockets to the ranks 1, 2, ...; of another rank, none."""

@@ -10,6 +10,7 @@ of `train` as well.
     init      spec, run_id, peer_id, ... -> layout     with keep, the parameters in memory stay
     train     round, steps, seconds -> ...             replies when done or stopped
     feed      texts                                    train on these files as well
+    remember  -> nothing                               go on with the moments that are in the memory
     stop      -> nothing                               ends `train` after the step in hand
     evaluate  thorough, seed -> loss
     heldout   seed, sequences -> loss                  on the first of those that the seed draws
@@ -27,10 +28,11 @@ of `train` as well.
     quit      -> nothing                               and the process ends
 
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
-there is room for a gradient, which takes no memory before there is one. On a CPU it is the very memory that is trained;
-a GPU trains a copy, written back at least every few seconds and after `train`. States from which steps are repeated lie
-in files of its directory (training/verify/vectors): its own, and others' that the daemon fetched. The process, which
-begins in `confined.py`, ends with its parent, also when the socket closes.
+there is room for a gradient, which takes no memory before there is one, for the number of updates, and for the
+optimizer's moments. On a CPU it is the very memory that is trained; a GPU trains a copy, written back at least every
+few seconds, the moments after `train` only. So whoever starts the trainer again loses none of it. States from which
+steps are repeated lie in files of its directory (training/verify/vectors): its own, and others' that the daemon
+fetched. The process, which begins in `confined.py`, ends with its parent, also when the socket closes.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+import numpy as np
 
 from swarmnode.training import sandbox
 from swarmnode.training.corpus import CorpusError
@@ -140,6 +143,7 @@ class Worker:
         import torch
 
         from swarmnode.training.inner import InnerLoop, layout_of, trained
+        from swarmnode.training.optimizer import count_moments
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
@@ -165,12 +169,15 @@ class Worker:
             self._ranks = Sharded(self._ranks, self._device)
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
+        moments = count_moments(self._task.model, run)
         if not keep:
-            os.ftruncate(self._memory_fd, 2 * size)
+            os.ftruncate(self._memory_fd, 2 * size + 8 + 4 * moments)
         if self._confined.enforced:
             sandbox.cap_files(2 * size if run.audited else 0)
-        memory = torch.frombuffer(mmap.mmap(self._memory_fd, 2 * size), dtype=torch.float32)
-        self._shared, self._gradient = memory[: layout.parameters], memory[layout.parameters :]  # (P,) each
+        mapped = mmap.mmap(self._memory_fd, 2 * size + 8 + 4 * moments)
+        self._shared, self._gradient = torch.frombuffer(mapped, dtype=torch.float32, count=size // 2).chunk(2)  # (P,)
+        self._updates = np.frombuffer(mapped, np.int64, 1, 2 * size)
+        self._kept = torch.frombuffer(mapped, dtype=torch.float32, offset=2 * size + 8)  # (P + A,)
         if self._device == "cuda":
             _pin(self._shared)
         owned = sum(parameter.numel() for _, parameter in trained(self._ranks.own(self._task.model)))
@@ -179,7 +186,14 @@ class Worker:
         self._vector = self._shared if in_place else torch.empty(owned, device=self._device)  # (P,), or this rank's
         if keep:
             self._pull()
-        self._loop = InnerLoop(run, self._task, peer_id=peer_id, vector=self._vector, keep=keep, ranks=self._ranks)
+        own: dict[str, Any] = {
+            "vector": self._vector,
+            "ranks": self._ranks,
+            "moments": self._kept if in_place else None,
+        }
+        self._loop = InnerLoop(run, self._task, peer_id=peer_id, keep=keep, **own)
+        if keep:
+            self._remember()
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
         told: dict[str, Any] = {}
@@ -192,7 +206,41 @@ class Worker:
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
-        return {"layout": shape, "device": self._device, "sandbox": asdict(self._confined), "states": told}
+        here = {"device": self._device, "sandbox": asdict(self._confined), "states": told}
+        return {"layout": shape, "moments": moments, **here}
+
+    def do_remember(self) -> None:
+        self._remember()
+
+    def _remember(self) -> None:
+        """Go on with the moments in the memory; with fresh ones where it died in an audit of others, or diverged.
+
+        Ranks that divide the model have none there.
+        """
+        optimizer, updates = self._loop.optimizer, int(self._updates[0])
+        if self._ranks.sharded:
+            return
+        if updates <= 0 or not bool(self._kept.isfinite().all()):
+            optimizer.moments.zero_()
+            updates = 0
+        elif optimizer.moments is not self._kept:
+            optimizer.moments.copy_(self._kept)
+        optimizer.count(updates)
+        if self._recorder is not None:
+            self._recorder.lose()
+
+    @contextmanager
+    def _of_others(self) -> Iterator[None]:
+        """While the block lasts, the moments in the memory are not this node's."""
+        self._updates[0] = -1
+        try:
+            yield
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        if not self._ranks.rank and not self._ranks.sharded:
+            self._updates[0] = self._loop.optimizer.updates
 
     def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
         recorder = self._recorder
@@ -204,6 +252,9 @@ class Worker:
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
         self._ranks.tell({"op": "stop"})
         self._push()
+        if self._loop.optimizer.moments is not self._kept and not self._ranks.rank and not self._ranks.sharded:
+            self._kept.copy_(self._loop.optimizer.moments)
+        self._count()
         if self._left is not None:
             self._left.copy_(self._vector)
         self._spent["train"] += progress.seconds
@@ -211,6 +262,7 @@ class Worker:
 
     def _between_steps(self) -> bool:
         """Answer what has come in meanwhile; whether to stop training."""
+        self._count()
         if time.monotonic() - self._written_back > WRITE_BACK_SECONDS:
             self._push()
             self._written_back = time.monotonic()
@@ -342,7 +394,7 @@ class Worker:
             first, last = self._state(point_of(start)), self._state(point_of(claimed))
             if self._loop.fits(first):
                 text = self._task.on(size, pieces) if size else nullcontext()
-                with text, self._loop.replayed(first, peer_id=peer, **whose) as replayed:
+                with self._of_others(), text, self._loop.replayed(first, peer_id=peer, **whose) as replayed:
                     found = distance(first, last, replayed)
         return self._compared([found], self._spent["audit"] - before)
 
@@ -369,7 +421,7 @@ class Worker:
         self._torch.set_num_threads(threads)
         try:
             whose = {"round": own.round, "step": own.step, "steps": own.steps}
-            with self._loop.replayed(start, peer_id=self._peer_id, **whose) as replayed:
+            with self._of_others(), self._loop.replayed(start, peer_id=self._peer_id, **whose) as replayed:
                 return distance(start, end, replayed)
         finally:
             self._torch.set_num_threads(usual)

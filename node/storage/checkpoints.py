@@ -1,6 +1,7 @@
 """What a node keeps of a run's course: checkpoints of its state, and the history of its rounds.
 
     runs/<run id>/checkpoints/round-00000040.safetensors     parameters, momentum, residual: float32 (P,) each; extra
+    runs/<run id>/checkpoints/round-00000040.moments         of the inner optimizer, beside the newest only
     runs/<run id>/checkpoints/round-00000040.json            the manifest
     runs/<run id>/history.jsonl                              one JSON object a line, which only grows
 
@@ -10,9 +11,12 @@ there are, so a checkpoint serves on another device and in a swarm of another si
 
 What a node needs to go on that is not in here, and where it comes from: the position in the data and all sampling
 follow from the run's seed, the peer id and the round (`training/inner.py`), so a node that begins a round anew draws
-the same windows as one that was never stopped; the learning rate's warm-up follows from the round. Not kept: the
-moments of the inner optimizer, which start at zero after a restart as after the trainer's death, and the work of the
-round in hand where the process was killed (one that leaves in order puts it into the residual).
+the same windows as one that was never stopped; the learning rate follows from the round. Not kept: the work of
+the round in hand where the process was killed (one that leaves in order puts it into the residual).
+
+The moments are written from the very memory of a trainer that goes on, so they may be those of one step here and of a
+later one there; no step reads two places of them together but AdamW, whose two moments of a parameter then are some
+milliseconds apart. Where they cannot be used, training goes on with fresh ones.
 
 Who may fail when, and what is then true: a checkpoint is written whole before its manifest is, and the manifest before
 older ones go. So whenever the process or the machine stops, and when the disk is full, the newest manifest that is
@@ -38,7 +42,7 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +61,9 @@ from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 HOUR = 3600.0  # seconds
+MOMENTS = ".moments"  # suffix
 HISTORY = "history.jsonl"  # in the run's folder
 
 
@@ -76,6 +81,8 @@ class CheckpointManifest:
     members: tuple[str, ...]  # peer ids, see `Saved`
     method: str  # that wrote the residual, and `extra`
     written: float  # seconds since 1970
+    moments: str = ""  # sha-256 of their file; empty where there are none
+    updates: int = 0  # that the moments are of
 
     @property
     def table(self) -> Layout:
@@ -110,6 +117,9 @@ class Checkpoints:
         }
         kept = {name: np.ascontiguousarray(vector) for name, vector in vectors.items() if not _all_zero(vector)}
         sha256 = write_tensors(path, kept, {"run": self.run_id, "round": str(saved.round)})
+        moments = ""
+        if saved.moments is not None:
+            moments = write_tensors(path.with_suffix(MOMENTS), {"moments": saved.moments}, {"run": self.run_id})
         manifest = CheckpointManifest(
             FORMAT,
             self.run_id,
@@ -121,6 +131,8 @@ class Checkpoints:
             saved.members,
             saved.method,
             time.time(),
+            moments,
+            saved.updates,
         )
         write_atomic(path.with_suffix(".json"), json.dumps(asdict(manifest), indent=1).encode())
         try:
@@ -140,6 +152,9 @@ class Checkpoints:
         for tensors in self.folder.glob("round-*.safetensors"):
             if tensors.stem not in stems:
                 tensors.unlink(missing_ok=True)
+        for moments in self.folder.glob("round-*" + MOMENTS):
+            if moments.stem != newest.stem:
+                moments.unlink(missing_ok=True)
 
     def _by_age(self, manifests: list[Path]) -> set[Path]:
         """The first in each of the last two spans of 1, 2, 4, … hours: what begins a long span begins shorter ones."""
@@ -162,7 +177,24 @@ class Checkpoints:
                 "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",
                 self.folder,
             )
-        return None if found is None else found[1]
+        return None if found is None else self._with_moments(*found)
+
+    def _with_moments(self, manifest: CheckpointManifest, saved: Saved) -> Saved:
+        """The checkpoint with the moments beside it, where they are whole, and of this run."""
+        path = self.folder / f"round-{saved.round:08d}{MOMENTS}"
+        if not manifest.moments:
+            return saved
+        try:
+            found = read_tensors(path)
+            moments = found.tensors.get("moments")
+            if found.sha256 != manifest.moments or moments is None or moments.dtype != np.float32 or moments.ndim != 1:
+                raise ValueError("they are not what was written with the checkpoint")
+            if not is_finite(moments) or manifest.updates < 1:
+                raise ValueError("they contain NaN or infinity, or are of no update")
+        except (OSError, ValueError) as error:
+            logger.warning("%s is left out, training goes on with fresh moments: %s", path, error)
+            return saved
+        return replace(saved, moments=moments, updates=manifest.updates)
 
 
 def newest_whole(

@@ -45,8 +45,8 @@ class TensorFile:
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> str:
     """Replace `path`, whole or not at all; the sha-256 of the new file, 64 hex digits. Blocking.
 
-    Tensors are float32 or uint8, contiguous, and must not change meanwhile. Raises NoSpace or DataDirError; what was at
-    `path` is then still there.
+    Tensors are float32 or uint8, contiguous; of one that changes meanwhile a mixture is written. Raises NoSpace or
+    DataDirError; what was at `path` is then still there.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -58,7 +58,8 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
     encoded += b" " * (-len(encoded) % 8)
     digest = hashlib.sha256()
     with replacing(path) as file:
-        for piece in _pieces(encoded, tensors):
+        for raw in _pieces(encoded, tensors):
+            piece = bytes(raw)  # what is hashed is what is written, whoever writes to it
             digest.update(piece)
             write_all(file, piece)
     return digest.hexdigest()

@@ -2,9 +2,9 @@
 
 What fails, and what is then true: the child may be killed, run out of memory or crash at any moment. The call in
 flight raises TrainerDied; the parameters stay, because they lie in a memfd that the daemon holds too (a child killed
-in the middle of an optimizer step leaves some tensors one step ahead of others, which training does not mind). A new
-child is started from them after a back-off and calls wait for it; the inner optimizer starts afresh. A child that
-cannot be started three times in a row, or says why it never will, ends `run` with TrainerFailed.
+in the middle of an optimizer step leaves some tensors one step ahead of others, which training does not mind), and
+so do the inner optimizer's moments. A new child is started from them after a back-off and calls wait for it. A child
+that cannot be started three times in a row, or says why it never will, ends `run` with TrainerFailed.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ class TrainerProcess(Trainer):
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
         self._gradient: Vector | None = None  # (P,), behind it
+        self._updates = np.zeros(
+            1, np.int64
+        )  # of the inner optimizer; -1: its moments are of somebody's whom it audits
+        self._moments: Vector = np.zeros(0, np.float32)  # likewise in the memory
         self._child: TrainerChild | None = None
         self._ready = trio.Event()
         self._interrupted = False
@@ -135,6 +139,16 @@ class TrainerProcess(Trainer):
 
     def load(self, vector: Vector) -> None:
         np.copyto(self._shared(), vector, casting="no")
+
+    def moments(self) -> tuple[Vector, int]:
+        return self._moments, max(0, int(self._updates[0]))
+
+    async def remember(self, moments: Vector, updates: int) -> None:
+        if moments.size != self._moments.size:
+            raise ValueError("they are of another optimizer")
+        np.copyto(self._moments, moments)
+        self._updates[0] = updates
+        await self._ask("remember")
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         self._interrupted = False
@@ -328,8 +342,11 @@ class TrainerProcess(Trainer):
         layout = Layout.of([(name, tuple(shape)) for name, shape in answer["layout"]])
         if self._vector is None:
             self._layout = layout
-            memory = np.frombuffer(mmap.mmap(memory_fd, 8 * layout.parameters), dtype="<f4")
-            self._vector, self._gradient = memory[: layout.parameters], memory[layout.parameters :]
+            size, moments = layout.parameters, answer["moments"]
+            memory = mmap.mmap(memory_fd, 8 * size + 8 + 4 * moments)
+            self._vector, self._gradient = np.frombuffer(memory, "<f4", 2 * size).reshape(2, size)
+            self._updates = np.frombuffer(memory, "<i8", 1, 8 * size)
+            self._moments = np.frombuffer(memory, "<f4", moments, 8 * size + 8)
         elif layout != self._layout:
             raise TrainerFailed("the trainer came back with another layout; were its files changed? restart the node")
         while len(told) < len(self._settings.texts):  # more have come meanwhile

@@ -62,6 +62,8 @@ class Saved:
     members: tuple[PeerId, ...]
     method: str = ""  # whose `extra` this is
     extra: bytes = b""  # what the method alone understands; another method leaves it out
+    moments: Vector | None = None  # of the inner optimizer; they may change while they are written
+    updates: int = 0  # that they are of
 
 
 @dataclass(frozen=True)

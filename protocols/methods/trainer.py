@@ -138,6 +138,14 @@ class Trainer(ABC):
     def load(self, vector: Vector) -> None:
         """Overwrite the local parameters, shape (P,). The inner optimizer keeps its state. Not while `train` runs."""
 
+    def moments(self) -> tuple[Vector, int]:
+        """What the inner optimizer remembers, and of how many updates, 0 of none. The very memory: steps change it."""
+        return np.zeros(0, np.float32), 0
+
+    async def remember(self, moments: Vector, updates: int) -> None:
+        """Go on with these, of this run and an earlier life. Not while `train` runs. Raises TrainerDied, ValueError."""
+        raise self._cannot("remember moments")
+
     @abstractmethod
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         """Run inner steps until `steps` are done or `seconds` of wall time have passed, whichever is first.

@@ -68,3 +68,19 @@ def test_what_another_method_wrote_is_gone_on_from_with_its_momentum_and_residua
         assert min(node.rounds) == 40
 
     simulate(body)
+
+
+def test_moments_of_the_inner_optimizer_survive_a_restart(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        node = await swarm.start("a")
+        node.trainer.remembered = np.arange(7, dtype=np.float32), 12
+        await swarm.round_done(3, "a")
+        await swarm.leave("a")
+        again = await swarm.start("a")
+        await swarm.round_done(max(node.rounds) + 2, "a")
+        moments, updates = again.trainer.moments()
+        assert again.trainer is not node.trainer
+        assert (moments.tolist(), updates) == (list(range(7)), 12)
+
+    simulate(body)

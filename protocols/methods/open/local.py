@@ -384,7 +384,7 @@ class TracedTrainer(LocalTrainer):
         for vectors in (self._recorded, self._offers):
             with suppress(OSError):
                 vector = await self._runner(lambda vectors=vectors: vectors.copied(id, most))  # type: ignore[misc]
-            if vector is not None and vector.size in (0, self.feedback.size, 2 * self.feedback.size):
+            if vector is not None and (not vector.size or vector.size >= self.feedback.size):
                 return memoryview(vector.view(np.uint8))
         return None
 
@@ -487,7 +487,7 @@ class TracedTrainer(LocalTrainer):
         self.unlink()
         self._tip = self._began = b""
         self._start = self.start
-        if not self._trained and not self.feedback.export().any():
+        if not self._trained and not self.audited.moments()[1] and not self.feedback.export().any():
             self._origin = Origin.FRESH
 
 

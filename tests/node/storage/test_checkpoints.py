@@ -320,3 +320,35 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_last_one_put_is_
 
     trio.run(main)
     assert saved == [1, 4] and rounds(tmp_path) == [1, 4]
+
+
+def test_moments_come_back_with_the_newest_checkpoint_and_lie_beside_it_alone(tmp_path: Path) -> None:
+    kept, moments = store(tmp_path), np.arange(30, dtype=np.float32)
+    for round in (1, 2):
+        kept.save(dataclasses.replace(a_checkpoint(round), moments=moments + round, updates=5 * round))
+    found = kept.newest()
+    assert found is not None and found.moments is not None
+    assert (found.moments.tolist(), found.updates) == ((moments + 2).tolist(), 10)
+    assert [path.name for path in kept.folder.glob("*.moments")] == ["round-00000002.moments"]
+    kept.save(a_checkpoint(3))
+    assert not list(kept.folder.glob("*.moments")) and kept.newest().moments is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "foreign", "gone", "infinite"])
+def test_moments_that_are_not_whole_are_left_out_with_a_warning(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, moments = store(tmp_path), np.arange(30, dtype=np.float32)
+    if damage == "infinite":
+        moments[3] = np.inf
+    saved = dataclasses.replace(a_checkpoint(1), moments=moments, updates=5)
+    path = kept.save(saved).with_suffix(".moments")
+    if damage == "cut off":
+        path.write_bytes(path.read_bytes()[:-8])
+    elif damage == "foreign":
+        module.write_tensors(path, {"moments": moments + 1}, {})
+    elif damage == "gone":
+        path.unlink()
+    found = kept.newest()
+    assert found is not None and found.round == 1 and found.moments is None
+    assert "fresh moments" in caplog.text

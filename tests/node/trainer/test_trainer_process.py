@@ -11,18 +11,22 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 
+from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.trainer import child as trainerchild
 from swarmnode.node.trainer import supervisor as trainer_module
 from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.training.open_step import SEQUENCES
+from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import parse_runspec
 
 SPEC = parse_runspec(
@@ -381,3 +385,63 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_taken(settings: Tra
 
     with pytest.raises(TrainerFailed, match=r"needs [0-9.]+ GB of memory .* Close other programs"):
         trio.run(start)
+
+
+def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        await trainer.train(round=0, steps=5, seconds=60)
+        moments, updates = trainer.moments()
+        before = moments.copy()
+        assert trainer.pid is not None and before.any()
+        os.kill(trainer.pid, signal.SIGKILL)
+        while trainer.moments()[1] == updates:
+            with suppress(TrainerDied):
+                await trainer.train(round=1, steps=1, seconds=60)
+            await trio.sleep(0.05)
+        now, then = trainer.moments()
+        assert (updates, then) == (5, 6)
+        assert np.linalg.norm(now[: now.size // 2]) > 0.5 * np.linalg.norm(before[: before.size // 2])
+
+    _with_trainer(settings, use)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_restart_in_the_middle_changes_nothing_that_follows(
+    settings: TrainerSettings, tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint with its moments the same steps follow, to the last bit; with fresh moments others do."""
+    spec = SPEC.updated(inner={"optimizer": optimizer})
+    monkeypatch.setattr(sys.modules[__name__], "SPEC", spec)
+    ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    kept: list[Checkpoints] = []
+
+    async def rounds(trainer: TrainerProcess, *, first: int, last: int) -> None:
+        for round in range(first, last):
+            await trainer.train(round=round, steps=4, seconds=60)
+
+    async def uninterrupted(trainer: TrainerProcess) -> None:
+        await rounds(trainer, first=0, last=3)
+        moments, updates = trainer.moments()
+        state = OuterState.start(trainer.parameters())
+        kept.append(Checkpoints(tmp_path, run_id=spec.run_id, layout=trainer.layout, keep=1))
+        kept[0].save(Saved(3, state, np.zeros_like(state.parameters), (), moments=moments, updates=updates))
+        await rounds(trainer, first=3, last=8)
+        ends["whole"] = trainer.parameters(), trainer.moments()[0].copy()
+
+    async def restarted(trainer: TrainerProcess, name: str) -> None:
+        saved = kept[0].newest()
+        assert saved is not None and saved.moments is not None
+        trainer.load(saved.state.parameters)
+        if name == "restarted":
+            await trainer.remember(saved.moments, saved.updates)
+        with pytest.raises(ValueError, match="another optimizer"):
+            await trainer.remember(saved.moments[1:], saved.updates)
+        await rounds(trainer, first=3, last=8)
+        ends[name] = trainer.parameters(), trainer.moments()[0].copy()
+
+    _with_trainer(settings, uninterrupted)
+    for name in ("restarted", "forgetful"):
+        _with_trainer(settings, partial(restarted, name=name))
+    for whole, again, fresh in zip(*(ends[name] for name in ("whole", "restarted", "forgetful")), strict=True):
+        np.testing.assert_array_equal(whole, again)
+        assert not np.allclose(whole, fresh, rtol=1e-3)
