@@ -34,7 +34,7 @@ def choose(store: RunStore, file: Path, *, me: str = "12D3me", joining: bool = F
         network=SimpleNamespace(me=me),
         shard_store=None,
         config=SimpleNamespace(
-            join=("/ip4/203.0.113.7/tcp/4077",) if joining else (), task="", corpus="", tokenizer=""
+            join=("/ip4/203.0.113.7/tcp/4077",) if joining else (), task="", corpus="", tokenizer="", base=""
         ),
         emit=print,
         options=SimpleNamespace(runspec=file, run_id=None, json_events=True),
