@@ -219,8 +219,9 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
     found: list[tuple[Weight, float, float]] = []
 
     async def main() -> None:
-        based, _ = await with_base(spec, settings.base)
-        trainer = TrainerProcess(based, run_id=spec.run_id, peer_id="plan", settings=settings)
+        based, tokenizer = await with_base(spec, settings.base)
+        told = replace(settings, tokenizer=tokenizer)
+        trainer = TrainerProcess(based, run_id=spec.run_id, peer_id="plan", settings=told)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
             await trainer.train(round=0, steps=WARM_UP, seconds=float("inf"))

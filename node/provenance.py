@@ -417,6 +417,9 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
         ours, theirs = getattr(spec, table), getattr(parent, table)
         if table == "task":
             ours = replace(ours, heldout_sha256=theirs.heldout_sha256)
+        elif ours.base and not ours.base_sha256:
+            ours = replace(ours, base_sha256=theirs.base_sha256)
+            spec = replace(spec, model=ours)
         if ours != theirs:
             raise SettingError(
                 f"[{table}] differs from that of the run it continues, so its state does not fit; keep [{table}] as it "

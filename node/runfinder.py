@@ -54,10 +54,10 @@ class RunFinder:
         """
         options, config = self._node.options, self._node.config
         file, run_id, joining = options.runspec, options.run_id, bool(config.join)
-        creator = False
+        creator, tokenizer = False, ""
         if file is not None:
             loaded = await in_thread(lambda: load_runspec(file))
-            spec, _ = await with_base(loaded, config.base)
+            spec, tokenizer = await with_base(loaded, config.base)
             creator = True
         elif run_id is not None:
             known = await in_thread(lambda: self._store.load(run_id))
@@ -72,7 +72,7 @@ class RunFinder:
         if not needs_text(spec.task.name, config.task):
             pass
         elif creator:
-            spec = await self._published(spec)
+            spec = await self._published(spec, config.tokenizer or tokenizer)
         elif not spec.data.index:
             raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
         if creator:
@@ -82,11 +82,11 @@ class RunFinder:
         await in_thread(lambda: self._store.keep(chosen.spec))
         return chosen
 
-    async def _published(self, spec: RunSpec) -> RunSpec:
+    async def _published(self, spec: RunSpec, tokenizer: str) -> RunSpec:
         """With this node's corpus cut into shards, which may take long. Raises CorpusError, NoSpace or ShardError."""
         config, store, meter = self._node.config, self._node.shard_store, Meter()
         async with shown(meter, self._node.emit):
-            return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=config.tokenizer, meter=meter))
+            return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=tokenizer, meter=meter))
 
     def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
         """The run that this node began by the file, or else a new one. Blocking.

@@ -58,6 +58,12 @@ def weights_hash(folder: Path) -> str:
     return told.hexdigest()
 
 
+def vocabulary(folder: Path) -> int:
+    """How many tokens a model knows, as its config.json says; 0 where that does not. Raises OSError, ValueError."""
+    shape = json.loads((folder / "config.json").read_bytes())
+    return int(shape.get("vocab_size") or shape.get("text_config", {}).get("vocab_size", 0))
+
+
 # -- as others read them
 
 

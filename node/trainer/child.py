@@ -35,6 +35,7 @@ from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.training import hub
 from swarmnode.training.runspec import RunSpec, hf_model
 from swarmnode.training.sandbox import Rules
+from swarmnode.training.tokens import BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -169,15 +170,26 @@ async def with_models(spec: RunSpec, settings: TrainerSettings) -> TrainerSettin
 
 
 async def with_base(spec: RunSpec, named: str) -> tuple[RunSpec, str]:
-    """The specification in a run file of the owner's with the hash of its base, and the folder where that is.
+    """The specification in a run file of the owner's with its base's hash and vocabulary, and the base's tokenizer.
 
-    `named` is what the owner calls it here, if not as in the file. The folder is "" where there is no base. Raises
-    TrainerFailed.
+    `named` is what the owner calls the base here, if not as in the file. The tokenizer is a file; "" where there is no
+    base, or tokens are bytes. Raises TrainerFailed.
     """
     if not spec.model.base:
         return spec, ""
     folder = await fetch_model(named or spec.model.base)
-    return spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(folder)}), str(folder)
+    spec = spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(folder)})
+    tokenizer, rows = folder / "tokenizer.json", hub.vocabulary(folder)
+    if tokenizer.exists():
+        return spec.updated(data={"vocabulary": rows or BYTES}) if spec.data.vocabulary == BYTES else spec, str(
+            tokenizer
+        )
+    if spec.data.vocabulary == BYTES != rows:
+        raise TrainerFailed(
+            f"{folder} has no tokenizer.json, so no text can be put into the tokens of that model. transformers writes "
+            "one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return spec, ""
 
 
 async def fetch_model(name: str, *, offline: bool = False) -> Path:

@@ -40,7 +40,7 @@ context = 32
 lora_rank = {rank}
 lora_alpha = {alpha}
 [inner]
-lr = 0.01
+lr = {lr}
 batch = 4
 steps = {steps}
 warmup = 2
@@ -56,8 +56,8 @@ def base(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bpe_folder(corpus, tmp_path_factory.mktemp("base"))
 
 
-def run_file(path: Path, base: Path, *, steps: int, run: str = "") -> Path:
-    path.write_text(RUN.format(base=base, rank=RANK, alpha=ALPHA, steps=steps, run=run))
+def run_file(path: Path, base: Path, *, steps: int, lr: float = 1e-3, run: str = "") -> Path:
+    path.write_text(RUN.format(base=base, rank=RANK, alpha=ALPHA, steps=steps, lr=lr, run=run))
     return path
 
 
@@ -106,6 +106,8 @@ def test_four_daemons_train_adapters_and_export_them(tmp_path: Path, corpus: Pat
             losses = [event["loss"] for event in creator.events if event["event"] == "round"]
             assert losses[-1] < losses[0] - 0.1
             assert max(event.get("members", 0) for event in creator.events) == 4
+            said = creator.command_line("sample", "the swarm", "--length", "20", "--seed", "1")["text"]
+            assert isinstance(said, str)
             exported_as_the_swarm_has_it(tmp_path / "d", base, tmp_path / "adapters")
         finally:
             for node in nodes[1:]:
@@ -115,7 +117,7 @@ def test_four_daemons_train_adapters_and_export_them(tmp_path: Path, corpus: Pat
 def test_strangers_train_adapters_and_judge_and_repeat_one_anothers_work(
     tmp_path: Path, corpus: Path, base: Path
 ) -> None:
-    run = run_file(tmp_path / "open.toml", base, steps=60, run='trust = "open"')
+    run = run_file(tmp_path / "open.toml", base, steps=60, lr=3e-3, run='trust = "open"')
     options = ("--nodes", "4", "--rounds", "8", "--json", "--report", tmp_path / "report")
     done = swarmnode(
         *("local", run, *options, "--data-dir", tmp_path / "nodes"),

@@ -129,7 +129,6 @@ def test_a_base_is_read_where_its_files_are_the_runs_and_nowhere_else(tmp_path: 
     unhashed = based_on(str(tmp_path / "other"), "")
     with pytest.raises(TrainerFailed, match="without its hash"):
         trio.run(with_models, unhashed, TrainerSettings())
-    assert trio.run(with_base, unhashed, str(tmp_path / "one"))[0].model.base_sha256 == spec.model.base_sha256
     foreign = f"{re.escape(str(tmp_path))}/other is not the base of the run: .* name the run's with --base"
     with pytest.raises(TrainerFailed, match=foreign):
         trio.run(with_models, spec, TrainerSettings(base=str(tmp_path / "other")))
@@ -137,6 +136,19 @@ def test_a_base_is_read_where_its_files_are_the_runs_and_nowhere_else(tmp_path: 
     (tmp_path / "key").mkdir()
     with pytest.raises(TrainerFailed, match="cannot be read"):
         trio.run(with_models, based_on(str(tmp_path / "key"), "00" * 32), TrainerSettings())
+
+
+def test_a_run_file_gets_the_hash_and_the_tokens_of_its_base(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("weights")
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    with pytest.raises(TrainerFailed, match=r"has no tokenizer\.json"):
+        trio.run(with_base, based_on("elsewhere", ""), str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    spec, tokenizer = trio.run(with_base, based_on("elsewhere", ""), str(tmp_path))
+    assert spec.model.base_sha256 == hub.weights_hash(tmp_path) and spec.model.base == "elsewhere"
+    assert (spec.data.vocabulary, tokenizer) == (512, str(tmp_path / "tokenizer.json"))
+    plain = parse_runspec({"run": {"name": "r"}}, source="test")
+    assert trio.run(with_base, plain, str(tmp_path)) == (plain, "")
 
 
 def test_a_base_that_a_peer_names_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
