@@ -162,15 +162,13 @@ class ByteLM:
         return right / counted if counted else math.nan
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        """About `length` bytes after `prompt`; an empty prompt starts from where a text or a line begins.
+        """`length` tokens after `prompt`, as text; an empty prompt starts from where a text or a line begins.
 
         Raises TaskError where the prompt cannot be encoded.
         """
         start = torch.tensor(self._spelling.prompt(prompt), device=self.device)
         generator = torch.Generator().manual_seed(seed)
-        written = self.model.continue_text(
-            start, length=math.ceil(length / self.bytes_per_token), temperature=temperature, generator=generator
-        )
+        written = self.model.continue_text(start, length=length, temperature=temperature, generator=generator)
         return tokens.decode(written.tolist(), self._spelling.spelled)
 
     def _spread(self, count: int) -> Tensor:

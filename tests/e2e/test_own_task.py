@@ -1,4 +1,4 @@
-"""Tasks that bring their data along, in swarms of real nodes: that of docs/tasks.md as it stands there, and image."""
+"""Tasks in swarms of real nodes: that of docs/tasks.md as it stands there, image, and gpt on a tokenizer's tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from realnodes import Node, agree
+from realnodes import RUN_TOML, Node, agree
 
 ROOT = Path(__file__).parents[2]
 IMAGE = """
@@ -68,3 +68,17 @@ def test_judges_need_no_text_where_a_task_brings_its_data(tmp_path: Path) -> Non
     (tmp_path / "image.toml").write_text(IMAGE.format(trust='trust = "open"'))
     one, two = _two(tmp_path, tmp_path / "image.toml")
     assert agree(one, two) > 0
+
+
+def test_gpt_learns_tokens_of_a_tokenizer_that_its_creator_trains(tmp_path: Path, corpus: Path) -> None:
+    modern = 'context = 32\nactivation = "swiglu"\ntied = true\nvalue_embeddings = true'
+    tables = '[task]\nname = "gpt"\n[data]\nvocabulary = 400\n'
+    (tmp_path / "gpt.toml").write_text(RUN_TOML.replace("context = 32", modern) + tables)
+    with Node(tmp_path / "one", tmp_path / "gpt.toml", "--wait-peers", "1", corpus=corpus) as one:
+        join = ("--join", one.ready["multiaddr"], "--run", one.ready["run_id"])
+        with Node(tmp_path / "two", *join, corpus=corpus) as two:
+            two.next_round(after=3)
+            assert two.command_line("sample", "the swarm", "--length", "20")["text"]
+            assert agree(one, two) > 0
+    losses = [event["loss"] for event in one.events if event["event"] == "round"]
+    assert losses[-1] < losses[0] < 8  # bits per byte, of which a token stands for more than one
