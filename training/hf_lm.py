@@ -75,6 +75,21 @@ class CausalLM(GPT):
         self.model, self.context = model, context
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
 
+    @property
+    def checkpointing(self) -> bool:
+        """Whether each layer's activations are computed anew in the backward pass, rather than kept."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+
+    @checkpointing.setter
+    def checkpointing(self, on: bool) -> None:
+        if on:
+            try:
+                self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            except ValueError as error:
+                raise TaskError(f"[inner] checkpointing: {error}; leave it out") from error
+            for module in self.model.modules():  # what is in a layer stays as it is in evaluation
+                module.training = hasattr(module, "gradient_checkpointing")
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
         B, T = tokens.shape

@@ -193,3 +193,23 @@ def test_a_base_is_weighed_without_its_weights(folder: Path, corpus: Path, rank:
     assert weight.parameters == sum(trained)
     assert weight.frozen == sum(4 * p.numel() for p in task.model.parameters() if not p.requires_grad)
     assert weight.step > 0
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_layers_that_are_computed_anew_give_the_same_gradients_and_keep_less(
+    folder: Path, corpus: Path, rank: int
+) -> None:
+    found, kept = [], []
+    for anew in (False, True):
+        _, task = task_of(folder, corpus, lora_rank=rank)
+        if anew:
+            task.model.checkpointing = True
+        assert task.model.checkpointing is anew
+        sizes = [0]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: (s.append(t.numel()), t)[1], lambda t: t):
+            loss = task.loss(task.draw(8, torch.Generator().manual_seed(1)))
+        loss.backward()
+        found.append([parameter.grad for parameter in task.model.parameters() if parameter.requires_grad])
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 2
+    assert all(torch.allclose(*pair, atol=1e-7) for pair in zip(*found, strict=True))
