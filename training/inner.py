@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from swarmnode.training import mapped
 from swarmnode.training.optimizer import Optimizer
 from swarmnode.training.outer import Layout
 from swarmnode.training.ranks import ALONE, Ranks
@@ -107,7 +108,7 @@ class InnerLoop:
     def state(self) -> State:
         """A copy of the same."""
         now = self.view()
-        return State(now.parameters.copy(), now.moments.copy(), now.updates)
+        return State(mapped.copied(now.parameters), mapped.copied(now.moments), now.updates)
 
     def fits(self, state: State) -> bool:
         """Whether a state is one of this model and optimizer."""

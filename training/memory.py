@@ -144,7 +144,7 @@ def _trainer(spec: RunSpec, weight: Weight, keeping: Keeping, on_device: bool) -
         if spec.audited:
             state = vector + moments_of(spec, weight)
             yield Held("trainer", there, "where the last steps ended", vector)
-            yield Held("trainer", "memory", "own state while another's steps are repeated", state)
+            yield Held("trainer", "mapped", "own state while another's steps are repeated", state)
 
 
 def moments_of(spec: RunSpec, weight: Weight) -> int:

@@ -48,6 +48,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -55,6 +56,7 @@ import numpy as np
 
 from swarmnode.training import sandbox
 from swarmnode.training.corpus import CorpusError
+from swarmnode.training.mapped import keep_in
 from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
@@ -151,6 +153,7 @@ class Worker:
         torch.set_flush_denormal(True)
         run = decode(spec)
         self._inner = run.inner
+        keep_in(Path(settings["scratch"]) if settings["scratch"] else None)
         threads = settings["threads"] or (os.cpu_count() if run.needs_data else 1) or 1
         torch.set_num_threads(max(1, threads // self._ranks.count))
         has_use = torch.cuda.is_available() and (run.needs_data or settings["device"] != "auto")
