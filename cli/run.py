@@ -67,6 +67,7 @@ def run(
     ranks: Annotated[int | None, _flag("ranks", "N", "--ranks")] = None,
     sharded: Annotated[bool | None, _flag("sharded", None, "--sharded/--no-sharded")] = None,
     threads: Annotated[int | None, _flag("threads", "N", "--threads")] = None,
+    micro_batch: Annotated[int | None, _flag("micro_batch", "N", "--micro-batch")] = None,
     nice: Annotated[int | None, _flag("nice", "N", "--nice")] = None,
     memory: Annotated[float | None, _flag("memory", "GB", "--memory")] = None,
     sandbox: Annotated[str | None, _flag("sandbox", "MODE", "--sandbox")] = None,

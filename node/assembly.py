@@ -302,6 +302,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
     """The trainer's supervisor, with the text that is here by now."""
     settings = TrainerSettings(
         threads=config.threads,
+        micro_batch=config.micro_batch,
         nice=config.nice,
         device=config.device,
         ranks=config.ranks or (gpus() if config.device != "cpu" and chosen.spec.needs_data else 1),

@@ -75,6 +75,14 @@ class NodeConfig:
     threads: int = option(
         0, "CPU threads of the trainer; 0 takes one for each core", unit="threads", minimum=0, maximum=1024
     )
+    micro_batch: int = option(
+        0,
+        "sequences of a step that the trainer computes at once, for a device with little memory; steps are the same. "
+        "0: all, or as many as a GPU has memory for",
+        unit="sequences",
+        minimum=0,
+        maximum=65536,
+    )
     nice: int = option(
         10, "niceness of the trainer; 0 is the priority of other programs, 19 the lowest", minimum=0, maximum=19
     )

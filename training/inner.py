@@ -25,7 +25,7 @@ from swarmnode.training.optimizer import Optimizer
 from swarmnode.training.outer import Layout
 from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.tasks import Task
+from swarmnode.training.tasks import Task, TaskError
 from swarmnode.training.verify.trace import State
 
 
@@ -79,10 +79,16 @@ class InnerLoop:
         ranks: Ranks = ALONE,
         moments: Tensor | None = None,
     ) -> None:
-        """`ranks`: who shares the steps of `train`; everything else is done alone. `moments`: where they shall lie."""
+        """`ranks`: who shares the steps of `train`; everything else is done alone. `moments`: where they shall lie.
+
+        Raises TaskError where the run wants what the task's model cannot do.
+        """
+        if spec.inner.checkpointing:
+            keep_no_activations(task.model)
         own = ranks.own(task.model)
         flatten_into(own, vector, keep=keep)
         self._spec = spec
+        self.micro_batch = spec.inner.batch  # samples that are computed together: fewer where memory is short
         self._task = task
         self._peer_id = peer_id
         self._ranks = ranks
@@ -154,7 +160,7 @@ class InnerLoop:
         total = 0.0
         for step in steps:
             self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, step))
-            total += float(self._task.loss(self._task.draw(self._spec.inner.batch, self._generator)))
+            total += float(self._loss(self._task.draw(self._spec.inner.batch, self._generator)))
         return total / len(steps)
 
     def train(self, *, round: int, steps: int, seconds: float, between: Callable[[], bool]) -> Progress:
@@ -187,7 +193,7 @@ class InnerLoop:
         """
         self._gradients.zero_()
         total = torch.zeros((), dtype=torch.float64)
-        for part in batch.split(self._spec.inner.batch):
+        for part in batch.split(self.micro_batch):
             loss = self._task.loss(part) * (len(part) / len(batch))
             # Ranks that divide the model all do the same, and what they have is summed up.
             (loss / self._ranks.count if self._ranks.sharded else loss).backward()  # type: ignore[no-untyped-call]
@@ -199,21 +205,57 @@ class InnerLoop:
     def _step(self) -> Tensor:
         """One inner step; returns its loss, a scalar without gradient."""
         inner = self._spec.inner
-        place = inner.steps_before(self._round) + self._step_in_round
-        self._gradients.zero_()
         self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, self._round, self._step_in_round))
         batch = self._task.draw(inner.batch, self._generator)
-        part = self._ranks.part(batch)
-        loss = self._task.loss(part) * (len(part) / len(batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._accumulate(self._ranks.part(batch), len(batch))
         self._ranks.reduce(self._gradients)
         if inner.clip > 0:
             norm = self._ranks.norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
-        self.optimizer.step(min(1.0, (place + 1) / max(1, inner.warmup)))
+        self.optimizer.step(inner.rate_at(self._round, self._step_in_round))
         self._ranks.publish()
         self._step_in_round += 1
-        return self._ranks.sum(loss.detach())
+        return self._ranks.sum(loss)
+
+    def _accumulate(self, part: Tensor, size: int) -> Tensor:
+        """Gradients of this part of a batch of `size`, and its share of the loss: the same however it is divided.
+
+        Where a device has too little memory for so many samples at once, half as many are tried, from then on.
+        """
+        while True:
+            self._gradients.zero_()
+            total = torch.zeros((), device=self._vector.device)
+            try:
+                for some in part.split(self.micro_batch) if len(part) > self.micro_batch else [part]:
+                    loss = self._loss(some) * (len(some) / size)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    total += loss.detach()
+                return total
+            except torch.OutOfMemoryError:
+                at_once = min(len(part), self.micro_batch)
+                if at_once == 1 or self._ranks.sharded:  # such ranks meet within a step
+                    raise
+                self.micro_batch = at_once // 2
+            torch.cuda.empty_cache()
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        """The task's loss, computed in the run's precision; float32."""
+        bf16 = self._spec.inner.precision == "bf16"
+        with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=bf16):
+            return self._task.loss(batch).float()
+
+
+def keep_no_activations(model: nn.Module) -> None:
+    """Have a model compute its activations anew in the backward pass. Raises TaskError where it knows no way."""
+    if hasattr(model, "checkpointing"):
+        model.checkpointing = True
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        raise TaskError(
+            "[inner] checkpointing: the task's model has no attribute `checkpointing` to set; leave the key out, or "
+            "have the model call torch.utils.checkpoint where that is set"
+        )
 
 
 def seed_of(run_seed: int, peer_id: str, round: int, step: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from swarmnode.training.options import SettingError, as_toml, describe, option, 
 SCHEMA = 3  # 2: [trust] validators, which were electors; 3: models of other shapes, and tokens
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
+LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and for whoever goes on after it
+DECAY_SHARE = 0.2  # of the steps, at the end of wsd (Hägele et al. 2405.18392)
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
@@ -170,6 +173,23 @@ class InnerSection:
     warmup: int = option(
         20, "inner steps of linear warm-up at the start of a run", unit="steps", minimum=0, maximum=10**6
     )
+    schedule: str = option(
+        "constant",
+        "learning rates after the warm-up: constant; cosine, which falls to a twentieth over `rounds`; or wsd, "
+        "constant until a fifth of them is left, then falling as far in a straight line",
+        choices=("constant", "cosine", "wsd"),
+    )
+    rounds: int = option(
+        0, "length of the run, over which cosine or wsd are laid", unit="rounds", minimum=0, maximum=10**7
+    )
+    precision: str = option(
+        "fp32",
+        "what models compute in: fp32, or bf16, by autocast with parameters, gradients and moments in float32",
+        choices=("fp32", "bf16"),
+    )
+    checkpointing: bool = option(
+        False, "compute activations anew in the backward pass instead of keeping them: less memory, a third more time"
+    )
     weight_decay: float = option(0.1, "decoupled weight decay", minimum=0, maximum=10)
     clip: float = option(
         1.0, "gradient norm above which gradients are scaled down; 0 turns it off", minimum=0, maximum=1e6
@@ -184,6 +204,20 @@ class InnerSection:
     def steps_before(self, round: int) -> int:
         """Inner steps in all rounds before this one."""
         return round * self.steps
+
+    def rate_at(self, round: int, step: int) -> float:
+        """Share of the learning rates in this step: of these two alone, so that restarts and replays agree.
+
+        A round may have more steps than it was meant to have, where others are waited for: they do not count.
+        """
+        done = self.steps_before(round) + min(step, self.steps_in(round))
+        warmth = min(1.0, (done + 1) / max(1, self.warmup))
+        if self.schedule == "constant":
+            return warmth
+        total = self.steps_before(self.rounds)
+        left = min(1.0, max(0.0, (total - done) / max(1, total - self.warmup)))  # of the steps after the warm-up
+        share = min(1.0, left / DECAY_SHARE) if self.schedule == "wsd" else (1 - math.cos(math.pi * left)) / 2
+        return warmth * (LAST_RATE + (1 - LAST_RATE) * share)
 
 
 @dataclass(frozen=True)
@@ -455,6 +489,7 @@ def _check_together(spec: RunSpec, source: str) -> None:
             f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
+    _check_inner(spec, source)
     _check_base(spec, source)
     _check_rollouts(spec, source)
     if spec.exchange.method == "btard" and spec.exchange.codec not in CHECKABLE_CODECS:
@@ -473,6 +508,24 @@ def _check_together(spec: RunSpec, source: str) -> None:
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
     _check_trust(spec, source)
+
+
+def _check_inner(spec: RunSpec, source: str) -> None:
+    inner = spec.inner
+    if (inner.schedule != "constant") != bool(inner.rounds):
+        raise SettingError(
+            f"{source} [inner]: schedule = {inner.schedule!r} does not fit rounds = {inner.rounds}: cosine and wsd are "
+            "laid over the rounds of the run, and constant over none; write both or neither"
+        )
+    if inner.rounds and inner.warmup >= inner.steps_before(inner.rounds):
+        raise SettingError(
+            f"{source} [inner]: warmup = {inner.warmup} steps is as long as all {inner.rounds} rounds; shorten it"
+        )
+    if inner.precision == "bf16" and spec.audited:
+        raise SettingError(
+            f"{source} [inner]: precision = 'bf16' rounds so much that honest machines end too far apart for audits to "
+            "tell a lie; write fp32, or [trust] audit_share = 0"
+        )
 
 
 def _check_base(spec: RunSpec, source: str) -> None:

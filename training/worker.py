@@ -195,6 +195,7 @@ class Worker:
             "moments": self._kept if in_place else None,
         }
         self._loop = InnerLoop(run, self._task, peer_id=peer_id, keep=keep, **own)
+        self._loop.micro_batch = min(settings["micro_batch"] or run.inner.batch, run.inner.batch)
         if keep:
             self._remember()
         self._texts = len(assignment.texts)

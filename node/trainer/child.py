@@ -58,6 +58,7 @@ class TrainerSettings:
     """How this node's trainer runs; none of it is part of the run."""
 
     threads: int = 0  # of torch; 0 means one for each core
+    micro_batch: int = 0  # samples that are computed at once; 0: as many as there is memory for
     nice: int = 10
     device: str = "auto"  # auto, cpu or cuda
     ranks: int = 1  # processes that train, each with a device and its part of the batch

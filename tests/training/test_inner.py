@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tasks import TaskError
 
 
 class Line:
@@ -143,3 +144,70 @@ def test_decay_pulls_on_matrices_only() -> None:
     plain.train(round=0, steps=1, seconds=60, between=_never)
     assert not torch.allclose(with_decay[:2], without[:2], rtol=1e-4)
     assert torch.equal(with_decay[2:], without[2:])
+
+
+class Crowded(Line):
+    """A device with room for two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def loss(self, batch: Tensor) -> Tensor:
+        self.sizes.append(len(batch))
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().loss(batch)
+
+
+def test_a_step_in_parts_is_that_of_the_whole_batch() -> None:
+    ends = []
+    for size in (4, 3, 1):
+        task = Line()
+        loop, vector = _loop(task)
+        loop.micro_batch = size
+        worked = loop.train(round=0, steps=5, seconds=60, between=_never)
+        ends.append((vector.clone(), worked.loss, worked.samples))
+    for vector, loss, samples in ends[1:]:
+        torch.testing.assert_close(vector, ends[0][0], rtol=1e-5, atol=1e-6)
+        assert (loss, samples) == (pytest.approx(ends[0][1], rel=1e-5), 20)
+
+
+def test_where_memory_is_short_fewer_samples_are_computed_at_once_from_then_on() -> None:
+    task = Crowded()
+    loop, vector = _loop(task)
+    other, expected = _loop(Line())
+    loop.train(round=0, steps=2, seconds=60, between=_never)
+    other.train(round=0, steps=2, seconds=60, between=_never)
+    assert task.sizes == [4, 2, 2, 2, 2]
+    torch.testing.assert_close(vector, expected, rtol=1e-5, atol=1e-6)
+
+
+class Hungry(Line):
+    def loss(self, batch: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+
+def test_a_device_that_has_no_room_for_one_sample_says_so() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        _loop(Hungry())[0].train(round=0, steps=1, seconds=60, between=_never)
+
+
+def test_in_bf16_parameters_stay_float32_and_the_loss_comes_near() -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        loop, vector = _loop(Line(), precision=precision, lr=0.1)  # type: ignore[arg-type]
+        losses.append([loop.train(round=r, steps=10, seconds=60, between=_never).loss for r in range(4)])
+        assert vector.dtype == torch.float32
+    assert losses[0] != losses[1]
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=0.05)
+    assert losses[1][-1] < losses[1][0] / 3
+
+
+def test_a_model_that_cannot_drop_its_activations_is_refused_and_one_that_can_does() -> None:
+    with pytest.raises(TaskError, match="checkpointing"):
+        _loop(Line(), checkpointing=True)
+    task = Line()
+    task.model.checkpointing = False  # type: ignore[assignment]
+    _loop(task, checkpointing=True)
+    assert task.model.checkpointing is True

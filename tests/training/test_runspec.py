@@ -16,7 +16,7 @@ from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS
 from swarmnode.training.options import SettingError, option
 from swarmnode.training.outer import Layout
-from swarmnode.training.runspec import decode, encode, load_runspec, parse_runspec, to_toml
+from swarmnode.training.runspec import LAST_RATE, decode, encode, load_runspec, parse_runspec, to_toml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "byte-lm.toml"
 
@@ -51,7 +51,7 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "7b8e363833b764b345868282d689f870066b00336ebfc86a10dea993c7ea4732"
+    assert fixed.run_id == "031fe1a227ac4c534405227bc75e3a2cd40603280254ee0d363bee3616dd6609"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "5affaec9f957550d8bc4bb28ba9d7e79ad788db940a3495391e8519956a96764"
+    assert plain.run_id == "e56c0b328ad59721affbb40284c9837c613ea3cf3c43dca233fd75a00eda22e2"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 
@@ -208,3 +208,41 @@ def test_turns_are_taken_in_open_rounds_only() -> None:
     assert parse_runspec({"run": {"name": "t", "trust": "open"}, **taken}, source="r").exchange.method == "open"
     with pytest.raises(SettingError, match="two thirds would never be sent"):
         parse_runspec({"run": {"name": "t"}, **taken}, source="r")
+
+
+def rates(**inner: Any) -> list[float]:
+    """In each step of ten rounds of ten steps, and of two rounds more."""
+    found = spec_of(inner={"steps": 10, "warmup": 20, **inner}).inner
+    return [found.rate_at(round, step) for round in range(12) for step in range(10)]
+
+
+def test_rates_warm_up_and_follow_the_schedule_over_the_rounds_of_the_run() -> None:
+    constant, cosine, wsd = rates(), rates(schedule="cosine", rounds=10), rates(schedule="wsd", rounds=10)
+    for rate in (constant, cosine, wsd):
+        assert rate[:20] == sorted(rate[:20]) and rate[0] == pytest.approx(1 / 20, rel=0.01) and max(rate) <= 1
+        assert rate[20] == pytest.approx(1, abs=0.01)
+    assert set(constant[20:]) == {1.0}
+    for rate in (cosine, wsd):
+        assert rate[20:] == sorted(rate[20:], reverse=True)
+        assert set(rate[100:]) == {LAST_RATE}
+    assert cosine[60] == pytest.approx((1 + LAST_RATE) / 2)  # halfway
+    assert set(wsd[20:84]) == {1.0} and wsd[92] == pytest.approx((1 + LAST_RATE) / 2)
+
+
+def test_steps_beyond_those_of_a_round_do_not_run_ahead_of_the_schedule() -> None:
+    inner = spec_of(inner={"steps": 10, "warmup": 0, "schedule": "cosine", "rounds": 10}).inner
+    assert inner.rate_at(3, 500) == inner.rate_at(4, 0)
+
+
+@pytest.mark.parametrize(
+    ("inner", "trust", "said"),
+    [
+        ({"schedule": "cosine"}, "known", "rounds"),
+        ({"rounds": 5}, "known", "rounds"),
+        ({"schedule": "wsd", "rounds": 1, "steps": 20, "warmup": 20}, "known", "warmup"),
+        ({"precision": "bf16"}, "open", "audit_share"),
+    ],
+)
+def test_keys_of_the_inner_loop_are_checked_together(inner: dict[str, Any], trust: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        parse_runspec({"run": {"name": "t", "trust": trust}, "inner": inner}, source="test")
