@@ -82,7 +82,8 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
         again = "" if not restarts else f", restarted {restarts} time{'s' if restarts > 1 else ''}"
         threads = number_of(trainer["threads"], "thread")
         held = sandboxed(trainer.get("sandbox"))
-        yield "trainer", f"{trainer['device']}, {threads}, {held}, pid {trainer['pid']}{again}"
+        device = f"{trainer['ranks']} ranks on {trainer['device']}" if trainer["ranks"] > 1 else trainer["device"]
+        yield "trainer", f"{device}, {threads}, {held}, pid {trainer['pid']}{again}"
 
 
 def sandboxed(told: dict[str, Any] | None) -> str:

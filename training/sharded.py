@@ -5,7 +5,7 @@
     for place, part in ranks.pieces: ... # where those rows lie in the whole flat vector, and in this rank's
 
 Each block of the model (a child of a ModuleList) is gathered as it is used and dropped behind it (`fully_shard`,
-2304.11277). So a device holds its share of 20 bytes a parameter and a block or two whole; as it starts, it holds the
+2304.11277). So a device holds its share of 24 bytes a parameter and a block or two whole; as it starts, it holds the
 model once. A rank has whole rows, of each parameter those that `torch.chunk` gives it. They lie in a flat vector as the
 whole model does in a trainer of one rank, so that the inner loop is the same; FSDP2 gathers from copies of them. Ranks
 hand over no parameters: all map the memory that the daemon reads, and each writes its rows there.

@@ -141,6 +141,7 @@ class Api:
         return {
             "pid": trainer.pid,
             "device": trainer.device,
+            "ranks": trainer.ranks,
             "threads": threads,
             "restarts": trainer.restarts,
             "sandbox": trainer.sandbox,

@@ -104,7 +104,7 @@ class TrainerProcess(Trainer):
         self._ready = trio.Event()
         self._interrupted = False
         self.restarts = 0
-        self.device = settings.device
+        self.device, self.ranks = settings.device, settings.ranks
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
         self.sampling: dict[str, str] | None = None  # what writes answers, as `engine.Told`; None where nobody does
         self._spent_before = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of children that ended

@@ -57,6 +57,7 @@ STATUS: dict[str, Any] = {
     "trainer": {
         "pid": 4242,
         "device": "cpu",
+        "ranks": 1,
         "threads": 2,
         "restarts": 1,
         "sandbox": {"mode": "auto", "enforced": ["files"], "missing": []},

@@ -27,6 +27,7 @@ def test_a_rank_is_killed_and_its_node_trains_on_in_the_swarm(
                 node.wait_for("round", lambda event: event["steps"] > 0)
             agree(*swarm)
             before = several.command_line("status")["trainer"]
+            assert before["ranks"] == 2
             (other,) = Path(f"/proc/{before['pid']}/task/{before['pid']}/children").read_text().split()
             os.kill(int(other), signal.SIGKILL)
             until(lambda: several.command_line("status")["trainer"]["restarts"] > before["restarts"])
