@@ -198,8 +198,6 @@ class InnerLoop:
             # Ranks that divide the model all do the same, and what they have is summed up.
             (loss / self._ranks.count if self._ranks.sharded else loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach().double().cpu()
-        if self._ranks.sharded:
-            self._ranks.reduce(self._gradients)
         return float(total), self._gradients
 
     def _step(self) -> Tensor:

@@ -5,7 +5,7 @@
     for place, part in ranks.pieces: ... # where those rows lie in the whole flat vector, and in this rank's
 
 Each block of the model (a child of a ModuleList) is gathered as it is used and dropped behind it (`fully_shard`,
-2304.11277). So a device holds its share of 24 bytes a parameter and a block or two whole; as it starts, it holds the
+2304.11277). So a device holds its share of 20 bytes a parameter and a block or two whole; as it starts, it holds the
 model once. A rank has whole rows, of each parameter those that `torch.chunk` gives it. They lie in a flat vector as the
 whole model does in a trainer of one rank, so that the inner loop is the same; FSDP2 gathers from copies of them. Ranks
 hand over no parameters: all map the memory that the daemon reads, and each writes its rows there.
@@ -46,7 +46,7 @@ class Sharded(Ranks):
             sharded.set_gradient_divide_factor(1.0)
         assert isinstance(model, FSDPModule)
         self._model = model
-        stand_in, self._owned = nn.Module(), dict[nn.Parameter, nn.Parameter]()
+        stand_in, self._owned = nn.Module(), dict[Tensor, nn.Parameter]()
         self.pieces, offset, at = [], 0, 0
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
@@ -56,6 +56,7 @@ class Sharded(Ranks):
             own = nn.Parameter(rows.clone())
             stand_in.register_parameter(name.replace(".", "/"), own)
             self._owned[parameter] = own
+            parameter.register_post_accumulate_grad_hook(self._collect)
             row = parameter.numel() // len(parameter)  # elements
             start = offset + self._first(len(parameter)) * row
             self.pieces.append((slice(start, start + rows.numel()), slice(at, at + rows.numel())))
@@ -86,12 +87,15 @@ class Sharded(Ranks):
         torch._foreach_copy_([_rows(theirs) for theirs in self._owned], [own.data for own in self._owned.values()])
 
     @torch.no_grad()
+    def _collect(self, parameter: Tensor) -> None:
+        """Take the gradient of rows as soon as it is summed up over the ranks, in the backward pass."""
+        gradient, own = parameter.grad, self._owned[parameter]
+        assert gradient is not None and own.grad is not None
+        own.grad.add_(_rows(gradient))
+        parameter.grad = None
+
     def reduce(self, gradients: Tensor) -> None:
-        for theirs, own in self._owned.items():
-            assert own.grad is not None
-            if theirs.grad is not None:
-                own.grad.copy_(_rows(theirs.grad))
-                theirs.grad = None
+        """They are: `_collect`."""
 
     def norm(self, gradients: Tensor) -> Tensor:
         return self.sum(torch.linalg.vector_norm(gradients).square()).sqrt()
