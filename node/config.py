@@ -113,8 +113,8 @@ class NodeConfig:
     )
     tokenizer: str = option(
         "",
-        "file tokenizer.json, or a folder with one, for a run that this node creates; empty: one is trained where "
-        "[data] vocabulary is above 256",
+        "file tokenizer.json, or a folder with one, for a run that this node creates; empty: that of the run's base "
+        "model, or one is trained where [data] vocabulary is above 256",
     )
     data: str = option(
         "run",

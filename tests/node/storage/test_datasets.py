@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from disconnecting import disconnect
@@ -30,6 +31,7 @@ from swarmnode.training.corpus import CHUNK, CorpusError
 from swarmnode.training.dataset import Recipe, Shuffled, cut, encode, ranking, share
 from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.tokens import decode, spellings
 
 CHUNKS = 216
 WANTED = 16  # of the 65 shards that these make
@@ -187,6 +189,28 @@ def test_member_without_the_text_trains_on_its_quarter_fetched_from_the_creator(
         assert member.events[-1] == {"event": "data", **told, "rate": member.events[-1]["rate"], "left": 0}
         assert told["of"] == told["bytes"] and member.events[-1]["rate"] > 0
         assert data.warnings == {} and len(pinned(member.store)) == WANTED + 2
+
+    swarm(main)
+
+
+def test_member_fetches_the_tokenizer_as_well_and_the_shards_are_its_tokens(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        corpus = swarm.write("words", 24)
+        creator = await swarm.start("creator", corpus)
+        spec = creator.publish(spec_of(vocabulary=300))
+        member = await swarm.start("member", swarm.nothing)
+        await member.network.connect(creator.network.me)
+        data = member.data(spec)
+        async with running(data):
+            await trio.sleep(10)
+            tokenizer = content(data.tokenizer)
+            assert ShardManifest.of(tokenizer).id.hex() == spec.data.tokenizer
+            assert bytes.fromhex(spec.data.tokenizer) in pinned(member.store)
+            spelled = spellings(tokenizer, 300)
+            for text in texts(data):
+                written = decode(np.frombuffer(text, "<u2"), spelled)
+                assert all(written[at : at + CHUNK] in corpus.read_bytes() for at in range(0, len(written), CHUNK))
+        assert data.status()["shards"] == data.status()["wanted"] > 0
 
     swarm(main)
 

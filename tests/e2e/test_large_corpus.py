@@ -1,0 +1,27 @@
+"""A corpus of 3 GB: its creator and a joiner stay below 1 GB of memory, and the joiner soon trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from realnodes import environment
+
+BENCH = Path(__file__).parents[2] / "bench" / "corpus.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_three_gigabytes_are_cut_and_joined_in_bounded_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCH), "--gigabytes", "3", "--folder", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["failed"] == [] and told["bytes"] > 2.9e9
