@@ -48,8 +48,8 @@ class Judged(methods.Open):
         super().__init__(*given)
         self.units = np.zeros(PEERS)
 
-    def _units(self, round: int, raws: list[memoryview]) -> list[int]:
-        units = super()._units(round, raws)
+    def _units(self, round: int, steps: int, raws: list[memoryview]) -> list[int]:
+        units = super()._units(round, steps, raws)
         self.units += units
         return units
 
@@ -74,8 +74,8 @@ def run(options: argparse.Namespace, seed: int, liars: int, folder: Path, unseen
         for task in workers.tasks[PEERS - liars :]:
             stack.enter_context(task.on(len(gate), [(0, gate)]))
         for number in range(options.rounds):
-            phi = method.advance(number)
-        shown = workers.heldout(phi)
+            phi = method.advance(number, options.steps)
+        shown, _ = workers.heldout(phi)
     workers.close()
     honest = method.units[: PEERS - LIARS].mean()
     losses = {name: loss_on(text, spec, phi) for name, text in (("gate", gate), ("report", report), ("unseen", unseen))}

@@ -96,15 +96,15 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     class Undefended(methods.Open):
         """Everything counts in full."""
 
-        def _units(self, round: int, raws: list[memoryview]) -> list[int]:
+        def _units(self, round: int, steps: int, raws: list[memoryview]) -> list[int]:
             return [1] * len(raws)
 
     class Judged(methods.Open):
         """Every worker judges."""
 
-        def _units(self, round: int, raws: list[memoryview]) -> list[int]:
+        def _units(self, round: int, steps: int, raws: list[memoryview]) -> list[int]:
             began = time.process_time()
-            units = super()._units(round, raws)
+            units = super()._units(round, steps, raws)
             spent[0] += time.process_time() - began
             return units
 

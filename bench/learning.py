@@ -1,24 +1,24 @@
-"""What a swarm learns against what one synchronous run learns, in held-out bits per byte; tables and plots in docs/.
+"""What a swarm learns against what one synchronous run learns, from scratch; tables and plots in docs/.
 
-    python bench/learning.py --seeds 3 --docs docs        # an hour of CPU time; --quick for a look
+    python bench/learning.py --seeds 3 --docs docs        # hours of CPU time; --quick for a look
+    python bench/learning.py --only daemons               # one part; what is finished is not run again
 
-Eight workers of one process take equal numbers of steps (learned/workers.py):
+Four workers of one process take equal numbers of steps on as much text (learned/workers.py), and are measured on
+held-out text by the loss and by next-word accuracy.
 
-continued   600 synchronous steps from scratch; from that checkpoint 480 more at a lower rate, synchronously, by diloco
-            and by open, for each seed with other slices and windows. The DiLoCo paper begins so too (2311.08105).
-scratch     diloco and open from the first step on, at several H: what it costs to never train synchronously.
-trials      other settings for what `continued` does, on a seed that it does not use.
+rates     synchronous training at several rates, on a seed that nothing else uses: what the other parts use.
+methods   synchronous AdamW and Muon, diloco and open with what the product does where optimizer = "muon".
+curves    diloco over steps, for several H and for the one that grows, at two sizes of a worker's batch.
+daemons   the runs of `methods` by four real nodes on loopback (learned/daemons.py).
 
-`continued` is done with the model of examples/byte-lm.toml, and all three with a small one that learns in a tenth of
-the time. Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command
-that was interrupted goes on. All chance comes from seeds: equal commands give equal losses on one machine. With --docs,
-the tables in DOCS/results.md and the plots beside it are written anew.
+Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
+interrupted goes on, and two may share the work. All chance comes from seeds: equal commands give equal losses on one
+machine, but for daemons. With --docs, the tables in DOCS/results.md and the plot beside it are written anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 import time
@@ -27,192 +27,171 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from learned.methods import Arm, train
+from learned.daemons import by_daemons
+from learned.methods import Arm, spec_of, train
 from learned.report import described, write_report
-from learned.workers import Size, Vector, Workers
+from learned.workers import Size, Workers
 
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.runspec import ModelSection, parse_runspec
+from swarmnode.training.verify.replay import DECAY
 
-TRIAL_SEED = 0  # reported seeds begin at 1
-FIRST_SEED = 1  # of the common checkpoint, and of what begins from scratch
-SYNCHRONOUS = Arm("synchronous", steps=480, lr=1e-3)
-DILOCO = Arm("diloco", steps=480, lr=1e-3, interval=15, codec="int4", outer_lr=0.4, momentum=0.9)
-INT8 = replace(DILOCO, interval=30, codec="int8", outer_lr=0.7, momentum=0.6)
-OPEN = Arm("open", steps=480, lr=1e-3, interval=5, codec="sign3", outer_lr=0.7, momentum=0.8, decay=0.95)
-SPARSE = replace(OPEN, codec="topk", outer_lr=2.0, momentum=0.0)
+PARTS = ("rates", "methods", "curves", "daemons")
+RATES_SEED = 0  # reported seeds begin at 1
+ADAMW = Arm("synchronous", steps=400, lr=4e-3)
+MUON = Arm("synchronous", steps=400, lr=1e-3, optimizer="muon", muon_lr=4e-3)
+
+
+def by_default(method: str) -> Arm:
+    """What the product does in a run whose file says nothing but optimizer = "muon", and trust = "open" for `open`."""
+    trust = "open" if method == "open" else "known"
+    given = {"run": {"name": "learning", "trust": trust}, "inner": {"optimizer": "muon"}}
+    spec = parse_runspec(given, source="the bench")
+    return replace(
+        MUON,
+        method=method,
+        lr=spec.inner.lr,
+        muon_lr=spec.inner.muon_lr,
+        interval=spec.inner.steps,
+        grows=spec.inner.interval == "growing",
+        codec=spec.exchange.codec,
+        outer_lr=spec.outer.lr,
+        momentum=spec.outer.momentum,
+        decay=DECAY if method == "open" else 1.0,
+    )
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is run. A plan with other steps or models is another experiment, with results of its own."""
 
-    large: Size = field(default_factory=Size)
-    small: Size = field(default_factory=lambda: Size(model=ModelSection(layers=2, heads=2, width=64, context=64)))
+    size: Size = field(
+        default_factory=lambda: Size(4, 8, ModelSection(layers=2, heads=4, width=288, context=128), precision="bf16")
+    )
     seeds: int = 3
-    checkpoint: Arm = field(default_factory=lambda: Arm("synchronous", steps=600, lr=3e-3))
-    continued: tuple[Arm, ...] = (SYNCHRONOUS, DILOCO, OPEN)
-    every: int = 60  # steps between two evaluations after a checkpoint
-    scratch: tuple[Arm, ...] = tuple(
-        replace(arm, interval=interval, steps=600, lr=3e-3) for arm in (INT8, SPARSE, OPEN) for interval in (5, 20, 50)
+    every: int = 100  # steps between two measurements
+    rates: tuple[Arm, ...] = (
+        *(replace(ADAMW, lr=lr) for lr in (2e-3, 4e-3, 8e-3)),
+        *(replace(MUON, lr=lr, muon_lr=muon_lr) for lr, muon_lr in ((1e-3, 4e-3), (1e-3, 8e-3), (4e-3, 4e-3))),
     )
-    scratch_every: int = 100  # steps between two evaluations from scratch
-    trials: tuple[Arm, ...] = (
-        SYNCHRONOUS,
-        replace(SYNCHRONOUS, lr=2e-3),
-        INT8,
-        replace(INT8, outer_lr=1.0, momentum=0.8),
-        replace(INT8, lr=2e-3),
-        replace(DILOCO, outer_lr=0.5, momentum=0.8),
-        replace(DILOCO, outer_lr=0.7, momentum=0.8),
-        DILOCO,
-        replace(SPARSE, interval=4, outer_lr=1.0),
-        replace(SPARSE, outer_lr=1.0),
-        SPARSE,
-        replace(SPARSE, decay=1.0),
-        replace(SPARSE, outer_lr=3.0),
-        replace(SPARSE, outer_lr=0.7, momentum=0.8),
-        replace(OPEN, codec="sign", interval=15, outer_lr=0.4, momentum=0.9),
-        replace(OPEN, outer_lr=0.5),
-        OPEN,
-        replace(OPEN, decay=1.0),
-        replace(OPEN, decay=0.8),
-        replace(OPEN, outer_lr=1.0, momentum=0.7),
-        replace(OPEN, outer_lr=0.4, momentum=0.9),
-        replace(DILOCO, interval=5, codec="fp32", outer_lr=1.0, momentum=0.0),
-        replace(DILOCO, interval=5, codec="fp32", outer_lr=2.0, momentum=0.0),
+    methods: tuple[Arm, ...] = (ADAMW, MUON, by_default("diloco"), by_default("open"))
+    curves: tuple[Arm, ...] = (
+        MUON,
+        by_default("diloco"),
+        *(replace(by_default("diloco"), interval=interval, grows=False) for interval in (2, 10, 50)),
     )
+    batches: tuple[int, ...] = (8, 2)
 
     def quick(self) -> Plan:
         """The same with one seed and a twentieth of all steps."""
 
-        def shrunk(arm: Arm) -> Arm:
-            return replace(arm, steps=arm.steps // 20, interval=max(1, arm.interval // 20))
+        def shrunk(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+            return tuple(replace(arm, steps=arm.steps // 20, interval=min(arm.interval, 10)) for arm in arms)
 
-        return replace(
-            self,
-            seeds=1,
-            checkpoint=shrunk(self.checkpoint),
-            continued=tuple(map(shrunk, self.continued)),
-            every=self.every // 20,
-            scratch=tuple(map(shrunk, self.scratch)),
-            scratch_every=self.scratch_every // 20,
-            trials=tuple(map(shrunk, self.trials)),
-        )
+        arms = {name: shrunk(getattr(self, name)) for name in ("rates", "methods", "curves")}
+        return replace(self, seeds=1, every=self.every // 20, **arms)
 
     def cells(self) -> Iterator[Cell]:
-        """All runs, a checkpoint before those that start from it."""
-        for size in (self.large, self.small):
-            checkpoint = Cell("checkpoint", FIRST_SEED, self.checkpoint, self.scratch_every, size)
-            yield checkpoint
-            for seed in range(FIRST_SEED, FIRST_SEED + self.seeds):
-                for arm in self.continued:
-                    yield Cell("continued", seed, arm, self.every, size, checkpoint)
-        for arm in self.scratch:
-            yield Cell("scratch", FIRST_SEED, arm, self.scratch_every, self.small)
-        checkpoint = Cell("checkpoint", TRIAL_SEED, self.checkpoint, self.scratch_every, self.small)
-        yield checkpoint
-        for arm in self.trials:
-            yield Cell("trials", TRIAL_SEED, arm, self.every, self.small, checkpoint)
+        """All runs."""
+        for arm in self.rates:
+            yield Cell("rates", RATES_SEED, arm, self.size)
+        for seed in range(1, self.seeds + 1):
+            for arm in self.methods:
+                yield Cell("methods", seed, arm, self.size)
+        for batch in self.batches:
+            for arm in self.curves:
+                yield Cell("curves", 1, arm, replace(self.size, batch=batch))
+        for seed in range(1, self.seeds + 1):
+            for arm in self.methods:
+                if arm.method != "synchronous":
+                    yield Cell("daemons", seed, arm, self.size)
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of the experiment: a line of the results."""
 
-    table: str  # checkpoint, continued, scratch, trials
+    part: str
     seed: int
     arm: Arm
-    every: int  # steps between two evaluations
     size: Size
-    checkpoint: Cell | None = None  # the run from whose parameters this one starts
 
     @property
     def key(self) -> dict[str, Any]:
-        """What makes this run another one than all others of its plan."""
-        return {"table": self.table, "seed": self.seed, "arm": asdict(self.arm), "size": asdict(self.size)}
+        """What makes this run another one than all others."""
+        return {"seed": self.seed, "arm": asdict(self.arm), "size": asdict(self.size), "by": self.by}
+
+    @property
+    def by(self) -> str:
+        return "daemons" if self.part == "daemons" else "workers"
 
 
 class Results:
-    """Finished runs in a folder, one JSON line each, and the parameters of checkpoints."""
+    """Finished runs, one JSON line each."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._file = folder / "results.jsonl"
-        text = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
-        self.lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        self._file = file
 
     def find(self, cell: Cell) -> dict[str, Any] | None:
-        """The line of a finished run, if there is one."""
-        return next((line for line in self.lines if all(line[name] == value for name, value in cell.key.items())), None)
+        """The line of a finished run, whoever finished it, if there is one."""
+        lines = map(json.loads, self._file.read_text(encoding="utf-8").splitlines())
+        return next((line for line in lines if all(line[name] == value for name, value in cell.key.items())), None)
 
-    def add(self, cell: Cell, found: dict[str, Any], parameters: Vector) -> None:
-        if cell.table == "checkpoint":
-            np.save(self._checkpoint(cell), parameters)
-        line = {**cell.key, **found}
-        self.lines.append(line)
+    def add(self, cell: Cell, found: dict[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def parameters(self, cell: Cell) -> Vector:
-        """What a finished checkpoint left, (P,)."""
-        return np.asarray(np.load(self._checkpoint(cell)), np.float32)
-
-    def _checkpoint(self, cell: Cell) -> Path:
-        digest = hashlib.sha256(json.dumps(cell.key, sort_keys=True).encode()).hexdigest()
-        return self._folder / f"checkpoint-{digest[:16]}.npy"
+            file.write(json.dumps({**cell.key, **found}) + "\n")
 
 
-def run(cell: Cell, workers: Workers, results: Results) -> None:
-    """Do what a cell says, from its finished checkpoint or from scratch, and keep the result."""
-    start = workers.initial if cell.checkpoint is None else results.parameters(cell.checkpoint)
+def run(cell: Cell, every: int) -> dict[str, Any]:
+    """Do what a cell says."""
     began, cpu = time.monotonic(), time.process_time()
-    name = f"{cell.table}, seed {cell.seed}, {workers.parameters} parameters: {described(asdict(cell.arm))}"
+    if cell.by == "daemons":
+        return by_daemons(spec_of(cell.arm, cell.size, cell.seed), nodes=cell.size.workers, steps=cell.arm.steps)
+    workers = Workers(cell.size, cell.seed)
+    name = f"{cell.part}, seed {cell.seed}, batch {cell.size.batch}: {described(asdict(cell.arm))}"
 
     def say(step: int, loss: float) -> None:
         print(f"{name}: step {step}, {loss:.4f} bits per byte, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
-    stream = "scratch" if cell.checkpoint is None else "continued"
-    outcome = train(cell.arm, workers, start=start, stream=stream, every=cell.every, say=say)
-    found = {
+    outcome = train(cell.arm, workers, start=workers.initial, stream="scratch", every=every, say=say)
+    workers.close()
+    return {
         "parameters": workers.parameters,
-        "curve": [[step, round(loss, 5)] for step, loss in outcome.curve],
+        "curve": [[step, round(loss, 5), round(words, 5)] for step, loss, words in outcome.curve],
         "loss": round(outcome.curve[-1][1], 5),
+        "words": round(outcome.curve[-1][2], 5),
+        "rounds": outcome.rounds,
         "bytes_per_node": round(outcome.bytes_per_node),
         "accepted": round(outcome.accepted, 4),
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
-    results.add(cell, found, outcome.parameters)
-    print(json.dumps({"table": cell.table, "seed": cell.seed, **asdict(cell.arm), **found}), flush=True)
 
 
 def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of `continued`")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of `methods` and `daemons`")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run only this part, and perhaps others")
     parser.add_argument("--out", type=Path, default=Path("build/learning"), help="folder of finished runs")
-    parser.add_argument("--docs", type=Path, help="folder with results.md, whose tables and plots are written anew")
+    parser.add_argument("--docs", type=Path, help="folder with results.md, whose tables and plot are written anew")
     parser.add_argument("--report-only", action="store_true", help="run nothing; write up what is finished")
-    parser.add_argument("--small", action="store_true", help="run only what is done with the small model")
     parser.add_argument("--quick", action="store_true", help="one seed and a twentieth of all steps, for a look")
     options = parser.parse_args(arguments)
     plan = replace(plan or Plan(), seeds=options.seeds)
     if options.quick:
         plan = plan.quick()
-    results = Results(options.out / "quick" if options.quick else options.out)
-    workers: Workers | None = None
+    results = Results((options.out / "quick" if options.quick else options.out) / "results.jsonl")
     for cell in plan.cells():
-        if options.report_only or results.find(cell) is not None or (options.small and cell.size != plan.small):
-            continue
-        if workers is None or (workers.seed, workers.size) != (cell.seed, cell.size):
-            workers = Workers(cell.size, cell.seed)
-        run(cell, workers, results)
+        wanted = not options.report_only and cell.part in (options.only or PARTS)
+        if wanted and results.find(cell) is None:
+            found = run(cell, plan.every)
+            results.add(cell, found)
+            print(json.dumps({"part": cell.part, **cell.key, **found}), flush=True)
     if options.docs is not None:
-        done = [(cell.size == plan.small, line) for cell in plan.cells() if (line := results.find(cell)) is not None]
-        large, small = ([line for is_small, line in done if is_small == wanted] for wanted in (False, True))
-        write_report(options.docs, large, small)
+        done = [(cell.part, line) for cell in plan.cells() if (line := results.find(cell)) is not None]
+        write_report(options.docs, {part: [line for of, line in done if of == part] for part in PARTS})
 
 
 if __name__ == "__main__":

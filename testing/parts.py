@@ -11,7 +11,7 @@ from swarmnode.protocols.network import Network
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import Runner, inline
 from swarmnode.protocols.transfer.bulk import Bulk
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.runspec import ExchangeSection, InnerSection
 
 
 def context_of(
@@ -36,7 +36,7 @@ def context_of(
             bulk=bulk,
             liveness=liveness,
             runner=runner,
-            spec=SimpleNamespace(exchange=exchange),
+            spec=SimpleNamespace(exchange=exchange, inner=InnerSection()),
             trainer=SimpleNamespace(layout=SimpleNamespace(parameters=parameters)),
             admits=lambda peer: True,
             relayed=tuple,

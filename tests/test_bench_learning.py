@@ -1,4 +1,4 @@
-"""bench/learning.py in miniature: the three methods train, resume, and are written up.
+"""bench/learning.py in miniature: the methods train, resume, and are written up.
 
 Sizes are so small that nothing is learned from the losses; what is checked is the machinery and its arithmetic.
 """
@@ -43,20 +43,20 @@ def workers(size: Size) -> Iterator[Workers]:
     made.close()
 
 
-def _run(arm: Arm, workers: Workers) -> Outcome:
-    return train(arm, workers, start=workers.initial, stream="test", every=arm.steps, say=lambda step, loss: None)
+def _run(arm: Arm, workers: Workers, every: int = 0) -> Outcome:
+    return train(
+        arm, workers, start=workers.initial, stream="test", every=every or arm.steps, say=lambda step, loss: None
+    )
 
 
-def test_a_synchronous_gradient_is_that_of_all_workers_windows_together(workers: Workers) -> None:
-    vector = torch.from_numpy(workers.initial.copy())
-    together = DataParallel(workers, vector)
-    batches = together.draw(2, torch.Generator().manual_seed(1))
-    together.loss(batches).backward()
-    found = [p.grad.clone() for p in together.model.parameters()]
-    together.model.zero_grad(set_to_none=False)
-    (together.model.loss(torch.cat(batches)) / np.log(2)).backward()
-    for gradient, parameter in zip(found, together.model.parameters(), strict=True):
-        torch.testing.assert_close(gradient, parameter.grad)
+def test_a_synchronous_batch_is_that_of_all_workers_windows_together(workers: Workers) -> None:
+    together = DataParallel(workers)
+    batch = together.draw(2, torch.Generator().manual_seed(1))
+    one_by_one, generator = [], torch.Generator().manual_seed(1)
+    for task in workers.tasks:
+        one_by_one.append(task.loss(task.draw(2, generator)))
+    together.model.load_state_dict(workers.tasks[0].model.state_dict())
+    torch.testing.assert_close(together.loss(batch), torch.stack(one_by_one).mean())
 
 
 def test_one_step_of_diloco_without_loss_moves_like_the_mean_of_the_workers(workers: Workers) -> None:
@@ -86,35 +86,45 @@ def test_diloco_sends_each_parameter_twice_but_for_a_nodes_own(workers: Workers)
     assert outcome.bytes_per_node == pytest.approx(2 * 2 * 3 / 4 * once, rel=0.01)
 
 
-def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    synchronous, diloco, open_ = (
-        replace(arm, steps=2, interval=min(2, arm.interval)) for arm in learning.Plan().continued
+def test_all_steps_are_taken_where_rounds_grow(workers: Workers) -> None:
+    outcome = _run(
+        Arm("diloco", steps=75, lr=1e-3, optimizer="muon", interval=2, grows=True, codec="sign"), workers, 70
     )
-    plan = learning.Plan(
-        large=size,
-        small=replace(size, batch=1),
-        checkpoint=synchronous,
-        continued=(synchronous, diloco, open_),
+    measured = [step for step, *_ in outcome.curve]
+    assert measured[0] == 0 and 70 <= measured[1] < 75 and measured[2] == 75
+    assert 75 / 2 < outcome.rounds < 75
+
+
+def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shrunk(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+        return tuple(replace(arm, steps=4, interval=min(2, arm.interval)) for arm in arms)
+
+    made = learning.Plan()
+    plan = replace(
+        made,
+        size=size,
         every=2,
-        scratch=(diloco, replace(open_, interval=1)),
-        scratch_every=1,
-        trials=(synchronous, open_),
+        rates=shrunk(made.rates[-1:]),
+        methods=shrunk(made.methods),
+        curves=shrunk(made.curves[:2]),
     )
     page = tmp_path / "results.md"
-    names = ("continued", "seeds", "continued-small", "scratch", "trials")
+    names = ("methods", "seeds", "curves", "daemons", "rates")
     page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names), encoding="utf-8")
     arguments = ["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)]
+    arguments += [f"--only={part}" for part in ("rates", "methods", "curves")]
     learning.main(arguments, plan)
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert Counter(line["table"] for line in first) == {"checkpoint": 3, "continued": 12, "scratch": 2, "trials": 2}
+    # of the curves, those with the usual batch are among the methods already
+    assert Counter(line["part"] for line in first) == {"rates": 1, "methods": 8, "curves": 2}
     written = page.read_text(encoding="utf-8")
-    assert "| diloco | `int4`, H = 2, outer 0.4 / 0.9 |" in written and "Not run yet" not in written
-    assert {file.name for file in tmp_path.glob("*.svg")} == {"learning-continued.svg", "learning-scratch.svg"}
+    assert written.count("| diloco | `sign`, H grows to 2,") == 1 and written.count("Not run yet") == 1
+    assert (tmp_path / "learning.svg").exists()
     learning.main(arguments, plan)
     assert capsys.readouterr().out == ""
     assert page.read_text(encoding="utf-8") == written
 
 
 def test_a_page_without_room_for_a_table_is_an_error() -> None:
-    with pytest.raises(ValueError, match="continued"):
-        put("nothing here", "continued", "| a |")
+    with pytest.raises(ValueError, match="methods"):
+        put("nothing here", "methods", "| a |")

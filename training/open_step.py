@@ -64,6 +64,15 @@ class Factor:
         return np.float32(self.weight * self.clip / (self.total * CLIP_UNIT))
 
 
+def carries(codec_name: str, momentum: float) -> bool:
+    """Whether nodes train on from where they have come to, with what encodings left out of what they sent.
+
+    Otherwise they begin at the shared parameters, do it again and again, and all of that is sent: of use where most
+    elements wait for long, as with `topk` and no outer momentum (SparseLoCo), and harmful elsewhere.
+    """
+    return momentum > 0 or codec_name != TopK.name
+
+
 def apply_contributions(
     state: OuterState,
     contributions: Sequence[Raw | Sparse],

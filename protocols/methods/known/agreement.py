@@ -161,8 +161,10 @@ def relayed_members(readies: Mapping[PeerId, Ready]) -> frozenset[PeerId]:
     return frozenset(out)
 
 
-def next_window(readies: Iterable[Ready], *, floor: float, present: float, elapsed: float) -> float:
-    """Seconds for the next round's training, from how long this one's took the median member.
+def next_window(
+    readies: Iterable[Ready], *, floor: float, present: float, elapsed: float, longer: float = 1.0
+) -> float:
+    """Seconds for the next round's training, `longer` times as many steps, from how long this one's took the median.
 
     Nobody trained longer than the round has lasted (`elapsed`), whatever it says; where nobody did, the `present`
     window stays.
@@ -170,7 +172,7 @@ def next_window(readies: Iterable[Ready], *, floor: float, present: float, elaps
     worked = [min(r.train_seconds, elapsed) for r in readies if r.samples > 0]
     if not worked:
         return present
-    return min(max(WINDOW_SLACK * median(worked), floor), LONGEST_WINDOW)
+    return min(max(WINDOW_SLACK * longer * median(worked), floor), LONGEST_WINDOW)
 
 
 def _median_rate(peer: PeerId, readies: Mapping[PeerId, Ready]) -> float | None:
@@ -520,7 +522,11 @@ class Agreement:
         members = able[:MAX_SEATS]
         readies = {p: box.readies[p] for p in members}
         window = next_window(
-            readies.values(), floor=settings.deadline_floor, present=here.window, elapsed=acceptor.elapsed()
+            readies.values(),
+            floor=settings.deadline_floor,
+            present=here.window,
+            elapsed=acceptor.elapsed(),
+            longer=self._parts.spec.inner.longer_after(here.round),
         )
         asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())
         room = MAX_SEATS - len(members)

@@ -5,9 +5,8 @@
     θ ← further inner steps                       while the others judge
     θ ← φ' - e' + (θ − θ_c)                       when the next shared state φ' is there
 
-e is the residual, what encodings left out, in a run with outer momentum; else 0. As long as it is out of θ, inner steps
-do again and again what was done and not yet sent, and all of that is sent: SparseLoCo (2508.15706) goes without outer
-momentum and lives by that; with momentum it swings (docs/results.md).
+e is the residual, what encodings left out; 0 with topk and no outer momentum, as SparseLoCo (2508.15706) lives by doing
+again and again what was done and not yet sent (`open_step.carries`).
 
 So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted contribution keeps only what the encoding
 left out (SparseLoCo 2508.15706, decay 0.95) and what was clipped; one that was refused returns to the residual, at most
@@ -37,7 +36,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
-from swarmnode.training.open_step import Raw
+from swarmnode.training.open_step import Raw, carries
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.replay import DECAY
@@ -69,7 +68,7 @@ class LocalTrainer:
 
     def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec) -> None:
         self._trainer, self._runner, self._spec = trainer, runner, spec
-        self.carries = spec.outer.momentum > 0  # the local parameters carry the residual
+        self.carries = carries(spec.exchange.codec, spec.outer.momentum)  # the local parameters carry the residual
         self.feedback = ErrorFeedback(codec(spec.exchange.codec), trainer.layout.parameters, decay=DECAY)
         self.base: OuterState | None = None  # φ
         self._away: Vector | None = None  # (P,), φ - e, where that stands beside φ

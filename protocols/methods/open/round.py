@@ -259,12 +259,16 @@ class OpenRounds:
         await self._signer.publish(cut)
 
     def _next_window(self, context: RoundContext) -> int:
-        """The window that this judge proposes for the next round, ms: twice what the median author needed in this."""
+        """The window that this judge proposes for the next round, ms: twice what the median author needed in this.
+
+        More where the next one has more steps.
+        """
         took = sorted(at - context.began for at in context.log.arrived.values())
         if not took or context.follows_nothing:
             return context.chain.window
         rules = self._store.rules
-        wanted = int(1000 * WINDOW_SLACK * took[(len(took) - 1) // 2])
+        longer = self._parts.spec.inner.longer_after(context.chain.round)
+        wanted = int(1000 * WINDOW_SLACK * longer * took[(len(took) - 1) // 2])
         return min(max(wanted, rules.shortest_window), rules.longest_window)
 
     async def judge(self, context: RoundContext, commits: tuple[bytes, ...], complete: bool) -> None:

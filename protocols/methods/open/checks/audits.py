@@ -174,6 +174,7 @@ class Audits(WorkCheck):
         super().__init__(parts, store, local, parts.spec.trust.audit_share)
         self._local: TracedTrainer = local
         self.budget.saved = math.inf  # as much as may be saved up
+        self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
         self._repeated = 0.0  # seconds of replays that others asked for
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
@@ -274,18 +275,10 @@ class Audits(WorkCheck):
         if self.budget.affords(self._cost):
             await self._look_at(self._work(block, author, measured[author]))
 
-    def _longest(self, round: int) -> int:
-        """Steps of one stretch of this round at the most."""
-        return stretch_steps(self._parts.spec.inner.steps_in(round), self._local.feedback.size)
-
     @property
     def _cost(self) -> float:
         """Seconds of one replay."""
-        return (
-            self._longest(self._store.block.chain.round)
-            * self._local.trained.seconds
-            / max(1, self._local.trained.steps)
-        )
+        return self._longest * self._local.trained.seconds / max(1, self._local.trained.steps)
 
     async def _look_at(self, work: _Work) -> None:
         async with self._one:
@@ -467,7 +460,7 @@ class Audits(WorkCheck):
 
     def _check_form(self, work: _Work, trace: Trace) -> None:
         """Raises Wrong for what no honest node records."""
-        if any(stretch.steps > self._longest(stretch.round) for stretch in trace.stretches):
+        if any(stretch.steps > self._longest for stretch in trace.stretches):
             raise Wrong("stretches of more steps than the run has")
         if any(stretch.round > work.reveal.round for stretch in trace.stretches):
             raise Wrong("steps of rounds to come")

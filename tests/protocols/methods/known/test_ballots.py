@@ -89,6 +89,7 @@ def test_the_next_window_follows_the_median_and_no_claim() -> None:
     slow_claim = replace(ready(), train_seconds=1e9)
     assert next_window([ready(), ready(), slow_claim], floor=1.0, present=60.0, elapsed=5.0) == 4.0
     assert next_window([slow_claim], floor=1.0, present=60.0, elapsed=5.0) == 10.0
+    assert next_window([slow_claim], floor=1.0, present=60.0, elapsed=5.0, longer=1.5) == 15.0
     assert next_window([replace(ready(), samples=0)], floor=1.0, present=60.0, elapsed=5.0) == 60.0
 
 
