@@ -38,7 +38,7 @@ from swarmnode.training.verify.replay import DECAY
 
 PARTS = ("rates", "methods", "curves", "daemons")
 RATES_SEED = 0  # reported seeds begin at 1
-ADAMW = Arm("synchronous", steps=400, lr=4e-3)
+ADAMW = Arm("synchronous", steps=400, lr=1e-3)
 MUON = Arm("synchronous", steps=400, lr=1e-3, optimizer="muon", muon_lr=4e-3)
 
 
@@ -71,10 +71,10 @@ class Plan:
     seeds: int = 3
     every: int = 100  # steps between two measurements
     rates: tuple[Arm, ...] = (
-        *(replace(ADAMW, lr=lr) for lr in (2e-3, 4e-3, 8e-3)),
+        *(replace(ADAMW, lr=lr) for lr in (5e-4, 1e-3, 2e-3)),
         *(replace(MUON, lr=lr, muon_lr=muon_lr) for lr, muon_lr in ((1e-3, 4e-3), (1e-3, 8e-3), (4e-3, 4e-3))),
     )
-    methods: tuple[Arm, ...] = (ADAMW, MUON, by_default("diloco"), by_default("open"))
+    methods: tuple[Arm, ...] = (MUON, by_default("diloco"), by_default("open"), ADAMW)
     curves: tuple[Arm, ...] = (
         MUON,
         by_default("diloco"),

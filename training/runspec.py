@@ -32,6 +32,7 @@ MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and for whoever goes on after it
 DECAY_SHARE = 0.2  # of the steps, at the end of wsd (Hägele et al. 2405.18392)
+GROWTH = 0.03  # of the steps done: H, where it grows
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
@@ -157,6 +158,15 @@ class ModelSection:
     )
 
 
+@cache
+def _grown(most: int) -> tuple[int, ...]:
+    """Where H grows: inner steps before each round, up to the first that has `most`."""
+    begun = [0]
+    while (steps := max(1, round(GROWTH * begun[-1]))) < most:
+        begun.append(begun[-1] + steps)
+    return tuple(begun)
+
+
 @dataclass(frozen=True)
 class InnerSection:
     optimizer: str = option(
@@ -219,15 +229,6 @@ class InnerSection:
     def longer_after(self, round: int) -> float:
         """How many times as many steps as this round the next one has."""
         return self.steps_in(round + 1) / self.steps_in(round)
-
-
-@cache
-def _grown(most: int) -> tuple[int, ...]:
-    """Where H grows: inner steps before each round, up to the first that has `most`."""
-    begun = [0]
-    while (steps := max(1, round(GROWTH * begun[-1]))) < most:
-        begun.append(begun[-1] + steps)
-    return tuple(begun)
 
     def rate_at(self, round: int, step: int) -> float:
         """Share of the learning rates in this step: of these two alone, so that restarts and replays agree.
