@@ -184,7 +184,7 @@ def _loss(run: dict[str, Any], colour: bool) -> str:
     if run.get("loss") is None:
         return "not measured yet"
     history = [loss for _, loss in run.get("loss_history", []) if loss is not None]
-    text = f"{run['loss']:{'.3f' if abs(run['loss']) < 1e4 else '.3g'}} bits per byte"
+    text = f"{run['loss']:{'.3f' if abs(run['loss']) < 1e4 else '.3g'}} {plain(run['loss_unit'], 24)}"
     if len(history) > 1:
         change = history[-1] - history[-2]
         trend = style(f"{change:+.3f}", "green" if change <= 0 else "yellow", on=colour)

@@ -241,6 +241,7 @@ class Daemon:
                 "multiaddr": addresses[0] if addresses else None,
                 "run_id": node.chosen.run_id if node.chosen is not None else None,
                 "parameters": node.parameters(),
+                "loss_unit": node.chosen.spec.loss_unit if node.chosen is not None else None,
                 "join": node.join_line(),
             }
         )

@@ -317,7 +317,7 @@ class RunSession(Observer):
             "round %d: %s, %s, %s, %.2g s",
             result.round,
             type(outcome).__name__,
-            _what_came(result),
+            _what_came(result, self._context.spec.loss_unit),
             "alone" if result.members == 1 else f"{result.members} members",
             result.seconds,
         )
@@ -358,7 +358,7 @@ def method_of(context: Context, *, samples: bool) -> Method:
     return sapo.SapoSampler(context)
 
 
-def _what_came(result: RoundResult) -> str:
+def _what_came(result: RoundResult, unit: str) -> str:
     if result.sampled is not None:
         sampled = result.sampled
         return (
@@ -367,7 +367,7 @@ def _what_came(result: RoundResult) -> str:
         )
     if result.learned is not None:
         return told(result.learned)
-    return f"held-out loss {result.loss:.4f} bits per byte"
+    return f"held-out loss {result.loss:.4f} {unit}"
 
 
 def told(learned: Learned) -> str:

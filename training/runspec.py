@@ -39,6 +39,8 @@ _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 POLICY_HEADS = 2  # of a gpt policy
 BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
 ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
+BYTES_UNIT = "bits per byte"
+LOSS_UNITS = {"byte-lm": BYTES_UNIT, "gpt": BYTES_UNIT, "hf-lm": BYTES_UNIT, "image": "bits per picture"}
 
 
 # -- the tables of a run file: their keys, with what each means, its default, its unit and what it may be
@@ -444,6 +446,11 @@ class RunSpec:
     def run_id(self) -> str:
         """sha-256 of `encode(self)`, 64 hex digits."""
         return hashlib.sha256(encode(self)).hexdigest()
+
+    @property
+    def loss_unit(self) -> str:
+        """What a held-out loss is counted in; of a task of somebody's own, nobody else knows more than that."""
+        return LOSS_UNITS.get(self.task.name, "in the task's unit")
 
     @property
     def needs_data(self) -> bool:

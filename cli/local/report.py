@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from swarmnode.cli.local.swarm import NodeProcess, RoundReport
+from swarmnode.training.runspec import BYTES_UNIT
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Summary:
     seconds: float  # from the start of the first process to the end of the last, the solo run included
     reward: float | None = None  # on fresh questions, 0 to 1; mean over nodes; of a run by rollouts
     solo_reward: float | None = None
+    loss_unit: str = BYTES_UNIT  # of both losses, whatever they are called
 
     def event(self) -> dict[str, Any]:
         """The JSON object; rewards are in those of runs by rollouts only."""
@@ -60,6 +62,7 @@ def summarize(
     solo: float | None,
     seconds: float,
     by_rollouts: bool = False,
+    loss_unit: str = BYTES_UNIT,
 ) -> Summary:
     """The figures of one swarm; `reports` holds each node's rounds in the order in which they ended.
 
@@ -80,6 +83,7 @@ def summarize(
         seconds=round(seconds, 3),
         reward=heldout if by_rollouts else None,
         solo_reward=solo if by_rollouts else None,
+        loss_unit=loss_unit,
     )
 
 
@@ -184,7 +188,9 @@ def draw_losses(file: Path, results: Results) -> None:
     for label, points, colour in curves:
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=colour, marker=".", markersize=4)
     axes.set_xlabel("round")
-    axes.set_ylabel("reward of own answers (mean of ten rounds)" if rewarded else "held-out loss (bits per byte)")
+    axes.set_ylabel(
+        "reward of own answers (mean of ten rounds)" if rewarded else f"held-out loss ({results.summary.loss_unit})"
+    )
     axes.set_title(results.run)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -233,7 +239,10 @@ def verdict(summary: Summary) -> str:
         return f"{reached}{alone}."
     if summary.heldout_bits_per_byte is None:
         return f"{summary.nodes} nodes trained {summary.rounds} rounds; no held-out loss was measured."
-    reached = f"{summary.nodes} nodes reached {summary.heldout_bits_per_byte:.3f} bits per byte on held-out text"
+    held = "text" if summary.loss_unit == BYTES_UNIT else "samples"
+    reached = (
+        f"{summary.nodes} nodes reached {summary.heldout_bits_per_byte:.3f} {summary.loss_unit} on held-out {held}"
+    )
     if summary.gain is None or summary.solo_bits_per_byte is None:
         return f"{reached} in {summary.rounds} rounds."
     better = "below" if summary.gain >= 0 else "above"
@@ -252,12 +261,13 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             *([("reward of one node alone", f"{summary.solo_reward:.3f}")] if summary.solo_reward is not None else []),
             *_common(summary),
         ]
+    unit = f" {summary.loss_unit}"
     alone = [
-        ("held-out loss of one node alone", number(summary.solo_bits_per_byte, ".4f", " bits per byte")),
-        ("the swarm is better by", number(summary.gain, "+.4f", " bits per byte")),
+        ("held-out loss of one node alone", number(summary.solo_bits_per_byte, ".4f", unit)),
+        ("the swarm is better by", number(summary.gain, "+.4f", unit)),
     ]
     return [
-        ("held-out loss of the swarm", number(summary.heldout_bits_per_byte, ".4f", " bits per byte")),
+        ("held-out loss of the swarm", number(summary.heldout_bits_per_byte, ".4f", unit)),
         *(alone if summary.solo_bits_per_byte is not None else []),
         ("state hashes", "equal in every round" if summary.hashes_agree else "NOT equal in every round"),
         ("sent per parameter and round", number(summary.bytes_per_parameter_round, ".2f", " bytes")),

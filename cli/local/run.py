@@ -111,6 +111,7 @@ def run_local(options: LocalOptions) -> int:
                 solo=_last_loss(lone) if solo is None else solo,
                 seconds=time.monotonic() - began,
                 by_rollouts=not spec.needs_data,
+                loss_unit=spec.loss_unit,
             )
             ready = [node.ready for node in swarm.nodes if node.ready is not None]
             run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")

@@ -28,6 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
+from swarmnode.training.runspec import BYTES_UNIT
+
 NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
 LIAR = (sys.executable, "-m", "swarmnode.testing.adversary")  # which only a swarm like this one starts
 TICK = 0.25  # s; how often the state of the processes is looked at when no event comes
@@ -294,6 +296,12 @@ class LocalSwarm:
     def parameters(self) -> int:
         """Parameters of the model as the nodes reported them; 0 until one has."""
         return max((int(node.ready.get("parameters") or 0) for node in self.nodes if node.ready), default=0)
+
+    @property
+    def loss_unit(self) -> str:
+        """What losses are counted in, as the nodes said."""
+        said = (node.ready["loss_unit"] for node in self.nodes if node.ready and node.ready.get("loss_unit"))
+        return str(next(said, BYTES_UNIT))
 
     @property
     def reports(self) -> list[list[RoundReport]]:

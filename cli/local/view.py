@@ -234,7 +234,7 @@ def _round_line(swarm: LocalSwarm, at_work: Sequence[NodeProcess], done: int) ->
     left = swarm.seconds_left
     parts = [
         f"round {done} of {swarm.options.rounds}",
-        f"reward {fmean(values):.3f}" if rewarded else f"loss {bits(values[0] if values else None)} bits per byte",
+        f"reward {fmean(values):.3f}" if rewarded else f"loss {bits(values[0] if values else None)} {swarm.loss_unit}",
         f"{median(report.seconds for report in reports):.1f} s",
         f"{agreeing} of {len(swarm.nodes)} agree" if len(swarm.nodes) > 1 and not rewarded else "",
         f"lies: {sum(t.accepted for t in lies)} accepted, {sum(t.refused.total() for t in lies)} refused"

@@ -119,6 +119,7 @@ class Api:
             "codec": chosen.spec.exchange.codec if chosen.spec.needs_data else "rollouts",
             "data": node.data.status() if node.data is not None else None,
             "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
+            "loss_unit": chosen.spec.loss_unit,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
             "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,

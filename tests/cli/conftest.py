@@ -42,6 +42,7 @@ STATUS: dict[str, Any] = {
         "parameters": 840_000,
         "codec": "int8",
         "loss": 2.412,
+        "loss_unit": "bits per byte",
         "loss_history": [[r, 5.0 - 0.14 * r] for r in range(19)],
         "tokens_per_second": 12345.0,
         "compute_share": 0.83,

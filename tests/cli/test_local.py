@@ -176,6 +176,7 @@ def test_json_is_nodes_in_order_then_rounds_then_one_summary(tmp_path, fake, cap
         "bytes_per_parameter_round",
         "compute_share",
         "seconds",
+        "loss_unit",
     ]
     assert (summary["nodes"], summary["rounds"], summary["parameters"]) == (3, 6, PARAMETERS)
     assert (summary["heldout_bits_per_byte"], summary["solo_bits_per_byte"]) == (2.5, None)

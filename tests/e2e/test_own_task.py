@@ -58,7 +58,8 @@ def test_digits_are_learned_from_pictures_that_nobody_publishes(tmp_path: Path) 
     pytest.importorskip("sklearn")
     (tmp_path / "image.toml").write_text(IMAGE.format(trust=""))
     one, two = _two(tmp_path, tmp_path / "image.toml")
-    assert agree(one, two) > 0
+    assert agree(one, two) > 0 and one.ready["loss_unit"] == "bits per picture"
+    assert "bits per picture" in one.log() and "bits per byte" not in one.log()
     assert [event["loss"] for event in one.events if event["event"] == "round"][-1] < 1.5  # bits; 3.32 of who guesses
 
 
