@@ -220,12 +220,13 @@ class InnerLoop:
 
         Where a device has too little memory for so many samples at once, half as many are tried, from then on.
         """
+        most = -(-size // self._ranks.count)  # of a rank: all pass equally often, as those that divide the model meet
         while True:
             self._gradients.zero_()
             total = torch.zeros((), device=self._vector.device)
             try:
-                for some in part.split(self.micro_batch) if len(part) > self.micro_batch else [part]:
-                    loss = self._loss(some) * (len(some) / size)
+                for some in part.tensor_split(-(-most // self.micro_batch)):
+                    loss = self._loss(some if len(some) else part[:1]) * (len(some) / size)
                     loss.backward()  # type: ignore[no-untyped-call]
                     total += loss.detach()
                 return total

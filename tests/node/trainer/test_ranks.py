@@ -71,7 +71,8 @@ def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> N
         seen.append((trained, slope[1], losses))
 
     for ranks, sharded in ((1, False), (2, False), (2, True)):  # of five sequences in a batch, three and two
-        _with_trainer(replace(settings, ranks=ranks, sharded=sharded), use)
+        micro_batch = 1 + sharded  # the three are two and one
+        _with_trainer(replace(settings, ranks=ranks, sharded=sharded, micro_batch=micro_batch), use)
     for several in (1, 2):
         for one, other in zip(seen[0][:2], seen[several][:2], strict=True):
             assert np.abs(one - other).max() < 2e-6
