@@ -78,13 +78,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="inner steps of a measurement")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     print(json.dumps(measure(parser.parse_args())))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     model = {name: getattr(options, name) for name in ("layers", "width", "heads", "context")}
-    inner = {"batch": options.batch, "steps": 10**6, "warmup": 0, "optimizer": options.optimizer}
+    inner = {"batch": options.batch, "steps": 10**6, "warmup": 0}
+    inner |= {"optimizer": options.optimizer, "precision": options.precision}
     spec = parse_runspec({"run": {"name": "device"}, "model": model, "inner": inner}, source="bench")
     task = RandomTokens(spec, options.vocabulary, options.device)
     vector = torch.zeros(layout_of(task.model).parameters, device=options.device)
@@ -93,6 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if cuda else f"cpu, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
+        "options": vars(options),
         "parameters": vector.numel(),
         "training": training(options, spec, task, loop),
         "exchange": exchange(vector, options.repeats),
@@ -147,7 +150,7 @@ class Plain:
 
     def __init__(self, spec: RunSpec, task: RandomTokens) -> None:
         self._task, self._inner = task, spec.inner
-        self._bf16 = getattr(spec.inner, "precision", "fp32") == "bf16"
+        self._bf16 = spec.inner.precision == "bf16"
         matrices = [parameter for parameter in task.model.parameters() if parameter.dim() >= 2]
         others = [parameter for parameter in task.model.parameters() if parameter.dim() < 2]
         groups = [
