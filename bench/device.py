@@ -5,10 +5,10 @@
 
 Random tokens, since only time counts. One JSON object:
 
-training  tokens/s of `InnerLoop` and of a plain loop of the same model (`torch.optim.AdamW(fused=True)`, autocast,
-          clip_grad_norm_), in turns in one process, the medians of the repeats, and the share of either in the device's
-          peak: 6 FLOP a parameter that is multiplied and 12 L C T for attention, a token. The peak is the maker's
-          (dense) where it stands in PEAKS, and the best of matrix products in the same run (`measured_tflops`).
+training  tokens/s of `InnerLoop` and of a plain loop of the same model (`torch.optim.AdamW(fused=True)` and `Muon`,
+          autocast, clip_grad_norm_), in turns in one process, the medians of the repeats, and the share of either in
+          the device's peak: 6 FLOP a parameter that is multiplied and 12 L C T for attention, a token. The peak is the
+          maker's (dense) where it stands in PEAKS, and the best of matrix products in the same run (`measured_tflops`).
 exchange  ms of each part for a vector of all parameters: copy from and to the device, the difference, int8 by the
           product's codec and by the same in torch on the device, whether their bytes are equal, a TCP connection over
           loopback, and the outer step. `device_saves_ms`: what encoding and decoding on the device would save.
@@ -40,6 +40,7 @@ from swarmnode.training.codecs.base import Codec
 from swarmnode.training.gpt import GPT
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.open_step import SEQUENCES
+from swarmnode.training.optimizer import hidden_matrices
 from swarmnode.training.outer import OuterState, outer_step
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
@@ -151,14 +152,18 @@ class Plain:
     def __init__(self, spec: RunSpec, task: RandomTokens) -> None:
         self._task, self._inner = task, spec.inner
         self._bf16 = spec.inner.precision == "bf16"
-        matrices = [parameter for parameter in task.model.parameters() if parameter.dim() >= 2]
-        others = [parameter for parameter in task.model.parameters() if parameter.dim() < 2]
+        hidden = hidden_matrices(task.model) if spec.inner.optimizer == "muon" else set()
+        rest = [parameter for parameter in task.model.parameters() if parameter not in hidden]
         groups = [
-            {"params": matrices, "weight_decay": spec.inner.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": [p for p in rest if (p.dim() >= 2) == matrices], "weight_decay": decay}
+            for matrices, decay in ((True, spec.inner.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
-        self._optimizer = torch.optim.AdamW(groups, lr=spec.inner.lr, betas=(0.9, 0.95), fused=True)
+        self._optimizers = [torch.optim.AdamW(groups, lr=spec.inner.lr, betas=(0.9, 0.95), fused=True)]
+        if hidden:
+            rate, decay = spec.inner.muon_lr, spec.inner.weight_decay
+            muon = torch.optim.Muon(list(hidden), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+            self._optimizers.append(muon)
         self._generator = torch.Generator()
 
     def train(self, steps: int) -> None:
@@ -168,8 +173,9 @@ class Plain:
                 loss = self._task.loss(batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._task.model.parameters(), self._inner.clip)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+            for optimizer in self._optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             loss.item()
 
 

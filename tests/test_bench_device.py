@@ -19,7 +19,7 @@ from swarmnode.training.codecs import codec
 
 def test_every_part_is_measured() -> None:
     shape = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 300, "context": 16, "batch": 2}
-    told = device.measure(Namespace(**shape, steps=2, repeats=2, optimizer="adamw", precision="fp32", device="cpu"))
+    told = device.measure(Namespace(**shape, steps=2, repeats=2, optimizer="muon", precision="fp32", device="cpu"))
     assert told["parameters"] > 300 * 16
     assert told["training"]["tokens_per_s"] > 0 and 0 < told["training"]["share_of_measured"] < 1
     assert told["exchange"]["bytes_equal"]
