@@ -491,7 +491,7 @@ async def _show(meter: Meter, emit: Emit) -> None:
             left = round(meter.left, 1) if math.isfinite(meter.left) else None
             emit({"event": "corpus", **told, "left": left})
             if number % LOG_EVERY == 1:
-                logger.info("%s the corpus: %s", meter.step, pace(meter.done, meter.total, meter.rate))
+                logger.info("corpus, %s: %s", meter.step, pace(meter.done, meter.total, meter.rate))
     finally:
         meter.stopped = True
 
