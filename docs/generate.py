@@ -148,6 +148,13 @@ def memory() -> str:
             there = needs(spec, Weight(size))
             of = [there.of(*where) / 1e9 for where in (("memory",), ("mapped",), ("disk", "older"))]
             lines.append(f"| {size / 1e6:,.0f} M | " + " | ".join(f"{each:,.1f} GB" for each in of) + " |")
+    lines += [
+        "",
+        "Measured (`python bench/large.py`, 134.5 M parameters, two daemons and a joiner on one machine of 2",
+        "cores, diloco with int8, one step a round): the table says 5.47 GB for a node, the kernel 5.66 and 5.68",
+        "GB at the most (daemon 3.07, trainer 2.61), and all hashes are equal. No GPU has been measured, nor",
+        "`open` and `btard` at that size.",
+    ]
     return "\n".join(lines) + "\n"
 
 
