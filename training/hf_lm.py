@@ -134,8 +134,12 @@ def attach_lora(model: Any, *, rank: int, alpha: float, seed: int) -> None:
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
+        from transformers.pytorch_utils import Conv1D  # a linear layer of GPT-2
 
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"), model)
+        head = model.get_output_embeddings()
+        linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+        # Named one by one: "all-linear" is more to peft where a model has experts, and what is exported would not load.
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=linear), model)
     except ImportError as error:
         raise TaskError(f'LoRA needs peft, which cannot be imported ({error}): pip install "swarmnode[hf]"') from error
     except ValueError as error:

@@ -56,7 +56,7 @@ def kept(home: DataDir, base: Path, rank: int) -> tuple[RunSpec, CausalLM]:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral"])
 def test_an_exported_folder_gives_the_swarms_logits(tmp_path: Path, kind: str, rank: int) -> None:
     base, home, target = folder_of(kind, tmp_path / "base"), DataDir(tmp_path / "home"), tmp_path / "out"
     spec, model = kept(home, base, rank)

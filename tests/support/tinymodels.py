@@ -10,7 +10,7 @@ WORDS = "0123456789abcdefghij=:#! "
 
 
 def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None = None, rows: int = 0) -> Path:
-    """A gpt2 or a llama and its tokenizer, of single characters and the pair 40.
+    """A gpt2, a llama or a mixtral and its tokenizer, of single characters and the pair 40.
 
     Its heads are as wide as vLLM's kernels want them. `rows`: of its embedding, where they are more than its tokens.
     """
@@ -29,7 +29,7 @@ def folder_of(kind: str, into: Path, *, words: str = WORDS, template: str | None
     if kind == "gpt2":  # tied embeddings, Conv1D
         config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, n_positions=64, **shared)
     else:
-        config = transformers.LlamaConfig(
+        config = (transformers.MixtralConfig if kind == "mixtral" else transformers.LlamaConfig)(
             num_hidden_layers=2,
             hidden_size=64,
             intermediate_size=96,
