@@ -248,8 +248,6 @@ def keep_no_activations(model: nn.Module) -> None:
     """Have a model compute its activations anew in the backward pass. Raises TaskError where it knows no way."""
     if hasattr(model, "checkpointing"):
         model.checkpointing = True
-    elif hasattr(model, "gradient_checkpointing_enable"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     else:
         raise TaskError(
             "[inner] checkpointing: the task's model has no attribute `checkpointing` to set; leave the key out, or "

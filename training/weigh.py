@@ -17,8 +17,11 @@ OUTPUTS = 2  # times the largest tensor of a step, as the loss takes logits, the
 ARRIVING = 2  # gradients of the largest parameter that are added up: of the embedding and of a head tied to it
 
 
-def weigh(task: type[Any], spec: RunSpec, assignment: Assignment) -> Weight | None:
-    """The weight of the run's model; None where the task does not tell (`Task.skeleton`)."""
+def weigh(task: type[Any], spec: RunSpec, assignment: Assignment, micro_batch: int = 0) -> Weight | None:
+    """The weight of the run's model, of whose steps so many samples are computed at once, 0: all of them.
+
+    None where the task does not tell (`Task.skeleton`).
+    """
     if not hasattr(task, "skeleton"):
         return None
     with torch.device("meta"):
@@ -27,7 +30,9 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment) -> Weight | No
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         step = ARRIVING * FLOAT * max(parameter.numel() for parameter in trained)
         if hasattr(model, "loss"):
-            batch = torch.zeros(_samples(spec), spec.model.context + 1, dtype=torch.long)
+            batch = torch.zeros(
+                min(spec.inner.batch, micro_batch or spec.inner.batch), spec.model.context + 1, dtype=torch.long
+            )
             try:
                 step += _saved(model, batch)
             except RuntimeError:  # it looks at values, which there are none of
@@ -45,11 +50,6 @@ def _by_layers(model: nn.Module, tokens: int) -> int:
     matrices = [tuple(parameter.shape) for parameter in model.parameters() if parameter.dim() == 2]
     widest = max((max(shape) for shape in matrices), default=0)
     return FLOAT * tokens * (sum(map(sum, matrices)) + OUTPUTS * widest)
-
-
-def _samples(spec: RunSpec) -> int:
-    """Sequences that are on the device at once."""
-    return min(spec.inner.batch, getattr(spec.inner, "micro_batch", 0) or spec.inner.batch)
 
 
 def _saved(model: nn.Module, batch: Tensor) -> int:

@@ -126,7 +126,7 @@ class Worker:
         run = decode(spec)
         assignment = Assignment(run_id, peer_id, **{name: settings[name] for name in ("tokenizer", "base", "policy")})
         try:
-            weight = weigh(load_task(run.task.name, settings["task"]), run, assignment)
+            weight = weigh(load_task(run.task.name, settings["task"]), run, assignment, settings["micro_batch"])
         except Exception as error:  # `init` says what is wrong, if anything is; to weigh is not needed to train
             print(f"the model's memory is not known: {_bug(error)}", flush=True)
             weight = None

@@ -367,15 +367,28 @@ class TrainerProcess(Trainer):
         self._ready.set()
 
     async def _weigh(self, child: TrainerChild, run: dict[str, Any]) -> None:
-        """Say what the run will take here. Raises TrainerFailed where that is more than there is."""
-        answer = await child.call("weigh", **run, **asdict(self._settings))
-        if answer["weight"] is None or self._spec.exchange.method == "sapo":
-            return
-        free = answer["free"]
-        machine = Machine.here(self._settings.scratch, free)
-        self.weight = Weight(**answer["weight"])
+        """Say what the run will take here, with as many of a step's samples at once as there is memory for.
+
+        Raises TrainerFailed where one of them needs more than there is.
+        """
+        batch = self._spec.inner.batch
         keeping = replace(self._keeping, ranks=self._settings.ranks, sharded=self._settings.sharded)
-        self.needs = needs(self._spec, self.weight, keeping, on_device=free is not None)
+        at_once = min(self._settings.micro_batch or batch, batch)
+        while True:
+            settings = replace(self._settings, micro_batch=at_once)
+            answer = await child.call("weigh", **run, **asdict(settings))
+            if answer["weight"] is None or self._spec.exchange.method == "sapo":
+                return
+            free = answer["free"]
+            machine = Machine.here(self._settings.scratch, free)
+            self.weight = Weight(**answer["weight"])
+            self.needs = needs(self._spec, self.weight, keeping, on_device=free is not None)
+            if at_once == 1 or (self.needs.memory <= machine.memory and self.needs.device <= machine.device):
+                break
+            at_once //= 2
+        self._settings = settings
+        if at_once < batch:
+            logger.info("%d of a step's %d sequences are computed at once", at_once, batch)
         logger.info("%s", in_words(self.needs, machine))
         if why := refusal(self.needs, machine):
             raise TrainerFailed(why)

@@ -25,9 +25,13 @@ from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.training.byte_lm import ByteLM
+from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.tasks import Assignment
+from swarmnode.training.weigh import weigh
 
 SPEC = parse_runspec(
     {
@@ -445,3 +449,24 @@ def test_a_restart_in_the_middle_changes_nothing_that_follows(
     for whole, again, fresh in zip(*(ends[name] for name in ("whole", "restarted", "forgetful")), strict=True):
         np.testing.assert_array_equal(whole, again)
         assert not np.allclose(whole, fresh, rtol=1e-3)
+
+
+def test_of_a_step_as_much_is_computed_at_once_as_there_is_memory_for(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    spec = SPEC.updated(inner={"batch": 1024})
+    assignment = Assignment(spec.run_id, "alice")
+    half = weigh(ByteLM, spec, assignment, 512)
+    assert half is not None
+    free = needs(spec, half).memory + 1
+    monkeypatch.setattr(sys.modules[__name__], "SPEC", spec)
+    monkeypatch.setattr(trainer_module.Machine, "here", lambda folder, device: Machine(free, 1e18))
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert trainer.needs is not None and trainer.needs.memory < free
+        worked = await trainer.train(round=0, steps=1, seconds=60)
+        assert worked.samples == 1024
+
+    _with_trainer(settings, use)
+    assert "512 of a step's 1024" in caplog.text
