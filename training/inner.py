@@ -225,7 +225,8 @@ class InnerLoop:
             self._gradients.zero_()
             total = torch.zeros((), device=self._vector.device)
             try:
-                for some in part.tensor_split(-(-most // self.micro_batch)):
+                passes = -(-most // self.micro_batch)
+                for some in part.tensor_split(passes) if passes > 1 else [part]:
                     loss = self._loss(some if len(some) else part[:1]) * (len(some) / size)
                     loss.backward()  # type: ignore[no-untyped-call]
                     total += loss.detach()

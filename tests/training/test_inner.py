@@ -211,3 +211,15 @@ def test_a_model_that_cannot_drop_its_activations_is_refused_and_one_that_can_do
     task.model.checkpointing = False  # type: ignore[assignment]
     _loop(task, checkpointing=True)
     assert task.model.checkpointing is True
+
+
+class Watched(Line):
+    """Knows its own batches again, as those of `testing/adversary` do."""
+
+    def loss(self, batch: Tensor) -> Tensor:
+        assert batch is self.drawn[-1]
+        return super().loss(batch)
+
+
+def test_a_batch_for_which_there_is_memory_is_given_to_the_task_as_it_drew_it() -> None:
+    assert _loop(Watched())[0].train(round=0, steps=2, seconds=60, between=_never).steps == 2
