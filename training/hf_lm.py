@@ -33,14 +33,20 @@ class HfLM(ByteLM):
     """A language model that begins from a base. Raises TaskError where that cannot be used, else as `ByteLM`."""
 
     def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
-        return _trained_as(spec, open_model(assignment.base))
+        return _trained_as(spec, open_model(assignment.base, _kept_in(spec)))
 
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         shape = AutoConfig.from_pretrained(assignment.base, trust_remote_code=False, local_files_only=True)
-        return _trained_as(spec, AutoModelForCausalLM.from_config(shape))
+        return _trained_as(spec, AutoModelForCausalLM.from_config(shape, dtype=_kept_in(spec)))
+
+
+def _kept_in(spec: RunSpec) -> torch.dtype:
+    """The type of the base's weights: what is trained is float32, what is frozen as the run computes."""
+    frozen = spec.model.lora_rank > 0
+    return torch.bfloat16 if frozen and spec.inner.precision == "bf16" else torch.float32
 
 
 def _trained_as(spec: RunSpec, model: Any) -> CausalLM:

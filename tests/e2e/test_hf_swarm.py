@@ -22,9 +22,9 @@ peft = pytest.importorskip("peft", reason="the extra hf is not installed")
 
 from swarmnode.training.hf_lm import CausalLM, attach_lora, open_model  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
-BUSY = 240.0  # s; by itself it takes a sixth of that
+BUSY = 420.0  # s; by itself it takes a sixth of that
 RANK, ALPHA = 4, 16.0
 NO_STANDING = "its author has no standing with the judges"  # what an audit or a judge that finds a lie leads to
 RUN = """
@@ -91,7 +91,8 @@ def test_four_daemons_train_adapters_and_export_them(tmp_path: Path, corpus: Pat
     last = ("--rounds", "4", "--checkpoint-every", "1")
     wait = ("--wait-peers", "3", "--wait-seconds", str(BUSY))
     with Node(tmp_path / "a", run, *wait, *last, "--stay", corpus=corpus) as creator:
-        join = ("--join", creator.ready["multiaddr"], "--run", creator.ready["run_id"], *last, "--stay")
+        ready = creator.wait_for("ready", within=BUSY)
+        join = ("--join", ready["multiaddr"], "--run", ready["run_id"], *last, "--stay")
         more: dict[str, tuple[str, ...]] = {"b": (), "c": (), "d": ("--base", str(moved))}
         nodes = [creator, *(Node(tmp_path / name, *join, *args, corpus=None) for name, args in more.items())]
         for node in nodes[1:]:
@@ -118,7 +119,7 @@ def test_strangers_train_adapters_and_judge_and_repeat_one_anothers_work(
     tmp_path: Path, corpus: Path, base: Path
 ) -> None:
     run = run_file(tmp_path / "open.toml", base, steps=60, lr=3e-3, run='trust = "open"')
-    options = ("--nodes", "4", "--rounds", "8", "--json", "--report", tmp_path / "report")
+    options = ("--nodes", "4", "--rounds", "10", "--json", "--report", tmp_path / "report")
     done = swarmnode(
         *("local", run, *options, "--data-dir", tmp_path / "nodes"),
         timeout=BUSY,
@@ -147,7 +148,8 @@ def test_a_foreign_base_is_refused_before_anything_is_trained(tmp_path: Path, co
     (other / "config.json").write_text(json.dumps(shape | {"rms_norm_eps": 1e-5}))
     run = run_file(tmp_path / "run.toml", base, steps=30)
     with Node(tmp_path / "a", run, corpus=corpus) as creator:
-        join = ("--join", creator.ready["multiaddr"], "--run", creator.ready["run_id"])
+        ready = creator.wait_for("ready", within=BUSY)
+        join = ("--join", ready["multiaddr"], "--run", ready["run_id"])
         with Node(tmp_path / "b", *join, "--base", str(other), corpus=corpus) as foreign:
             assert foreign.wait(within=BUSY) != 0
             assert re.search(r"is not the base of the run.*name the run's with --base", foreign.log(), re.S)

@@ -115,11 +115,18 @@ def test_adapters_are_drawn_by_the_runs_seed_and_change_what_peft_says(folder: P
             assert torch.equal(parameter, other[name]) is ("lora_B" in name)
 
 
-def test_a_frozen_base_may_be_in_bfloat16_and_its_adapters_are_not(folder: Path) -> None:
-    model = open_model(str(folder), torch.bfloat16)
-    attach_lora(model, rank=2, alpha=8.0, seed=1)
-    kinds = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
+def test_a_frozen_base_may_be_in_bfloat16_and_its_adapters_are_not(folder: Path, corpus: Path) -> None:
+    spec = spec_of(folder, lora_rank=4).updated(inner={"precision": "bf16"})
+    task = HfLM(spec, Assignment("run", "alice", str(corpus), base=str(folder)))
+    kinds = {parameter.requires_grad: parameter.dtype for parameter in task.model.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
+    assert trained(spec, task)[1] > 0.05
+    weight = weigh(HfLM, spec, Assignment("run", "alice", base=str(folder)))
+    assert weight is not None
+    assert weight.frozen == sum(each.nbytes for each in task.model.parameters() if not each.requires_grad)
+    whole = spec_of(folder).updated(inner={"precision": "bf16"})
+    task = HfLM(whole, Assignment("run", "alice", str(corpus), base=str(folder)))
+    assert {parameter.dtype for parameter in task.model.parameters()} == {torch.float32}
 
 
 def test_a_context_that_the_base_cannot_read_is_refused(folder: Path) -> None:
