@@ -38,8 +38,8 @@ from swarmnode.training.verify.replay import DECAY
 
 PARTS = ("rates", "methods", "curves", "daemons")
 RATES_SEED = 0  # reported seeds begin at 1
-ADAMW = Arm("synchronous", steps=400, lr=1e-3)
-MUON = Arm("synchronous", steps=400, lr=1e-3, optimizer="muon", muon_lr=4e-3)
+ADAMW = Arm("synchronous", steps=300, lr=2e-3)
+MUON = Arm("synchronous", steps=300, lr=1e-3, optimizer="muon", muon_lr=4e-3)
 
 
 def by_default(method: str) -> Arm:
@@ -66,19 +66,19 @@ class Plan:
     """What is run. A plan with other steps or models is another experiment, with results of its own."""
 
     size: Size = field(
-        default_factory=lambda: Size(4, 8, ModelSection(layers=2, heads=4, width=288, context=128), precision="bf16")
+        default_factory=lambda: Size(4, 8, ModelSection(layers=2, heads=4, width=288, context=64), precision="bf16")
     )
     seeds: int = 3
     every: int = 100  # steps between two measurements
     rates: tuple[Arm, ...] = (
-        *(replace(ADAMW, lr=lr) for lr in (5e-4, 1e-3, 2e-3)),
-        *(replace(MUON, lr=lr, muon_lr=muon_lr) for lr, muon_lr in ((1e-3, 4e-3), (1e-3, 8e-3), (4e-3, 4e-3))),
+        *(replace(ADAMW, lr=lr) for lr in (1e-3, 2e-3, 4e-3)),
+        *(replace(MUON, lr=lr, muon_lr=muon_lr) for lr, muon_lr in ((1e-3, 4e-3), (1e-3, 8e-3), (2e-3, 4e-3))),
     )
     methods: tuple[Arm, ...] = (MUON, by_default("diloco"), by_default("open"), ADAMW)
     curves: tuple[Arm, ...] = (
         MUON,
         by_default("diloco"),
-        *(replace(by_default("diloco"), interval=interval, grows=False) for interval in (2, 10, 50)),
+        *(replace(by_default("diloco"), interval=interval, grows=False) for interval in (10, 50)),
     )
     batches: tuple[int, ...] = (8, 2)
 

@@ -109,7 +109,8 @@ def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
         )
     interval = "growing" if arm.grows else "fixed"
     rates = {"lr": arm.lr, "optimizer": arm.optimizer, "muon_lr": arm.muon_lr}
-    return size.spec(seed=seed, steps=arm.interval, interval=interval, **rates).updated(
+    precision = "fp32" if arm.method == "open" else size.precision  # that audits can tell lies from rounding
+    return size.spec(seed=seed, steps=arm.interval, interval=interval, precision=precision, **rates).updated(
         run={"trust": "open" if arm.method == "open" else "known"},
         exchange={"method": arm.method, "codec": arm.codec},
         outer={"lr": arm.outer_lr, "momentum": arm.momentum},

@@ -45,7 +45,7 @@ class Size:
 
     def spec(self, *, seed: int, **inner: Any) -> RunSpec:
         """A RunSpec with these values in its table [inner]."""
-        given = {"batch": self.batch, **({"precision": self.precision} if self.precision != "fp32" else {}), **inner}
+        given = {"batch": self.batch, "precision": self.precision, **inner}
         return RunSpec(
             run=RunSection(name="learning", seed=seed),
             model=self.model,
