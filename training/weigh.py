@@ -29,6 +29,8 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment, micro_batch: i
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         step = ARRIVING * FLOAT * max(parameter.numel() for parameter in trained)
+        if hasattr(model, "checkpointing"):
+            model.checkpointing = spec.inner.checkpointing
         if hasattr(model, "loss"):
             batch = torch.zeros(
                 min(spec.inner.batch, micro_batch or spec.inner.batch), spec.model.context + 1, dtype=torch.long
