@@ -34,7 +34,7 @@ class Option:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     form: tuple[str, str] = ("", "")  # regular expression that a text matches whole, and what it asks for in words
-    since: int = 1  # schema in which the key appeared; later keys are left out of the run id at their default
+    later: bool = False  # whether the key came after the schema was raised: it is left out of the run id at its default
 
     def allowed(self) -> str:
         """The permitted values in words, for messages and documentation."""
@@ -57,10 +57,10 @@ def option(
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
     form: tuple[str, str] = ("", ""),
-    since: int = 1,
+    later: bool = False,
 ) -> Any:
     """A dataclass field with an `Option` in its metadata."""
-    described = Option(help, unit, minimum, maximum, choices, form, since)
+    described = Option(help, unit, minimum, maximum, choices, form, later)
     return dataclasses.field(default=default, metadata={"option": described})
 
 

@@ -5,8 +5,8 @@
 A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
 canonical encoding of the *resolved* values, so a spec that came from a peer is checked by hashing it. Who creates a run
 draws its nonce: two creators have two runs, and two files that mean the same are the same run only where they name the
-same nonce. Keys that a later version adds are left out of the encoding at their default, and tables with nothing in
-them, so that run ids stay what they were; only another SCHEMA, where a key gets another name, makes new ones.
+same nonce. Keys that come `later` than SCHEMA was raised are left out of the encoding at their default, and tables with
+nothing in them, so that run ids stay what they were; only another SCHEMA makes new ones.
 
 No RunSpec contains "auto": it is replaced, when one is made, by what it means beside the other values.
 """
@@ -65,16 +65,14 @@ class RunSection:
     owner: str = option(
         "",
         "peer id of who may end the run or publish its successor; empty: the first of [trust] validators, else nobody",
-        since=2,
     )
-    parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish", since=2)
-    parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise", since=2)
+    parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish")
+    parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise")
     nonce: str = option(
         "",
         "up to 64 lower case hex digits that tell this run from others with the same values; empty: drawn when the run "
         "is created, so that who else runs the file has another run",
         form=("[0-9a-f]{0,64}", "1 to 64 lower case hex digits, or leave it out: one is drawn when the run is created"),
-        since=2,
     )
 
 
@@ -117,7 +115,6 @@ class DataSection:
         "sha-256 of a text that the creator keeps back and publishes at the end, so that all can measure the loss on "
         "what nobody trained on (swarmnode provenance verify --sealed); empty: none",
         form=("([0-9a-f]{64})?", "64 lower case hex digits, as sha256sum prints them for the file that you keep back"),
-        since=2,
     )
 
 
@@ -291,9 +288,7 @@ class TrustSection:
     """Who judges in an open run, and by what measure. What is no option here is fixed by `protocols/chain`."""
 
     validators: tuple[str, ...] = option(
-        (),
-        "peer ids of those who judge from the first round on; empty in the file of a run that begins: its creator",
-        since=2,
+        (), "peer ids of those who judge from the first round on; empty in the file of a run that begins: its creator"
     )
     identity_bits: int = option(
         0,
@@ -302,7 +297,6 @@ class TrustSection:
         unit="bits",
         minimum=0,
         maximum=40,
-        since=2,
     )
     participants: int = option(
         64,
@@ -310,7 +304,6 @@ class TrustSection:
         unit="nodes",
         minimum=2,
         maximum=96,  # commits that a judge's cut has room for
-        since=2,
     )
     revert_above: float = option(
         0.05,
@@ -318,13 +311,12 @@ class TrustSection:
         unit="bits per byte",
         minimum=0,
         maximum=8,
-        since=2,
     )
     shortest_window: float = option(
-        1.0, "time for training in a round at the least", unit="s", minimum=0.1, maximum=86400, since=2
+        1.0, "time for training in a round at the least", unit="s", minimum=0.1, maximum=86400
     )
     longest_window: float = option(
-        86400.0, "time for training in a round at the most", unit="s", minimum=0.1, maximum=86400, since=2
+        86400.0, "time for training in a round at the most", unit="s", minimum=0.1, maximum=86400
     )
     audit_share: float = option(
         0.03,
@@ -332,7 +324,6 @@ class TrustSection:
         "and nobody is audited",
         minimum=0,
         maximum=0.5,
-        since=2,
     )
 
 
@@ -344,69 +335,52 @@ class RolloutsSection:
         "gpt:2x48",
         "policy of a node that names no other: gpt or gru, layers x width; or hf:MODEL, a model of transformers that "
         "is on the machine already (hf-full:MODEL trains all of its parameters)",
-        since=2,
     )
-    answers: int = option(
-        8, "answers to a question, which are compared with one another (G)", minimum=2, maximum=64, since=2
-    )
-    batch: int = option(8, "questions with their answers in an update (I + J)", minimum=1, maximum=256, since=2)
+    answers: int = option(8, "answers to a question, which are compared with one another (G)", minimum=2, maximum=64)
+    batch: int = option(8, "questions with their answers in an update (I + J)", minimum=1, maximum=256)
     external: int = option(
-        4, "of these, how many are others' rollouts where that is not adaptive (J)", minimum=0, maximum=256, since=2
+        4, "of these, how many are others' rollouts where that is not adaptive (J)", minimum=0, maximum=256
     )
     adaptive: bool = option(
         True,
         "ask itself a whole batch, and put others' rollouts in the places of own ones that teach nothing; none where "
         "they hurt on held-out questions",
-        since=2,
     )
     judge: str = option(
         "none",
         "what rewards are multiplied by: none; or task, what each question's own judge, which is part of this program, "
         "finds of the whole answer, so that text beside a right answer earns nothing",
         choices=("none", "task"),
-        since=2,
     )
-    share: float = option(0.25, "part of an update that one peer's rollouts may have", minimum=0, maximum=1, since=2)
+    share: float = option(0.25, "part of an update that one peer's rollouts may have", minimum=0, maximum=1)
     sampled: int = option(
         32,
         "groups in an update, at the most, that nodes which only sample wrote for the policy; they come on top",
         minimum=0,
         maximum=1024,
-        since=2,
     )
     staleness: int = option(
-        4,
-        "updates that a policy may be ahead of the weights such groups were written with",
-        minimum=0,
-        maximum=64,
-        since=2,
+        4, "updates that a policy may be ahead of the weights such groups were written with", minimum=0, maximum=64
     )
     audit: float = option(
-        0.25, "part of each sampling node's groups that are looked at, one at the least", minimum=0, maximum=1, since=2
+        0.25, "part of each sampling node's groups that are looked at, one at the least", minimum=0, maximum=1
     )
     weights: str = option(
         "pull",
         "how sampling nodes come to new weights: pull, they ask after each batch; push, they are told, and fetch them "
         "while they sample with those before",
         choices=("pull", "push"),
-        since=2,
     )
-    difficulty: int = option(5, "of the questions: the base of the digits", minimum=2, maximum=10, since=2)
+    difficulty: int = option(5, "of the questions: the base of the digits", minimum=2, maximum=10)
     pace: float = option(
         1.0,
         "time of a round at the least: what others share meanwhile is learned from in the same round",
         unit="s",
         minimum=0,
         maximum=3600,
-        since=2,
     )
     warm_up: int = option(
-        120,
-        "supervised steps before, which teach the form of an answer",
-        unit="steps",
-        minimum=0,
-        maximum=10**5,
-        since=2,
+        120, "supervised steps before, which teach the form of an answer", unit="steps", minimum=0, maximum=10**5
     )
 
 
@@ -659,7 +633,7 @@ def encode(spec: RunSpec) -> bytes:
         table = {
             key: list(value) if isinstance(value, tuple) else value
             for key, (f, described) in sorted(describe(section).items())
-            if (value := getattr(values, key)) is not None and not (described.since > 1 and value == f.default)
+            if (value := getattr(values, key)) is not None and not (described.later and value == f.default)
         }
         if table:
             tables[name] = table

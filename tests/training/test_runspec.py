@@ -61,7 +61,7 @@ def test_muon_brings_rounds_that_grow_and_one_bit() -> None:
 
 
 def test_the_run_id_is_pinned() -> None:
-    """Changing this breaks every run that exists: a new key needs `since`, and a default may not change silently."""
+    """Changing this breaks every run that exists: a new key is `later`, and a default may not change silently."""
     fixed = spec_of(
         model={"layers": 2, "heads": 2, "width": 32, "context": 32},
         inner={"lr": 0.5, "warmup": 1, "weight_decay": 0.25, "clip": 1.5, "batch": 2, "steps": 3},
@@ -70,13 +70,13 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "7f6f73ed44c1f39cd2b263ac20e1b9ad92e43fcfff0200750e870457e4fec23c"
+    assert fixed.run_id == "bd03c471546d3831e0779c6d49dd82d9eacd859471e60e89da9d8fab79ee962b"
 
 
 def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True)
     class Newer(runspec.OuterSection):
-        warm: float = option(0.0, "added in schema 2", since=2)
+        warm: float = option(0.0, "added after the schema was raised", later=True)
 
     before = spec_of().run_id
     monkeypatch.setitem(runspec.SECTIONS, "outer", Newer)
@@ -87,7 +87,7 @@ def test_a_key_added_later_leaves_old_run_ids_alone(monkeypatch: pytest.MonkeyPa
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "022a7cf160d5a9808c8984e310b7ff793076d53423ec969ec9f66fe5d3fa9ecd"
+    assert plain.run_id == "07a63a2fff1557f16e297ee41aa349aff53c3ed84833230b635f400909cee739"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 
