@@ -20,7 +20,8 @@ The formulas are those of a swarm of `n` members alike, of which each has this m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,7 @@ ALIKE = 0.02  # of the time: so near two ways compute as much
 
 
 @dataclass(frozen=True)
-class Connection:
+class Link:
     """What each member has."""
 
     up: float  # bytes a second
@@ -103,7 +104,7 @@ def ways(spec: RunSpec) -> list[RunSpec]:
     ]
 
 
-def predict(spec: RunSpec, pace: Pace, link: Connection, n: int, machine: Machine) -> Predicted:
+def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> Predicted:
     """What a run of `n` members comes to."""
     elements, name = pace.weight.parameters, spec.exchange.codec
     size = codec(name).encoded_size(elements) * FRAMES
@@ -138,7 +139,7 @@ def predict(spec: RunSpec, pace: Pace, link: Connection, n: int, machine: Machin
     )
 
 
-def _open(spec: RunSpec, pace: Pace, link: Connection, n: int, size: float) -> tuple[float, float, float]:
+def _open(spec: RunSpec, pace: Pace, link: Link, n: int, size: float) -> tuple[float, float, float]:
     """Seconds of a round, of inner steps in it, and bytes that a node sends and receives in it."""
     elements, name, inner = pace.weight.parameters, spec.exchange.codec, spec.inner
     moved = (n - 1) * size
@@ -174,7 +175,7 @@ def recommend(found: Sequence[Predicted], spec: RunSpec) -> tuple[Predicted | No
 
 
 @dataclass(frozen=True)
-class Plan:
+class Advice:
     """All ways, the file's own first, and which to take."""
 
     pace: Pace
@@ -185,8 +186,8 @@ class Plan:
 
 def planned(
     file: Path, config: NodeConfig, given: Mapping[str, Any], *, link: tuple[float, float, float], members: int
-) -> Plan:
-    """Measure and predict. `given`: settings in place of the node's; `link`: as in `Connection`.
+) -> Advice:
+    """Measure and predict. `given`: settings in place of the node's; `link`: as in `Link`.
 
     Raises SettingError, ExpectedError.
     """
@@ -207,8 +208,8 @@ def planned(
     pace = measure(spec, settings)
     where = config.directory if config.directory.exists() else Path("/")
     machine = Machine.here(str(where), None)
-    found = tuple(predict(way, pace, Connection(*link), members, machine) for way in ways(spec))
-    return Plan(pace, found, *recommend(found, spec))
+    found = tuple(predict(way, pace, Link(*link), members, machine) for way in ways(spec))
+    return Advice(pace, found, *recommend(found, spec))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -246,21 +247,21 @@ def _arithmetic(spec: RunSpec, size: int) -> dict[str, Any]:
     values = np.random.default_rng(0).standard_normal(size, np.float32)
     layout, state = Layout.of([("all", (size,))]), OuterState.start(values)
     momentum = spec.outer.momentum
+    warm = partial(timeit.repeat, repeat=2, number=1)  # the second time, once its memory is warm
     encode: dict[str, float] = {}
     decode: dict[str, float] = {}
     for name in dict.fromkeys((*(way for _, way in WAYS), spec.exchange.codec)):
         feedback, out = ErrorFeedback(codec(name), size), np.empty(size, np.float32)
         raw = bytes(feedback.encode(values))
-
-        encode[name] = _seconds(partial(feedback.encode, values)) / size
-        decode[name] = _seconds(partial(codec(name).decode, raw, size, out)) / size
-    stepped = _seconds(lambda: outer_step(state, values, lr=1.0, momentum=momentum))
-    hashed, copied = _seconds(lambda: state_hash(0, layout, state)), _seconds(values.copy)
+        encode[name] = warm(partial(feedback.encode, values))[1] / size
+        decode[name] = warm(partial(codec(name).decode, raw, size, out))[1] / size
+    stepped = warm(lambda: outer_step(state, values, lr=1.0, momentum=momentum))[1]
+    hashed, copied = warm(lambda: state_hash(0, layout, state))[1], warm(values.copy)[1]
     part = values[: size // 8]
     rows = np.stack([part + np.float32(i) * part[::-1] for i in range(4)])
     centre, radius = clipped_centre(rows, shares_of([1] * 4))
-    clip = _seconds(lambda: clipped_centre(rows, shares_of([1] * 4))) / rows.size
-    check = _seconds(lambda: checksum(part, centre, radius, b"", 0)) / part.size
+    clip = warm(lambda: clipped_centre(rows, shares_of([1] * 4)))[1] / rows.size
+    check = warm(lambda: checksum(part, centre, radius, b"", 0))[1] / part.size
     return {
         "settle": (stepped + hashed + 4 * copied) / size,
         "encode": encode,
@@ -268,11 +269,3 @@ def _arithmetic(spec: RunSpec, size: int) -> dict[str, Any]:
         "clip": clip,
         "check": check,
     }
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """What it takes once its memory is warm."""
-    work()
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

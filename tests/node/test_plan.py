@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from realnodes import swarmnode
 
-from swarmnode.node.plan import Connection, Pace, predict, recommend, ways
+from swarmnode.node.plan import Link, Pace, predict, recommend, ways
 from swarmnode.training.memory import Machine, Weight
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 GB = 10**9
-HOME = Connection(2.5e6, 12.5e6, 0.04)
+HOME = Link(2.5e6, 12.5e6, 0.04)
 PLENTY = Machine(1000 * GB, 10_000 * GB)
 CODECS = dict.fromkeys(("int8", "fp16", "topk", "sign3"), 1e-9)
 PACE = Pace(Weight(100_000_000), 1.0, 2.0, 5e-9, CODECS, CODECS, 50e-9, 100e-9)
@@ -38,7 +38,7 @@ def test_an_all_reduce_takes_what_the_link_takes_for_its_bytes() -> None:
 def test_a_faster_link_never_takes_longer(number: int) -> None:
     way = ways(spec())[number]
     seconds = [
-        predict(way, PACE, Connection(rate, rate, trip), 4, PLENTY).round_seconds
+        predict(way, PACE, Link(rate, rate, trip), 4, PLENTY).round_seconds
         for rate, trip in ((1e5, 0.2), (1e6, 0.2), (1e6, 0.02), (1e8, 0.02))
     ]
     assert seconds == sorted(seconds, reverse=True)
