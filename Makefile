@@ -18,14 +18,14 @@ ROOMS := cli crdt node protocols testing training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test test-all check lint format typecheck bench soak thorough fuzz attacks crashes interop netlab ci venv clean
+.PHONY: swarm test test-all check lint format typecheck bench soak scale thorough fuzz attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | soak | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
+	@echo "also: make lint | format | typecheck | bench | soak | scale | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
 
 venv: .venv/.installed
 
@@ -52,7 +52,7 @@ swarm: .venv/.installed
 	$(BIN)/swarmnode local --nodes 4 --solo $(SWARM_ARGS)
 
 test: check typecheck
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not scale" $(TEST_ARGS)
 
 # First what computes, on two cores; then what times out, measures or starts processes, one test after another. Code 5 of
 # pytest: nothing was selected there. Without the download, only the tests of `make interop` are skipped.
@@ -61,9 +61,9 @@ ALONE := $(filter-out $(SIDE_BY_SIDE) tests/support tests/conftest.py,$(wildcard
 
 test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
-	@echo "what computes:"; $(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) $(TEST_ARGS); computed=$$?; \
+	@echo "what computes:"; $(BIN)/python -m pytest -n 2 -m "not scale" $(SIDE_BY_SIDE) $(TEST_ARGS); computed=$$?; \
 	echo "what runs for real:"; test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
-	$(BIN)/python -m pytest $(ALONE) $(TEST_ARGS); ran=$$?; \
+	$(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); ran=$$?; \
 	for code in $$computed $$ran; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
 check: .venv/.installed
@@ -94,6 +94,10 @@ bench: .venv/.installed-bench
 # Six real nodes and a fault every 5 seconds, an hour long; SOAK_ARGS="--minutes 3" is the short form. Best as root.
 soak: .venv/.installed
 	$(BIN)/python bench/soak $(SOAK_ARGS)
+
+# A model of 135 M parameters in three real nodes, and a corpus of 3 GB: some 20 GB of memory, some 20 minutes.
+scale: .venv/.installed
+	$(BIN)/python -m pytest -m scale --timeout 3600 tests/e2e $(TEST_ARGS)
 
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; minutes.
 thorough: .venv/.installed
