@@ -17,7 +17,6 @@ All that is fetched is pinned and served onwards, so the data outlive their crea
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections import defaultdict
@@ -485,13 +484,17 @@ async def shown(meter: Meter, emit: Emit) -> AsyncIterator[None]:
 
 async def _show(meter: Meter, emit: Emit) -> None:
     try:
-        for number in itertools.count(1):
+        shown = 0
+        while True:
             await trio.sleep(REPORT_EVERY)
+            if not meter.step:  # it has not begun
+                continue
             told = {"step": meter.step, "bytes": meter.done, "of": meter.total, "rate": round(meter.rate)}
             left = round(meter.left, 1) if math.isfinite(meter.left) else None
             emit({"event": "corpus", **told, "left": left})
-            if number % LOG_EVERY == 1:
-                logger.info("corpus, %s: %s", meter.step, pace(meter.done, meter.total, meter.rate))
+            if shown % LOG_EVERY == 0:
+                logger.info("corpus: %s, %s", meter.step, pace(meter.done, meter.total, meter.rate))
+            shown += 1
     finally:
         meter.stopped = True
 
