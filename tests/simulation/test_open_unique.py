@@ -86,7 +86,7 @@ def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_b
             nursery.cancel_scope.cancel()
 
     swarms: list[DenseSwarm] = []
-    run_simulation(main, seed=1)  # at seeds 0 to 3 honest nodes pass 91 % of 183 tests, at one of them 89 %
+    run_simulation(main, seed=2)  # at seeds 0 to 3 honest nodes pass 91 % of 183 tests, at one of them 89 %
 
 
 class Withheld(Texts):
