@@ -52,7 +52,7 @@ swarm: .venv/.installed
 	$(BIN)/swarmnode local --nodes 4 --solo $(SWARM_ARGS)
 
 test: check typecheck
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not scale" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
 
 # First what computes, on two cores; then what times out, measures or starts processes, one test after another. Code 5 of
 # pytest: nothing was selected there. Without the download, only the tests of `make interop` are skipped.

@@ -22,7 +22,7 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 52_842,
+    "lines": 52_847,
     "files": 244,
     "small files": 5,
     "parameters that are callbacks": 37,

@@ -268,10 +268,12 @@ class TrainerProcess(Trainer):
         while True:
             child = TrainerChild()
             failure: TrainerFailed | None = None
+            introduced = 0  # answers until it was ready; 0: it never was
             await trio.to_thread.run_sync(empty, self._settings.scratch)
             async with child.running(memory_fd, self.rules, environment(self._settings)):
                 try:
                     await self._introduce(child, memory_fd)
+                    introduced = child.answered
                     if not started:
                         task_status.started()
                         started = True
@@ -287,7 +289,7 @@ class TrainerProcess(Trainer):
                         self._ready = trio.Event()
             if failure is not None:
                 raise failure
-            failed_starts = 0 if child.answered else failed_starts + 1
+            failed_starts = 0 if introduced else failed_starts + 1
             if failed_starts and self._may_take_vllm():
                 # Whatever made for another processor or more memory does to a process, it must not cost the training.
                 self._settings = replace(self._settings, sampling="torch")
@@ -301,7 +303,7 @@ class TrainerProcess(Trainer):
                     f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
                     f"its last words: {child.last_words() or 'none'}"
                 )
-            if child.answered > 1:  # not only its introduction: it was fit for work
+            if child.answered > introduced > 0:  # it was fit for work
                 back_off = FIRST_BACK_OFF
             self.restarts += 1
             logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)

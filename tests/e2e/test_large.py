@@ -15,6 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench" / "large.py"
 ROOM = 20e9  # bytes: three nodes, of which each takes less than 6 GB
 
 
+@pytest.mark.slow
 @pytest.mark.scale
 def test_a_large_model_takes_what_its_table_says_and_a_joiner_catches_up(tmp_path: Path) -> None:
     if Machine.here(str(tmp_path), None).memory < ROOM:

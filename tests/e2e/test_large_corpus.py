@@ -13,9 +13,8 @@ from realnodes import environment
 BENCH = Path(__file__).parents[2] / "bench" / "corpus.py"
 
 
-@pytest.mark.parametrize(
-    "gigabytes", [pytest.param(0.1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.scale)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("gigabytes", [0.1, pytest.param(3, marks=pytest.mark.scale)])
 @pytest.mark.timeout(1500)
 def test_a_corpus_is_cut_and_joined_in_bounded_memory(tmp_path: Path, gigabytes: float) -> None:
     done = subprocess.run(

@@ -44,12 +44,6 @@ def test_a_successor_says_what_it_continues_and_may_change_all_but_model_and_tas
         follow(dataclasses.replace(new(), model=ModelSection(layers=2)), PARENT, state_hash=HASH, me=OWNER)
 
 
-def test_a_run_that_continues_none_has_the_id_that_it_always_had() -> None:
-    packed = encode(RunSpec(RunSection(name="old")))
-    for key in (b"parent", b"parent_state", b"owner"):
-        assert key not in packed
-
-
 @pytest.mark.parametrize("by", ["diloco", "open"])
 def test_state_momentum_and_residual_move_over_to_another_method(tmp_path: Path, by: str) -> None:
     store = RunStore(DataDir(tmp_path))
