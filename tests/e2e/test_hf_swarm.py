@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 BUSY = 420.0  # s; by itself it takes a sixth of that
 RANK, ALPHA = 4, 16.0
+AUDIT = "checks.audits: "
 NO_STANDING = "its author has no standing with the judges"  # what an audit or a judge that finds a lie leads to
 RUN = """
 [run]
@@ -135,7 +136,10 @@ def test_strangers_train_adapters_and_judge_and_repeat_one_anothers_work(
     assert len(by_round) >= 7 and all(len(hashes) == 1 for hashes in by_round.values())
     losses = [event["loss"] for event in told if event["node"] == 0]
     assert losses[-1] < losses[0] - 0.1
-    assert NO_STANDING not in {why for event in told for why in (event.get("verdicts") or {}).values()}
+    audits = [
+        line for log in (tmp_path / "nodes").glob("*.log") for line in log.read_text().splitlines() if AUDIT in line
+    ]
+    assert NO_STANDING not in {why for event in told for why in (event.get("verdicts") or {}).values()}, audits
     counted = {peer for event in told for peer in event["counted"]}
     assert len(counted) == 4, [(event["round"], event["counted"], event.get("verdicts")) for event in told]
     (first, *_) = sorted((tmp_path / "nodes").iterdir())

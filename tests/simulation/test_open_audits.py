@@ -130,6 +130,47 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> N
     simulate(body, turns=turns)
 
 
+class LateTree:
+    """A tree of blocks in which this node finds each of them some seconds after it was first asked for it."""
+
+    LATE = 3.0
+
+    def __init__(self, tree: Any) -> None:
+        self._tree, self._since = tree, dict[bytes, float]()
+
+    def __contains__(self, id: bytes) -> bool:
+        now = trio.current_time()
+        return id in self._tree and now >= self._since.setdefault(id, now) + self.LATE
+
+    def __getitem__(self, id: bytes) -> Any:
+        return self._tree[id]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)
+
+
+def test_who_hears_of_rosters_later_than_its_auditors_is_no_liar() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        slow = method_of(swarm, "d").audits
+        assert slow is not None
+        store = slow._store
+
+        class Late:
+            @cached_property
+            def tree(self) -> LateTree:
+                return LateTree(store.tree)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(store, name)
+
+        slow._store = Late()  # type: ignore[assignment]
+        await swarm.round_done(8, *NAMES)
+        found = swarm.verdicts("d")
+        assert found[Verdict.HELD] >= 3 and not found[Verdict.LIED] and not found[Verdict.NOT_SHOWN], found
+
+    simulate(body)
+
+
 def offers(lie: Callable[[np.ndarray, list[np.ndarray]], np.ndarray]) -> Cheat:
     """Offers something else than what its steps came to."""
 

@@ -27,7 +27,8 @@ On the wire an auditor asks an author for the record of its work and for states 
 
 The author answers whom the round's draw names as its auditor, and others of that round who heard that nothing is shown
 to that one, a few times for each. Nobody else costs it anything but a call. What is fetched is checked by its id, so an
-author can show what it signed or nothing. Who may fail when, and what is then true: an author that answers nothing,
+author can show what it signed or nothing. An author that did not hear of the roster yet waits for it before it answers,
+so that who is slow is not taken for a liar. Who may fail when, and what is then true: an author that answers nothing,
 shows nothing or is too slow has not lied, it has *not shown*; what it shows and what contradicts it is a lie; what the
 auditor itself lacks (a shared state, text, a trainer) says nothing of the author.
 """
@@ -92,6 +93,7 @@ logger = logging.getLogger(__name__)
 SHOW = "audit.show"
 ACCUSE = "audit.accuse"
 TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
+BEHIND = 15.0  # of them, in which an author hears of the roster that an auditor followed before it did
 FETCH_WITHIN = 120.0  # seconds for one thing, and …
 SLOWEST = 1e6  # … bytes a second at the least
 STALL = 60.0  # seconds without a byte: the author hashes what it shows first
@@ -220,6 +222,9 @@ class Audits(WorkCheck):
         return self._others[peer, drawn] <= PATIENCE + 1
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
+        store = self._store
+        if query.run_id == self._parts.run_id and self._local.keeps(query.trace) and store.stands:
+            await store.until(lambda: query.roster in store.tree, deadline=trio.current_time() + BEHIND)
         now, whose = trio.current_time(), (peer, query.roster)
         if query.run_id != self._parts.run_id or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
@@ -381,7 +386,8 @@ class Audits(WorkCheck):
         if len(self._silent) > REMEMBERED:
             del self._silent[next(iter(self._silent))]
         self.counts[audit.verdict] += 1
-        logger.info("round %d: the work of %s: %s %s", audit.round, audit.author, audit.verdict.value, audit.why)
+        what = audit.why or f"{audit.distance:.2g} apart where {audit.tolerance:.2g} is tolerated"
+        logger.info("round %d: the work of %s: %s, %s", audit.round, audit.author, audit.verdict.value, what)
         if self._parts.ledger is not None:
             self._parts.ledger.audited(audit, self._silent[audit.author] > PATIENCE)
 
