@@ -12,12 +12,14 @@ import json
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 import typer.main
 
+from swarmnode import __version__
+from swarmnode.cli.terminal import group
 from swarmnode.node import exitcodes
 
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
@@ -48,10 +50,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def _typer(**settings: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
-
-
 class LazyCommands(typer.core.TyperGroup):
     """The commands of COMMANDS, each imported when it is asked for."""
 
@@ -64,7 +62,7 @@ class LazyCommands(typer.core.TyperGroup):
         module, attribute = COMMANDS[cmd_name]
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
-            alone = _typer()
+            alone = group("")
             alone.command(cmd_name)(found)
             found = alone
         command = typer.main.get_command(found)
@@ -72,11 +70,27 @@ class LazyCommands(typer.core.TyperGroup):
         return command
 
 
-app = _typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    cls=LazyCommands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"swarmnode {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def swarmnode() -> None:
+def swarmnode(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
     """Train a model together with other people's machines.
 
     Start with: swarmnode local (a swarm on this machine), or swarmnode run RUN.toml, or swarmnode run --join MULTIADDR.

@@ -61,6 +61,18 @@ def test_version_tells_the_program_and_no_daemon(swarmnode: Any) -> None:
 
     answer = only_json(swarmnode("version", "--json").stdout)
     assert answer["version"] == __version__ and answer["daemon"] is None
+    assert swarmnode("--version").stdout == f"swarmnode {__version__}\n"
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("st", {"status", "stop", "state"}), ("config ", {"check", "show"})])
+def test_a_shell_completes_commands(swarmnode: Any, typed: str, offered: set[str]) -> None:
+    """As the script of `swarmnode --show-completion` asks for them in bash."""
+    words = f"swarmnode {typed}"
+    position = str(words.count(" "))
+    done = swarmnode(COMP_WORDS=words, COMP_CWORD=position, _SWARMNODE_COMPLETE="complete_bash")
+    assert done.returncode == OK and set(done.stdout.split()) == offered, done.stderr
+    script = swarmnode(_SWARMNODE_COMPLETE="source_bash")
+    assert script.returncode == OK and "complete -o default -F" in script.stdout
 
 
 def test_config_check_tells_a_run_file_from_a_node_configuration(swarmnode: Any, tmp_path: Path) -> None:
@@ -78,6 +90,8 @@ def test_config_check_tells_a_run_file_from_a_node_configuration(swarmnode: Any,
         ("[run]\nname = 'x'\n[inner]\nlrr = 1", ["[inner]", "'lrr'", "'lr'"]),
         ("[run]\nname = 'x'\n[inner]\nsteps = 0", ["steps = 0", "1 to 1e+06 steps"]),
         ("port = 123456", ["port = 123456", "0 to 65535"]),
+        ("port = -1\nnicer = 2", ["port = -1", "'nicer'", "'nice'"]),
+        ("join = ['x']\nlisten = 'y'", ["join = 'x'", "listen = 'y'"]),
         ("port = ", ["not valid TOML"]),
     ],
 )
