@@ -278,23 +278,26 @@ def _from_text(key: str, text: str) -> Any:
 
 
 def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
-    """What type and range cannot tell."""
+    """What type and range cannot tell. Raises one SettingError, a line for each thing that is wrong."""
+    said: list[str] = []
 
-    def wrong(key: str, value: Any, expected: str) -> SettingError:
-        return SettingError(f"{origins.get(key, 'default')}: {key} = {value!r} is not valid; expected {expected}")
+    def wrong(key: str, value: Any, expected: str) -> None:
+        said.append(f"{origins.get(key, 'default')}: {key} = {value!r} is not valid; expected {expected}")
 
     try:
         ipaddress.ip_address(config.listen)
     except ValueError:
-        raise wrong("listen", config.listen, "an IP address such as 0.0.0.0, :: or 127.0.0.1") from None
+        wrong("listen", config.listen, "an IP address such as 0.0.0.0, :: or 127.0.0.1")
     for address in config.join:
         if parse(address) is None:
             known, unknown = "/ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…", "/dns4/node.example/tcp/4077"
-            raise wrong("join", address, f"a multiaddr such as {known}, or {unknown} to take whoever answers")
+            wrong("join", address, f"a multiaddr such as {known}, or {unknown} to take whoever answers")
     for address in config.announce:
         if not address.startswith("/") or address.count("/") < 2:
-            raise wrong("announce", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077")
+            wrong("announce", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077")
     if config.task:
         file, _, name = config.task.rpartition(":")
         if not file.endswith(".py") or not name.isidentifier():
-            raise wrong("task", config.task, "FILE.py:CLASS, such as my_task.py:Task")
+            wrong("task", config.task, "FILE.py:CLASS, such as my_task.py:Task")
+    if said:
+        raise SettingError("\n".join(said))

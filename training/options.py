@@ -73,18 +73,26 @@ def parse_section(section: type[S], table: Mapping[str, Any], *, where: str) -> 
     """Build `section` from a TOML table.
 
     `where` names the file and table for messages, such as `run.toml [inner]`.
-    Raises SettingError for an unknown key, a wrong type, a value out of range, or a missing required key.
+    Raises one SettingError, a line for each unknown key, wrong type, value out of range and missing required key.
     """
     known = describe(section)
-    for key in table:
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
+    for key, value in table.items():
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(known)
-            raise SettingError(f"{where}: unknown key {key!r}; {hint}")
-    values = {key: coerce(section, key, value, where=where) for key, value in table.items()}
+            wrong.append(f"{where}: unknown key {key!r}; {hint}")
+            continue
+        try:
+            values[key] = coerce(section, key, value, where=where)
+        except SettingError as error:
+            wrong.append(str(error))
     required = {k for k, (f, _) in known.items() if f.default is dataclasses.MISSING}
-    for key in sorted(required - values.keys()):
-        raise SettingError(f"{where}: {key!r} is missing; {known[key][1].help}, {known[key][1].allowed()}")
+    for key in sorted(required - table.keys()):
+        wrong.append(f"{where}: {key!r} is missing; {known[key][1].help}, {known[key][1].allowed()}")
+    if wrong:
+        raise SettingError("\n".join(wrong))
     return section(**values)
 
 

@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -460,91 +460,99 @@ class RunSpec:
 SECTIONS: dict[str, type[Any]] = get_type_hints(RunSpec)  # by the name of the table
 
 
-def load_runspec(path: Path) -> RunSpec:
+def load_runspec(path: Path | str) -> RunSpec:
     """Read a RunSpec from a TOML file. Raises SettingError with the file, key, value and permitted range."""
-    tables = read_toml(path, hint="name a run file such as examples/byte-lm.toml")
+    tables = read_toml(Path(path), hint="name a run file such as examples/byte-lm.toml")
     return parse_runspec(tables, source=str(path))
 
 
 def parse_runspec(tables: Mapping[str, Any], *, source: str) -> RunSpec:
-    """Build a RunSpec from parsed tables; `source` names their origin in messages."""
+    """Build a RunSpec from parsed tables; `source` names their origin in messages.
+
+    Raises one SettingError, a line for each thing that is wrong; what no single key can tell comes after the rest.
+    """
+    wrong = []
+    sections: dict[str, Any] = {}
     for name, table in tables.items():
         if name not in SECTIONS:
-            raise SettingError(f"{source}: unknown table [{name}]; known tables: {', '.join(SECTIONS)}")
-        if not isinstance(table, Mapping):
-            raise SettingError(f"{source}: {name} = {table!r} is not a table; write [{name}] and its keys below it")
-    sections = {
-        name: parse_section(section, tables.get(name, {}), where=f"{source} [{name}]")
-        for name, section in SECTIONS.items()
-    }
-    spec = RunSpec(**sections)
-    _check_together(spec, source)
+            wrong.append(f"{source}: unknown table [{name}]; known tables: {', '.join(SECTIONS)}")
+        elif not isinstance(table, Mapping):
+            wrong.append(f"{source}: {name} = {table!r} is not a table; write [{name}] and its keys below it")
+            sections[name] = None
+    for name in [name for name in SECTIONS if name not in sections]:
+        try:
+            sections[name] = parse_section(SECTIONS[name], tables.get(name, {}), where=f"{source} [{name}]")
+        except SettingError as error:
+            wrong.append(str(error))
+    if not wrong:
+        spec = RunSpec(**sections)
+        wrong = list(_check_together(spec, source))
+    if wrong:
+        raise SettingError("\n".join(wrong))
     return spec
 
 
-def _check_together(spec: RunSpec, source: str) -> None:
+def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
     """What no single key can tell."""
     if bool(spec.run.parent) != bool(spec.run.parent_state) or not all(
         not given or _HASH.fullmatch(given) for given in (spec.run.parent, spec.run.parent_state)
     ):
-        raise SettingError(
+        yield (
             f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} are not valid; "
             "expected 64 lower case hex digits each, or neither; swarmnode successor publish fills them in"
         )
     if spec.model.width % (2 * spec.model.heads):
-        raise SettingError(
+        yield (
             f"{source} [model]: width = {spec.model.width} is not a multiple of twice heads = {spec.model.heads}; "
             "each head takes an equal part of the width, in pairs of channels that turn with the position"
         )
     if spec.exchange.deadline_floor > spec.exchange.deadline_ceiling:
-        raise SettingError(
+        yield (
             f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
-    _check_inner(spec, source)
-    _check_base(spec, source)
-    _check_rollouts(spec, source)
+    yield from _check_inner(spec, source)
+    yield from _check_base(spec, source)
+    yield from _check_rollouts(spec, source)
     if spec.exchange.method == "btard" and spec.exchange.codec not in CHECKABLE_CODECS:
-        raise SettingError(
+        yield (
             f"{source} [exchange]: codec = {spec.exchange.codec!r} is too coarse for method = 'btard', whose members "
             f"check what others rounded; use {', '.join(CHECKABLE_CODECS)}, or leave codec out"
         )
     if spec.exchange.codec == "sign3" and spec.exchange.method != "open":
-        raise SettingError(
+        yield (
             f"{source} [exchange]: codec = 'sign3' sends another third of the model in each round, which only method = "
             f"'open' does, not {spec.exchange.method!r}: two thirds would never be sent; use sign, or leave codec out"
         )
     if spec.run.trust == "open" and spec.exchange.method not in ("open", "sapo"):
-        raise SettingError(
+        yield (
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
-    _check_trust(spec, source)
+    yield from _check_trust(spec, source)
 
 
-def _check_inner(spec: RunSpec, source: str) -> None:
+def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:
     inner = spec.inner
     if (inner.schedule != "constant") != bool(inner.rounds):
-        raise SettingError(
+        yield (
             f"{source} [inner]: schedule = {inner.schedule!r} does not fit rounds = {inner.rounds}: cosine and wsd are "
             "laid over the rounds of the run, and constant over none; write both or neither"
         )
     if inner.rounds and inner.warmup >= inner.steps_before(inner.rounds):
-        raise SettingError(
-            f"{source} [inner]: warmup = {inner.warmup} steps is as long as all {inner.rounds} rounds; shorten it"
-        )
+        yield f"{source} [inner]: warmup = {inner.warmup} steps is as long as all {inner.rounds} rounds; shorten it"
     if inner.precision == "bf16" and spec.audited:
-        raise SettingError(
+        yield (
             f"{source} [inner]: precision = 'bf16' rounds so much that honest machines end too far apart for audits to "
             "tell a lie; write fp32, or [trust] audit_share = 0"
         )
 
 
-def _check_base(spec: RunSpec, source: str) -> None:
+def _check_base(spec: RunSpec, source: str) -> Iterator[str]:
     """A model is of its own shape or begins from a base, and then other keys of [model] have a meaning."""
     model, usual = spec.model, ModelSection()
     if bool(model.base) != (spec.task.name == BASE_TASK):
-        raise SettingError(
+        yield (
             f"{source} [model]: base = {model.base!r} does not fit [task] name = {spec.task.name!r}: the task "
             f"{BASE_TASK} begins from a base, and no other does"
         )
@@ -552,28 +560,31 @@ def _check_base(spec: RunSpec, source: str) -> None:
     meant = keys | {"context"} if model.base else set(describe(ModelSection)) - keys
     for key in describe(ModelSection):
         if key not in meant and getattr(model, key) != getattr(usual, key):
-            raise SettingError(
+            yield (
                 f"{source} [model]: {key} = {getattr(model, key)!r} has no meaning beside base = {model.base!r} and "
                 f"lora_rank = {model.lora_rank}; leave it out"
             )
 
 
-def _check_rollouts(spec: RunSpec, source: str) -> None:
+def _check_rollouts(spec: RunSpec, source: str) -> Iterator[str]:
     rollouts, method = spec.rollouts, spec.exchange.method
     if (method == "sapo") != (spec.task.name in ROLLOUT_TASKS):
-        raise SettingError(
+        yield (
             f"{source} [exchange]: method = {method!r} does not fit [task] name = {spec.task.name!r}; sapo is for "
             f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out"
         )
     if rollouts != RolloutsSection() and method != "sapo":
-        raise SettingError(f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out")
+        yield f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
     if rollouts.external > rollouts.batch:
-        raise SettingError(
+        yield (
             f"{source} [rollouts]: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a "
             "part; lower the first or raise the second"
         )
     if hf_model(rollouts.policy) is None:
-        policy_shape(rollouts.policy, where=f"{source} [rollouts]")
+        try:
+            policy_shape(rollouts.policy, where=f"{source} [rollouts]")
+        except SettingError as error:
+            yield str(error)
 
 
 def hf_model(policy: str) -> tuple[str, str] | None:
@@ -596,30 +607,30 @@ def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
     return kind, layers, width
 
 
-def _check_trust(spec: RunSpec, source: str) -> None:
+def _check_trust(spec: RunSpec, source: str) -> Iterator[str]:
     trust = spec.trust
     twice = sorted({peer for peer in trust.validators if trust.validators.count(peer) > 1})
     if twice:
-        raise SettingError(f"{source} [trust]: validators names {', '.join(twice)} more than once; name each peer once")
+        yield f"{source} [trust]: validators names {', '.join(twice)} more than once; name each peer once"
     strangers = [peer for peer in trust.validators if spec.run.members and peer not in spec.run.members]
     if strangers:
-        raise SettingError(
+        yield (
             f"{source} [trust]: validators names {', '.join(strangers)}, not among [run] members; who judges must be "
             "admitted, so add them there or leave them out here"
         )
     if trust.shortest_window > trust.longest_window:
-        raise SettingError(
+        yield (
             f"{source} [trust]: shortest_window = {trust.shortest_window:g} s is above longest_window = "
             f"{trust.longest_window:g} s; lower the first or raise the second"
         )
     if trust.identity_bits and spec.run.members:
-        raise SettingError(
+        yield (
             f"{source} [trust]: identity_bits = {trust.identity_bits} has no meaning beside [run] members, who need no "
             "work, while nobody else is admitted; leave one of the two out"
         )
     by_rollouts = spec.exchange.method == "sapo" and trust == TrustSection(identity_bits=trust.identity_bits)
     if trust != TrustSection() and spec.exchange.method != "open" and not by_rollouts:
-        raise SettingError(
+        yield (
             f"{source} [trust]: has no meaning with [exchange] method = {spec.exchange.method!r}; leave the table out, "
             "or write [run] trust = 'open'"
         )

@@ -35,6 +35,12 @@ def test_an_example_is_a_run(path: Path) -> None:
     assert load_runspec(path).run.name
 
 
+def test_a_file_may_be_named_by_a_text() -> None:
+    assert load_runspec(str(EXAMPLE)) == load_runspec(EXAMPLE)
+    with pytest.raises(SettingError, match="no such file"):
+        load_runspec("nowhere.toml")
+
+
 def test_two_files_that_mean_the_same_are_the_same_run() -> None:
     assert spec_of(inner={"lr": 1e-3}).run_id == spec_of().run_id
     assert spec_of(outer={"lr": 1}).run_id == spec_of(outer={"lr": 1.0}).run_id
@@ -168,6 +174,14 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
         ({"run": {}}, ["'name' is missing"]),
         ({"outter": {}}, ["unknown table [outter]"]),
         ({"outer": 3}, ["outer = 3 is not a table"]),
+        (  # all that is wrong is told at once
+            {"outter": {}, "outer": 3, "inner": {"lrr": 1, "lr": 100}, "run": {"seed": 1}},
+            ["[outter]", "outer = 3", "'lrr'", "lr = 100", "'name' is missing"],
+        ),
+        (
+            {"model": {"width": 100, "heads": 3}, "inner": {"rounds": 3}, "trust": {"participants": 9}},
+            ["width = 100", "rounds = 3", "leave the table out"],
+        ),
     ],
 )
 def test_an_error_names_the_file_the_key_the_value_and_what_is_allowed(
