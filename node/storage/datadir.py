@@ -75,6 +75,8 @@ def explain(error: OSError, path: Path) -> DataDirError:
             f"{path}: {error.strerror}. The node must be able to write there; run it as the directory's owner or name "
             "another place with --data-dir."
         )
+    if error.errno == errno.ENOENT and not path.parent.exists():
+        return DataDirError(f"{path}: there is no directory {path.parent}; make it, or name another path.")
     return DataDirError(f"{path}: {error.strerror or error}. Look at the path, or name another one with --data-dir.")
 
 

@@ -46,6 +46,12 @@ def test_a_model_is_exported_and_verified_without_a_daemon(swarmnode: Any, run: 
     assert "\x1b" not in shown.stdout
 
 
+def test_an_export_into_a_missing_folder_says_so(swarmnode: Any, run: RunSpec, tmp_path: Path) -> None:
+    done = swarmnode("provenance", "export", str(tmp_path / "nowhere" / "model.safetensors"))
+    assert done.returncode != 0 and f"there is no directory {tmp_path / 'nowhere'}" in done.stderr
+    assert "--data-dir" not in done.stderr
+
+
 def test_what_does_not_hold_is_named_and_is_a_failure(swarmnode: Any, run: RunSpec, tmp_path: Path) -> None:
     model = tmp_path / "model.safetensors"
     assert swarmnode("provenance", "export", str(model)).returncode == 0
