@@ -12,7 +12,6 @@ import json
 import logging
 import random
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ logger = logging.getLogger(__name__)
 
 AGENT = f"swarmnode/{__version__}"
 EVENTS = 256  # kept for a slow reader, who then misses the oldest
-RECENT = 16  # rounds that averages shown to people go over
 
 
 class WorkMissing(ExpectedError):
@@ -115,7 +113,6 @@ class Node:
         self.left = trio.Event()  # the session is over and saved
         self.forgetting = False  # `leave` deletes what was saved
         self.events: Ring[dict[str, Any]] = Ring(EVENTS)
-        self.paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
         self.state: StateStore | None = None  # None again once it closes: from then on nobody can ask for it
@@ -223,7 +220,7 @@ class Node:
             ),
             history=None if samples else History(self.folder / HISTORY),
         )
-        self.session.method.measure(self.metrics)
+        self.session.measure(self.metrics)
         self.trust.take_part(self.session.method)
         return self.session
 
@@ -233,8 +230,6 @@ class Node:
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""
-        if event["event"] == "round":
-            self.paces.append((event["seconds"], event["compute_seconds"], event["tokens"]))
         self.events.put(event)
         if self.options.json_events:
             print(json.dumps(event, allow_nan=False), flush=True)

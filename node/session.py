@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 import trio
@@ -40,6 +41,7 @@ from swarmnode.protocols.methods.method import (
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics, Value
 from swarmnode.protocols.network import Traffic
 from swarmnode.training.rl.groups import Learned
 
@@ -49,6 +51,16 @@ logger = logging.getLogger(__name__)
 METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo}
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
+RECENT = 16  # rounds that averages shown to people go over
+
+ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
+ROUND_AGE = Metric("swarmnode_round_age_seconds", GAUGE, "seconds since a round brought this node a result")
+CHECKPOINT_AGE = Metric("swarmnode_checkpoint_age_seconds", GAUGE, "seconds since a checkpoint was written")
+LOSS = Metric("swarmnode_loss", GAUGE, "held-out loss after the last round, in the unit that status names")
+REWARD = Metric("swarmnode_reward", GAUGE, "mean reward of the last round of a run by rollouts, 0 to 1")
+TOKENS = Metric("swarmnode_tokens_per_second", GAUGE, "tokens trained on a second, over the last 16 rounds")
+MEMBERS = Metric("swarmnode_members", GAUGE, "members of the round in hand, this node included")
+PAUSED = Metric("swarmnode_paused", GAUGE, "1 while the owner has training paused, else 0")
 
 
 class NoRole(ExpectedError):
@@ -102,8 +114,22 @@ class RunSession(Observer):
         self.outcome: Outcome | None = None  # of the last round, also of one that was abandoned
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
+        self._paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
+        self._last_at: float | None = None  # trio's time at the end of the last round
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._arriving: tuple[int, int] | None = None
+
+    def measure(self, metrics: Metrics) -> None:
+        """Show the run's progress; what is not known yet has no sample."""
+        self.method.measure(metrics)
+        metrics.show(ROUND, lambda: _known(self.place.round if self.place is not None else None))
+        metrics.show(ROUND_AGE, lambda: _known(self.round_age))
+        metrics.show(CHECKPOINT_AGE, lambda: _known(_since(self._writer.written_at if self._writer else None)))
+        metrics.show(LOSS, lambda: _known(self.losses[-1][1] if self.losses else None))
+        metrics.show(REWARD, lambda: _known(self.rewards[-1][1] if self.rewards else None))
+        metrics.show(TOKENS, lambda: _known(self.tokens_per_second))
+        metrics.show(MEMBERS, lambda: len(self.place.members) if self.place is not None else 0)
+        metrics.show(PAUSED, lambda: self.paused)
 
     # --- the life of a node in a run --------------------------------------------------------------------------------
 
@@ -175,6 +201,28 @@ class RunSession(Observer):
     def place(self) -> Place | None:
         """Where this node stands; None until it knows."""
         return self.method.place
+
+    @property
+    def round_age(self) -> float | None:
+        """Seconds since a round brought a result here; None before the first."""
+        return _since(self._last_at)
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """Of a round lately; None before there is one, as below."""
+        return median(seconds for seconds, _, _ in self._paces) if self._paces else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self._share_of_time(2)
+
+    @property
+    def compute_share(self) -> float | None:
+        return self._share_of_time(1)
+
+    def _share_of_time(self, which: int) -> float | None:
+        elapsed = sum(pace[0] for pace in self._paces)
+        return sum(pace[which] for pace in self._paces) / elapsed if elapsed else None
 
     async def _find_place(self) -> None:
         newest = await self._context.runner(self._checkpoints.newest) if self._checkpoints is not None else None
@@ -301,7 +349,8 @@ class RunSession(Observer):
         self._emit({"event": "abandoned", "round": round, "reason": reason})
 
     def _tell(self, result: RoundResult) -> None:
-        self.last, self.outcome = result, result.outcome
+        self.last, self.outcome, self._last_at = result, result.outcome, trio.current_time()
+        self._paces.append((result.seconds, result.worked.seconds, result.worked.tokens))
         if math.isfinite(result.loss):
             self.losses.append((result.round, result.loss))
         now, before = self._context.network.traffic(), self._traffic
@@ -356,6 +405,15 @@ def method_of(context: Context, *, samples: bool) -> Method:
             "--role rollout, or name a run such as --task digits-rl"
         )
     return sapo.SapoSampler(context)
+
+
+def _known(value: float | None) -> Value:
+    """A metric without a label; without a sample while it is not known."""
+    return {} if value is None else value
+
+
+def _since(moment: float | None) -> float | None:
+    return None if moment is None else trio.current_time() - moment
 
 
 def _what_came(result: RoundResult, unit: str) -> str:

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 import trio
@@ -102,10 +101,11 @@ class Api:
             return None
         place = node.place()
         last = session.last if session is not None else None
-        elapsed, computed, tokens = (
-            (sum(column) for column in zip(*self._node.paces, strict=True)) if self._node.paces else (0.0, 0.0, 0)
+        usual, speed, share = (
+            (session.usual_seconds, session.tokens_per_second, session.compute_share)
+            if session is not None
+            else (None, None, None)
         )
-        usual = median(seconds for seconds, _, _ in self._node.paces) if self._node.paces else None
         outcome = session.outcome if session is not None else None
         return {
             "run_id": chosen.run_id,
@@ -124,8 +124,8 @@ class Api:
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
             "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
-            "tokens_per_second": round(tokens / elapsed, 1) if elapsed else None,
-            "compute_share": round(computed / elapsed, 4) if elapsed else None,
+            "tokens_per_second": round(speed, 1) if speed is not None else None,
+            "compute_share": round(share, 4) if share is not None else None,
             "state_hash": place.state_hash if place is not None else None,
             "roster": (place.roster or None) if place is not None else None,
             "outcome": type(outcome).__name__ if outcome is not None else None,

@@ -287,6 +287,7 @@ class CheckpointWriter:
         self._runner = runner
         self._observer = observer
         self.failure: DataDirError | None = None  # why the last one could not be written; None where it could
+        self.written_at: float | None = None  # trio's time; None while none was written
         self._next: Saved | None = None
         self._writing = False
         self._changed = trio.lowlevel.ParkingLot()
@@ -316,7 +317,7 @@ class CheckpointWriter:
                 self._observer.warn("checkpoint", f"no checkpoint could be written: {error}")
                 logger.error("no checkpoint of round %d: %s Training goes on.", saved.round, error)
             else:
-                self.failure = None
+                self.failure, self.written_at = None, trio.current_time()
                 self._observer.warn("checkpoint", None)
             finally:
                 self._writing = False

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 from simswarm import RUN, SimSwarm
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
+from swarmnode.protocols.metrics import Metrics
 from swarmnode.testing.simnet import run_simulation
 
 
@@ -78,6 +80,32 @@ def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
         assert 3 not in swarm.nodes["c"].rounds
         swarm.nodes["c"].session.resume()
         await swarm.until(swarm.all_stand_together)
+
+    simulate(body)
+
+
+def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: Path) -> None:
+    def read(metrics: Metrics) -> dict[str, float]:
+        families = text_string_to_metric_families(metrics.text())
+        return {family.name.removeprefix("swarmnode_"): family.samples[0].value for family in families}
+
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("a", wait_peers=1)
+        session, metrics = swarm.nodes["a"].session, Metrics()
+        session.measure(metrics)
+        assert not {"loss", "round_age_seconds", "tokens_per_second"} & read(metrics).keys()
+        await swarm.start("b", join="a")
+        await swarm.round_done(2, "a", "b")
+        found = read(metrics)
+        assert found["round"] == 3 and found["members"] == 2 and found["paused"] == 0
+        assert found["loss"] == swarm.nodes["a"].rounds[2]["loss"]
+        assert found["round_age_seconds"] < 1 and found["tokens_per_second"] > 0 and "reward" not in found
+        await session.pause()
+        await trio.sleep(30)
+        found = read(metrics)
+        assert found["paused"] == 1 and 30 <= found["round_age_seconds"] < 40
+        assert 20 < found["checkpoint_age_seconds"] < 40  # it is saved where training is paused
 
     simulate(body)
 
