@@ -21,16 +21,19 @@ log = logging.getLogger(__name__)
 
 FINGERPRINT = "swarmnode"  # the service is _p2p-swarmnode._udp.local
 HEARD = 64  # peers heard that wait to be dialled
+LOOK_EVERY = 5.0  # seconds, for an interface that is up
 GOODBYE = 1.0  # seconds that leaving may take
 
 
 async def advertise_and_listen(swarm: INetworkService, network: Network, most: int) -> None:
     """Until cancelled: advertise this node, and connect to each peer that is heard, up to `most` peers.
 
-    Where multicast is not possible (no interface, containers) this logs once and returns.
+    Without an interface that is up there is nothing to advertise yet. Where multicast is not possible (containers) this
+    logs once and returns.
     """
     token = trio.lowlevel.current_trio_token()
-    addresses = network.addresses
+    while not (addresses := [address for address in network.addresses if "/tcp/" in address]):  # noqa: ASYNC110
+        await trio.sleep(LOOK_EVERY)
     peers, found = trio.open_memory_channel[PeerInfo](HEARD)
 
     def heard(peer: PeerInfo) -> None:

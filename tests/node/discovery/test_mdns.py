@@ -1,0 +1,37 @@
+"""Discovery on the local network, as far as it needs none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from swarmnode.node.discovery import mdns
+
+
+def test_a_node_whose_interfaces_are_all_down_advertises_once_one_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        network: Any = SimpleNamespace(me="me", addresses=(), peers=lambda: ())
+        began = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        told: dict[str, Any] = {}
+
+        def create(swarm: Any, **given: Any) -> Any:
+            told.update(given)
+            token.run_sync_soon(began.set)
+            raise OSError("no multicast in this test")
+
+        monkeypatch.setattr(mdns, "LOOK_EVERY", 0.01)
+        monkeypatch.setattr(mdns, "create_mdns_discovery", create)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mdns.advertise_and_listen, None, network, 4)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not told
+            network.addresses = ("/ip4/192.0.2.7/tcp/4077/p2p/me",)
+            await began.wait()
+        assert told["port"] == 4077 and told["listen_addrs"] == ["/ip4/192.0.2.7/tcp/4077"]
+
+    trio.run(main)
