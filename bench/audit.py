@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -57,11 +58,12 @@ def main() -> None:
     if options.repeat:
         _repeat(spec, Path(options.repeat))
         return
-    loop = make_loop(spec)
+    folder = tempfile.TemporaryDirectory(prefix="swarmnode-audit-")
+    loop = make_loop(spec, Path(folder.name, "text"))
     parameters = layout_of(loop._task.model).parameters
     every = stretch_steps(spec.inner.steps, parameters)
-    folder = tempfile.TemporaryDirectory(prefix="swarmnode-audit-")
-    recorder = Recorder(loop.view, Vectors(Path(folder.name), budget=room(spec.inner.steps, parameters)), every=every)
+    states = Vectors(Path(folder.name, "states"), budget=room(spec.inner.steps, parameters))
+    recorder = Recorder(loop.view, states, every=every)
     recording, kept = [0.0], list[tuple[Stretch, State, State]]()
 
     def before() -> bool:
@@ -114,11 +116,12 @@ def main() -> None:
     )
 
 
-def make_loop(spec: RunSpec) -> InnerLoop:
+def make_loop(spec: RunSpec, folder: Path) -> InnerLoop:
     """As in a trainer process of one thread on a CPU."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    task = ByteLM(spec, Assignment(spec.run_id, "author"), "cpu")
+    text = RunText(spec, folder)
+    task = ByteLM(text.spec, Assignment(text.spec.run_id, "author", **text.files("author")), "cpu")
     vector = torch.zeros(layout_of(task.model).parameters)
     return InnerLoop(spec, task, peer_id="author", vector=vector, keep=False)
 
@@ -165,7 +168,7 @@ def other_lr(loop: InnerLoop, factor: float) -> Iterator[None]:
 
 
 def _repeat(spec: RunSpec, path: Path) -> None:
-    loop = make_loop(spec)
+    loop = make_loop(spec, path.with_name("again"))
     for stretch, start, end in pickle.loads(path.read_bytes()):
         found = distance(start, end, replay(loop, stretch, start))
         _tell("honest", f"capability {torch.backends.cpu.get_cpu_capability()}", stretch, found)

@@ -3,8 +3,8 @@
     python bench/byheart.py [--seeds 5] [--rounds 40] [--steps 20] [--share 1.0]
 
 Sixteen real inner loops with a small byte-lm, in one process, by the arithmetic of open rounds (learned/methods.py),
-all of them judges, contributions by `topk`. The text is the standard library's sources; a tenth of the chunks is kept
-back from everybody: `unseen`. With `--share 0.1` the run has a tenth of the rest, so that the gate is a tenth as large:
+all of them judges, contributions by `topk`. The text is the standard library's sources; a tenth of its documents is
+kept back from everybody: `unseen`. With `--share 0.1` the run has a tenth of the rest, and the gate is as much smaller:
 liars go through it ten times as often in as many rounds. No audits, which would find such work to be no work of the
 author's own data (docs/reputation.md). Each line is one run:
 
@@ -32,12 +32,13 @@ import torch
 from learned import methods
 from learned.workers import Size, Workers
 
-from swarmnode.training.byte_lm import loss_on
-from swarmnode.training.corpus import divide_heldout, read_chunks, read_corpus
+from swarmnode.training.byte_lm import divided, loss_on
+from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import ModelSection
 
 PEERS, LIARS = 16, 3
-UNSEEN = 0.1  # of the chunks
+UNSEEN = 0.1  # of the documents
+PIECE = 8 << 10  # bytes of a document at the most
 MODEL = ModelSection(layers=2, heads=2, width=64, context=64)
 
 
@@ -54,13 +55,14 @@ class Judged(methods.Open):
         return units
 
 
-def divided(folder: Path, share: float) -> bytes:
-    """Write this share of the text into `folder`, a file for each chunk; returns what nobody sees."""
-    chunks = sorted(read_chunks(""), key=lambda chunk: hashlib.sha256(b"byheart" + chunk.sha256).digest())
-    unseen, others = np.split(np.array(chunks, object), [round(UNSEEN * len(chunks))])
-    for chunk in others[: round(share * len(others))]:
-        (folder / chunk.sha256.hex()).write_bytes(chunk.text)
-    return b"".join(chunk.text for chunk in unseen)
+def kept_back(folder: Path, share: float) -> bytes:
+    """Write this share of the text into `folder`, a file for each document; returns what nobody sees."""
+    named = {hashlib.sha256(text).hexdigest(): text for text in Documents("", vocabulary=256).read(PIECE, Meter())}
+    names = sorted(named)
+    unseen, others = names[: round(UNSEEN * len(names))], names[round(UNSEEN * len(names)) :]
+    for name in others[: round(share * len(others))]:
+        (folder / name).write_bytes(named[name])
+    return b"".join(named[name] for name in unseen)
 
 
 def run(options: argparse.Namespace, seed: int, liars: int, folder: Path, unseen: bytes) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace, seed: int, liars: int, folder: Path, unseen
     workers = Workers(size, seed)
     spec = size.spec(seed=seed, lr=3e-3, steps=options.steps)
     arm = methods.Arm("open", steps=0, lr=3e-3, interval=options.steps, codec="topk", decay=0.95)
-    gate, report = divide_heldout(read_corpus(str(folder)).heldout)
+    gate, report = (part.tobytes() for part in divided(np.frombuffer(workers.text.heldout, np.uint8)))
     method, phi = Judged(arm, workers, spec, workers.initial, "byheart"), workers.initial
     with ExitStack() as stack:
         for task in workers.tasks[PEERS - liars :]:
@@ -103,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     methods.JUDGES = PEERS
     with tempfile.TemporaryDirectory() as folder:
-        unseen = divided(Path(folder), options.share)
+        unseen = kept_back(Path(folder), options.share)
         for seed in range(1, options.seeds + 1):
             clean, lied = (run(options, seed, liars, Path(folder), unseen) for liars in (0, LIARS))
             print(json.dumps(clean), flush=True)

@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -174,21 +175,23 @@ def pseudo_gradients(rounds: int) -> list[Vector]:
     """What one worker's parameters move by in each of so many rounds in a row, float32 (P,) each."""
     import torch
 
+    from swarmnode.testing.runtext import RunText
     from swarmnode.training.byte_lm import ByteLM
     from swarmnode.training.inner import InnerLoop, layout_of
     from swarmnode.training.runspec import load_runspec
     from swarmnode.training.tasks import Assignment
 
     torch.set_num_threads(1)  # beside other work a second one costs more than it brings
-    spec = load_runspec(SPEC)
-    task = ByteLM(spec, Assignment(spec.run_id, "bench"))
-    vector = torch.zeros(layout_of(task.model).parameters)
-    loop = InnerLoop(spec, task, peer_id="bench", vector=vector, keep=False)
-    moved = []
-    for round in range(WARM_UP + rounds):
-        before = vector.numpy().copy()
-        loop.train(round=round, steps=INNER_STEPS, seconds=1e9, between=lambda: False)
-        moved.append(before - vector.numpy())
+    with tempfile.TemporaryDirectory() as folder:
+        text = RunText(load_runspec(SPEC), Path(folder))
+        task = ByteLM(text.spec, Assignment(text.spec.run_id, "bench", **text.files("bench")))
+        vector = torch.zeros(layout_of(task.model).parameters)
+        loop = InnerLoop(text.spec, task, peer_id="bench", vector=vector, keep=False)
+        moved = []
+        for round in range(WARM_UP + rounds):
+            before = vector.numpy().copy()
+            loop.train(round=round, steps=INNER_STEPS, seconds=1e9, between=lambda: False)
+            moved.append(before - vector.numpy())
     return moved[WARM_UP:]
 
 

@@ -25,6 +25,7 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,12 +211,15 @@ async def growth() -> None:
     from swarmnode.node.trainer.supervisor import TrainerProcess
     from swarmnode.protocols.methods.open.checks.unique import SHARE
     from swarmnode.protocols.methods.open.recheck import CHECKED
+    from swarmnode.testing.runtext import RunText
     from swarmnode.training.open_step import sequences_for
     from swarmnode.training.runspec import load_runspec
 
-    spec = load_runspec(ROOT / "examples" / "open.toml")
+    folder = tempfile.TemporaryDirectory(prefix="swarmnode-defences-")
+    text = RunText(load_runspec(ROOT / "examples" / "open.toml"), Path(folder.name))
+    spec, settings = text.spec, TrainerSettings(threads=1, nice=0, **text.files("bench"))
     audits, shortest = spec.trust.audit_share + SHARE, spec.trust.shortest_window
-    trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="bench", settings=TrainerSettings(threads=1, nice=0))
+    trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="bench", settings=settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(trainer.run)
         verified, batch = Verified(trainer), spec.inner.batch
@@ -244,6 +248,7 @@ async def growth() -> None:
                 shape = {"nodes": nodes, "judges": count, "steps": steps, "sequences": sequences_for(steps * batch)}
                 print(json.dumps({"bench": "defences", **shape, **known}), flush=True)
         nursery.cancel_scope.cancel()
+    folder.cleanup()
 
 
 def _share(spent: float, trained: float) -> float:

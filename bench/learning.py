@@ -159,6 +159,7 @@ def run(cell: Cell, every: int) -> dict[str, Any]:
     workers.close()
     return {
         "parameters": workers.parameters,
+        "heldout": workers.text.spec.task.heldout_sha256,
         "curve": [[step, round(loss, 5), round(words, 5)] for step, loss, words in outcome.curve],
         "loss": round(outcome.curve[-1][1], 5),
         "words": round(outcome.curve[-1][2], 5),

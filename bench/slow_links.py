@@ -66,6 +66,7 @@ def trainer(run: Path, text: Path) -> None:
     """Train as a node does, and print the seconds of an inner step."""
     import torch
 
+    from swarmnode.testing.runtext import RunText
     from swarmnode.training.byte_lm import ByteLM
     from swarmnode.training.inner import InnerLoop, layout_of
     from swarmnode.training.runspec import load_runspec
@@ -73,12 +74,13 @@ def trainer(run: Path, text: Path) -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    spec = load_runspec(run)
-    task = ByteLM(spec, Assignment("", "", str(text)))
-    vector = torch.zeros(layout_of(task.model).parameters)
-    loop = InnerLoop(spec, task, peer_id="", vector=vector, keep=False)
-    loop.train(round=0, steps=2, seconds=PATIENCE, between=lambda: False)
-    progress = loop.train(round=0, steps=10**6, seconds=MEASURED_FOR, between=lambda: False)
+    with tempfile.TemporaryDirectory() as folder:
+        cut = RunText(load_runspec(run), Path(folder), str(text))
+        task = ByteLM(cut.spec, Assignment("", "", **cut.files("")))
+        vector = torch.zeros(layout_of(task.model).parameters)
+        loop = InnerLoop(cut.spec, task, peer_id="", vector=vector, keep=False)
+        loop.train(round=0, steps=2, seconds=PATIENCE, between=lambda: False)
+        progress = loop.train(round=0, steps=10**6, seconds=MEASURED_FOR, between=lambda: False)
     print(progress.seconds / progress.steps)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -29,8 +31,9 @@ DEFAULT_SPEC = Path(__file__).parent.parent / "examples" / "byte-lm.toml"
 class Worker:
     """One node's task, parameters and inner loop."""
 
-    def __init__(self, spec: RunSpec, peer_id: str) -> None:
-        self.task = ByteLM(spec, Assignment(spec.run_id, peer_id))
+    def __init__(self, text: RunText, peer_id: str) -> None:
+        spec = text.spec
+        self.task = ByteLM(spec, Assignment(spec.run_id, peer_id, **text.files(peer_id)))
         self.vector = torch.zeros(layout_of(self.task.model).parameters)  # (P,)
         self.loop = InnerLoop(spec, self.task, peer_id=peer_id, vector=self.vector, keep=False)
 
@@ -38,9 +41,9 @@ class Worker:
 class Swarm:
     """Workers and the parameters that they share."""
 
-    def __init__(self, spec: RunSpec, peer_ids: list[str]) -> None:
-        self.spec = spec
-        self.workers = [Worker(spec, peer_id) for peer_id in peer_ids]
+    def __init__(self, text: RunText, peer_ids: list[str]) -> None:
+        self.spec = text.spec
+        self.workers = [Worker(text, peer_id) for peer_id in peer_ids]
         self.shared = self.workers[0].vector.clone()  # (P,)
         self.momentum = torch.zeros_like(self.shared)  # (P,)
         self.step_seconds = 0.0
@@ -94,7 +97,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     peers = [f"node-{number}-of-seed-{options.seed}" for number in range(options.nodes + 1)]
-    swarm, solo = Swarm(spec, peers[:-1]), Swarm(spec, peers[-1:])
+    folder = tempfile.TemporaryDirectory(prefix="swarmnode-tune-")
+    text = RunText(spec, Path(folder.name))
+    swarm, solo = Swarm(text, peers[:-1]), Swarm(text, peers[-1:])
     started = time.perf_counter()
     for number in range(options.rounds):
         swarm.round(number)
@@ -114,6 +119,7 @@ def main() -> None:
                 "seconds": round(time.perf_counter() - started, 1),
             }
             print(json.dumps(line), flush=True)
+    folder.cleanup()
 
 
 if __name__ == "__main__":

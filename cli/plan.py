@@ -33,9 +33,6 @@ def plan(
         str | None,
         typer.Option(metavar="PEER", help="Measure the round trip to this one, by the daemon that runs here."),
     ] = None,
-    corpus: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Text for the steps that are measured. [default: as for run]")
-    ] = None,
     task: Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A task of your own.")] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on. [default: auto]")] = None,
     threads: Annotated[int | None, typer.Option(min=0, metavar="N", help="CPU threads of the trainer.")] = None,
@@ -49,7 +46,7 @@ def plan(
     from swarmnode.node.plan import planned
 
     config = loaded(data_dir).config
-    given = {"corpus": corpus, "task": task, "device": device, "threads": threads}
+    given = {"task": task, "device": device, "threads": threads}
     if peer is not None:
         pings = ask(data_dir, "ping", timeout=40.0, peer=peer, count=3)["pings"]
         round_trip = min((ping["seconds"] * 1000 for ping in pings if ping.get("seconds")), default=None)

@@ -302,7 +302,6 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         device=config.device,
         ranks=config.ranks or (gpus() if config.device != "cpu" and chosen.spec.needs_data else 1),
         sharded=config.sharded,
-        corpus=config.corpus,
         heldout=data.heldout if data is not None else "",
         tokenizer=data.tokenizer if data is not None else "",
         shared=data is None or not data.own_text,

@@ -19,6 +19,8 @@ The formulas are those of a swarm of `n` members alike, of which each has this m
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 import time
 import timeit
 from collections.abc import Mapping, Sequence
@@ -43,9 +45,11 @@ from swarmnode.training.open_step import sequences_for
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, outer_step, shares_of, state_hash
 from swarmnode.training.runspec import RunSpec, load_runspec
+from swarmnode.training.tokens import dtype_of
 
 STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …
 WARM_UP = 2  # … steps that are not
+TEXT = 1 << 16  # tokens that are trained on, beside eight windows
 SAMPLE = 1 << 21  # elements by which the arithmetic is measured
 TRIPS = 6  # round trips of a round among known members, slow starts included
 STATEMENTS = 7  # of btard, each told to everybody and waited for
@@ -199,7 +203,6 @@ def planned(
         threads=chosen.threads,
         nice=chosen.nice,
         device=chosen.device,
-        corpus=chosen.corpus,
         base=chosen.base,
         task=chosen.task,
         sandbox=chosen.sandbox,
@@ -216,13 +219,16 @@ def planned(
 
 
 def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
-    """Run some steps of the run's own model, and the arithmetic of its exchange. Raises ExpectedError."""
+    """Run some steps of the run's own model, and the arithmetic of its exchange. Raises ExpectedError.
+
+    They are taken on tokens by chance, of which none takes longer than another.
+    """
     found: list[tuple[Weight, float, float]] = []
 
-    async def main() -> None:
-        based, tokenizer = await with_base(spec, settings.base)
-        told = replace(settings, tokenizer=tokenizer)
-        trainer = TrainerProcess(based, run_id=spec.run_id, peer_id="plan", settings=told)
+    async def main(text: Path) -> None:
+        based, _ = await with_base(spec, settings.base)
+        told = replace(settings, heldout=str(text), texts=(str(text),))
+        trainer = TrainerProcess(_on_chance(based, text), run_id=spec.run_id, peer_id="plan", settings=told)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
             await trainer.train(round=0, steps=WARM_UP, seconds=float("inf"))
@@ -235,11 +241,20 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
             nursery.cancel_scope.cancel()
 
     try:
-        trio.run(main)
+        with tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
+            trio.run(main, Path(folder, "text"))
     except BaseExceptionGroup as group:
         raise reason_of(group) from group
     weight, step, loss = found[0]
     return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)))
+
+
+def _on_chance(spec: RunSpec, file: Path) -> RunSpec:
+    """Fill the file with tokens by chance, and have the run measure its loss on them."""
+    tokens = np.random.default_rng(0).integers(spec.data.vocabulary, size=TEXT + 8 * spec.model.context)
+    text = tokens.astype(dtype_of(spec.data.vocabulary)).tobytes()
+    file.write_bytes(text)
+    return spec.resolved(heldout_sha256=hashlib.sha256(text).hexdigest(), index="")
 
 
 def _arithmetic(spec: RunSpec, size: int) -> dict[str, Any]:

@@ -38,9 +38,9 @@ from swarmnode.node.host.network import PortTaken
 from swarmnode.node.trainer.child import TrainerFailed
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.state.membership import KeyInUse
-from swarmnode.training.corpus import CorpusError
 from swarmnode.training.golden import GoldenMismatch
 from swarmnode.training.sandbox import system
+from swarmnode.training.tokens import CorpusError
 
 VERSION = Metric("swarmnode_info", GAUGE, "always 1; the version of the node", "version")
 UPTIME = Metric("swarmnode_uptime_seconds", GAUGE, "seconds since the node started")

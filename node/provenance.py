@@ -61,11 +61,11 @@ from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend
-from swarmnode.training.corpus import CorpusError
 from swarmnode.training.hub import file_name, write_beside
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.tokens import CorpusError
 
 FORMAT = 2  # 1 was signed over JSON
 MOMENTUM = "outer_momentum"  # name of the optional tensor (P,) beside those of the model

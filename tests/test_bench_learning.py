@@ -19,12 +19,15 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import learning
-from learned.methods import Arm, Outcome, train
+from learned.methods import Arm, Outcome, spec_of, train
 from learned.report import put
 from learned.workers import DataParallel, Size, Workers
 
+from swarmnode.node.storage.cutting import publish
+from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.codecs import codec
 from swarmnode.training.runspec import ModelSection
+from swarmnode.training.tokens import CorpusError
 
 MODEL = ModelSection(layers=1, heads=1, width=16, context=16)
 
@@ -57,6 +60,17 @@ def test_a_synchronous_batch_is_that_of_all_workers_windows_together(workers: Wo
         one_by_one.append(task.loss(task.draw(2, generator)))
     together.model.load_state_dict(workers.tasks[0].model.state_dict())
     torch.testing.assert_close(together.loss(batch), torch.stack(one_by_one).mean())
+
+
+def test_daemons_hold_out_the_text_that_workers_are_measured_on(workers: Workers, size: Size, tmp_path: Path) -> None:
+    wanted = workers.text.spec.task.heldout_sha256
+    for arm in learning.Plan().methods[1:3]:
+        spec = spec_of(arm, size, workers.seed).begun_by("creator")
+        made = publish(spec, size.corpus, ShardStore(tmp_path / arm.method, cap=1 << 30))
+        assert made.task.heldout_sha256 == wanted and made.run_id != workers.text.spec.run_id
+    with pytest.raises(CorpusError, match="not the run's"):
+        other = spec_of(arm, size, workers.seed + 1).updated(task={"heldout_sha256": wanted})
+        publish(other, size.corpus, ShardStore(tmp_path / "other", cap=1 << 30))
 
 
 def test_one_step_of_diloco_without_loss_moves_like_the_mean_of_the_workers(workers: Workers) -> None:

@@ -23,8 +23,8 @@ LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
     "lines": 52_847,
-    "files": 244,
-    "small files": 5,
+    "files": 243,
+    "small files": 4,
     "parameters that are callbacks": 37,
     "class names in several files": 0,
     "functions with many parameters": 0,

@@ -15,6 +15,7 @@ stand for one byte each.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -29,15 +30,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swarmnode.training import tokens
-from swarmnode.training.corpus import CorpusError, corpus_for_run, divide_heldout, read_heldout
 from swarmnode.training.gpt import GPT
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import DataSection, RunSpec
 from swarmnode.training.tasks import Assignment, TaskError
+from swarmnode.training.tokens import CorpusError
 
 QUICK_WINDOWS = 32  # a progress figure each round must cost no more than a few inner steps
 THOROUGH_WINDOWS = 256
 EVALUATION_BATCH = 32
+REPORT_PART = 4  # the last quarter of the held-out text
 
 Tokens = NDArray[Any]  # (n,), of the item that the vocabulary needs
 
@@ -53,16 +55,10 @@ class ByteLM:
         self._window = spec.model.context + 1
         self._spelling = Spelling(spec.data, _read(assignment.tokenizer))
         self._text = Text(self._spelling.dtype)
-        if assignment.texts:
-            self.feed(assignment.texts)
-            heldout = self._spelling.items(read_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256))
-        else:
-            fetched = Path(assignment.heldout) if assignment.heldout else None
-            corpus = corpus_for_run(assignment.corpus, heldout_sha256=spec.task.heldout_sha256, heldout=fetched)
-            heldout = self._spelling.encode(corpus.heldout)
-            self._text.add("", self._spelling.encode(corpus.slice_for(assignment.run_id, assignment.peer_id)))
+        self.feed(assignment.texts)
+        heldout = self._spelling.items(_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256))
         self._check_long_enough(self._text.size)
-        self._gate, self._report = divide_heldout(heldout)
+        self._gate, self._report = divided(heldout)
         self._check_long_enough(len(self._report))
         self.bytes_per_token = self._spelling.bytes_in(heldout) / len(heldout) or 1.0
         torch.manual_seed(spec.run.seed)
@@ -317,6 +313,17 @@ def loss_on(text: bytes, spec: RunSpec, parameters: NDArray[np.float32], *, toke
     return _mean_loss(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)
 
 
+def divided(heldout: Tokens) -> tuple[Tokens, Tokens]:
+    """The gate, from which judges draw, and the report, on which the loss is measured that people read.
+
+    Documents lie in it by their hashes, so either is a random sample of the text. Who trains on what it is judged by
+    moves no figure that people read, as long as nobody trains on the report too. What nobody can have trained on is
+    text that the run's creator keeps back (`[data] sealed`).
+    """
+    middle = len(heldout) - len(heldout) // REPORT_PART
+    return heldout[:middle], heldout[middle:]
+
+
 def _mean_loss(model: GPT, windows: Tensor, spelling: Spelling) -> float:
     """Bits per byte of windows, (n, context + 1)."""
     device = next(model.parameters()).device
@@ -328,6 +335,22 @@ def _mean_loss(model: GPT, windows: Tensor, spelling: Spelling) -> float:
 def _windows(text: Tokens, starts: Sequence[int], length: int) -> Tensor:
     """(n, length) int64."""
     return torch.from_numpy(text[np.array(starts)[:, None] + np.arange(length)].astype(np.int64))
+
+
+def _heldout(path: Path, *, sha256: str) -> bytes:
+    """The run's held-out part. Raises CorpusError where the file does not hash to `sha256`."""
+    try:
+        heldout = path.read_bytes()
+    except OSError as error:
+        raise CorpusError(
+            f"held-out text {path}: cannot be read: {error.strerror}; remove it to fetch it again"
+        ) from error
+    found = hashlib.sha256(heldout).hexdigest()
+    if found != sha256:
+        raise CorpusError(
+            f"held-out text {path} hashes to {found[:12]}…, the run's to {sha256[:12]}…; remove it to fetch it again"
+        )
+    return heldout
 
 
 def _read(path: str) -> bytes:

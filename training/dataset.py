@@ -31,10 +31,13 @@ from pathlib import Path
 
 import msgpack
 
-from swarmnode.training.corpus import HELDOUT_SHARE, MAX_HELDOUT, MIN_CHUNKS, SLICE_SHARE, CorpusError
 from swarmnode.training.documents import Documents, Meter
-from swarmnode.training.tokens import Encoder
+from swarmnode.training.tokens import CorpusError, Encoder
 
+HELDOUT_SHARE = 0.1  # of the text: much more than a node trains on in a round, so that it cannot be learned by heart
+MAX_HELDOUT = 16 << 20  # bytes; peers without it have to fetch it before they train
+MIN_DOCUMENTS = 8  # below this there is nothing worth dividing
+SLICE_SHARE = 0.25  # of the shards
 LEAST_PIECE, MOST_PIECE = 8 << 10, 256 << 10  # bytes that longer documents are cut to
 PIECES = 1 << 10  # of a corpus in one file, before they get longer
 USUAL_SHARD = 1 << 20  # bytes; a small data set has smaller shards, one above 8 GiB larger ones
@@ -293,7 +296,7 @@ def _in_tokens(shuffled: Shuffled, recipe: Recipe, meter: Meter) -> Iterator[tup
     meter.reach(shuffled.size)
 
 
-def check_enough(shuffled: Shuffled, root: object, least: int = MIN_CHUNKS) -> None:
+def check_enough(shuffled: Shuffled, root: object, least: int = MIN_DOCUMENTS) -> None:
     """Raises CorpusError where there are fewer than `least` documents."""
     if not shuffled.count:
         raise CorpusError(f"corpus {root}: no text in it; name a file or folder with some with --corpus")

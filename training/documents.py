@@ -30,8 +30,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from swarmnode.training.corpus import CorpusError
-from swarmnode.training.tokens import BYTES, dtype_of
+from swarmnode.training.tokens import BYTES, CorpusError, dtype_of
 
 FROM_DATASETS = "datasets:"  # before the name of a data set in the cache of Hugging Face's library
 MAX_LINE = 64 << 20  # bytes of a line of JSON, which is read whole
@@ -195,13 +194,13 @@ class Documents:
         return (row["text"] for row in rows.select_columns(["text"]))
 
     def _files(self) -> Iterator[Path]:
-        """Regular files below the root, or the root itself, without hidden ones."""
+        """Regular files below the root, or the root itself, without hidden ones, in the same order everywhere."""
         if self.root.is_file():
             yield self.root
             return
         for folder, subfolders, names in os.walk(self.root):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            for name in names:
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            for name in sorted(names):
                 file = Path(folder, name)
                 if not name.startswith(".") and file.is_file() and (self.path or _is_standard(file, self.root)):
                     yield file

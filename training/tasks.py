@@ -45,9 +45,8 @@ class Assignment:
 
     run_id: str
     peer_id: str
-    corpus: str = ""  # file or folder; empty is the task's own default
-    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
-    texts: tuple[str, ...] = ()  # files to train on instead of the corpus: shards of the run's data
+    heldout: str = ""  # file with the run's held-out part
+    texts: tuple[str, ...] = ()  # files to train on: shards of the run's data, or made of this node's own corpus
     tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes, or it has none
     base: str = ""  # folder of the run's base model
     policy: str = ""  # kind and shape of this node's policy, in a run by rollouts; empty takes the run's

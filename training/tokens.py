@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.corpus import CorpusError
-
 BYTES = 256  # the vocabulary of text without a tokenizer
 MAX_VOCABULARY = 1 << 20
 MAX_TOKENIZER = 64 << 20  # bytes of a tokenizer.json; those of models with 256 k tokens have 35 MB
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")  # GPT-2, Llama 3 and 2, Gemma, …
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # of models by SentencePiece, for what has no token
+
+
+class CorpusError(Exception):
+    """The corpus cannot be used. The message names the path and what to do."""
 
 
 class TokenizerError(CorpusError):

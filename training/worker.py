@@ -55,9 +55,9 @@ import msgpack
 import numpy as np
 
 from swarmnode.training import sandbox
-from swarmnode.training.corpus import CorpusError
 from swarmnode.training.mapped import keep_in
 from swarmnode.training.ranks import ALONE, Ranks
+from swarmnode.training.tokens import CorpusError
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import Point, State, Stretch, point_of, row_of
@@ -162,7 +162,7 @@ class Worker:
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
         self._ranks.connect(settings["scratch"], self._device)
-        same = ("corpus", "heldout", "tokenizer", "base", "policy", "sampling")
+        same = ("heldout", "tokenizer", "base", "policy", "sampling")
         given = {name: settings[name] for name in same}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)

@@ -2,7 +2,8 @@
 
     found = by_daemons(spec, nodes=4, steps=600)      # {"loss": 2.1, "steps": 612, "rounds": 134, ...}
 
-The loss is what `swarmnode evaluate` says of the shared parameters then, measured as learned/workers.py measures it.
+The loss is what `swarmnode evaluate` says of the shared parameters then, measured as learned/workers.py measures it,
+and on the same text: the run file names the hash of what is held out there, and no node begins with any other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.cli.local.run import ask_for_heldout_loss
+from swarmnode.testing.runtext import RunText
 from swarmnode.training.runspec import RunSpec, to_toml
 
 NO_END = 10**6  # rounds
@@ -28,7 +30,8 @@ def by_daemons(spec: RunSpec, *, nodes: int, steps: int) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         file = Path(folder) / "run.toml"
-        file.write_text(to_toml(spec), encoding="utf-8")
+        heldout = RunText(spec, Path(folder) / "text").spec.task.heldout_sha256
+        file.write_text(to_toml(spec.updated(task={"heldout_sha256": heldout})), encoding="utf-8")
         options = ["--nodes", str(nodes), "--rounds", str(NO_END), "--json"]
         options += ["--report", f"{folder}/report", "--data-dir", f"{folder}/nodes"]
         command = [sys.executable, "-m", "swarmnode", "local", *options, str(file)]
@@ -53,6 +56,7 @@ def by_daemons(spec: RunSpec, *, nodes: int, steps: int) -> dict[str, Any]:
             loss = ask_for_heldout_loss(first)
             swarm.send_signal(signal.SIGINT)
     return {
+        "heldout": heldout,
         "loss": round(loss, 5),
         "curve": sorted(losses.items()),  # by the quick measurement of each round
         "rounds": len(hashes),

@@ -13,9 +13,11 @@ from __future__ import annotations
 import copy
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
 from swarmnode.training.runspec import InnerSection, ModelSection, RunSection, RunSpec
@@ -59,9 +62,11 @@ class Workers:
     def __init__(self, size: Size, seed: int) -> None:
         self.size, self.seed = size, seed
         self.peers = tuple(f"worker-{number}" for number in range(size.workers))
-        spec = size.spec(seed=seed)
-        # Slices follow from the run and the peer; one run id for all arms gives them all the same slices.
-        self.tasks = [ByteLM(spec, Assignment(f"learning-{seed}", peer, corpus=size.corpus)) for peer in self.peers]
+        self._folder = tempfile.TemporaryDirectory(prefix="swarmnode-workers-")
+        # Slices follow from the run and the peer; one run for all arms gives them all the same slices.
+        self.text = RunText(size.spec(seed=seed), Path(self._folder.name), size.corpus)
+        spec = self.text.spec
+        self.tasks = [ByteLM(spec, Assignment(spec.run_id, peer, **self.text.files(peer))) for peer in self.peers]
         self.parameters = layout_of(self.tasks[0].model).parameters
         self.vectors = [torch.empty(self.parameters) for _ in self.tasks]  # (P,) each
         for task, vector in zip(self.tasks, self.vectors, strict=True):
@@ -113,6 +118,7 @@ class Workers:
 
     def close(self) -> None:
         self._pool.shutdown()
+        self._folder.cleanup()
 
 
 class DataParallel:

@@ -26,7 +26,6 @@ from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld, parts_of
-from swarmnode.training.corpus import CorpusError, HeldoutDiffers
 from swarmnode.training.dataset import (
     MAX_INDEX,
     BadIndex,
@@ -48,7 +47,7 @@ from swarmnode.training.dataset import (
 )
 from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.tokens import BYTES, MAX_TOKENIZER, size_of, train
+from swarmnode.training.tokens import BYTES, MAX_TOKENIZER, CorpusError, size_of, train
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ def publish(
         index_id, tokenizer_id = ShardManifest.of(index).id.hex(), kept.add(raw).hex() if raw else ""
         filled = spec.resolved(heldout_sha256=heldout, index=index_id, tokenizer=tokenizer_id)
         if not spec.data.index and spec.task.heldout_sha256 not in ("", heldout):
-            raise HeldoutDiffers(
+            raise CorpusError(
                 f"this node's held-out text ({heldout[:12]}…) is not the run's ({spec.task.heldout_sha256[:12]}…): its "
                 "corpus is another; use the same corpus, or leave heldout_sha256 out of the run file"
             )

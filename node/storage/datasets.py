@@ -37,11 +37,10 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, parse_id
 from swarmnode.protocols.transfer.shard_wire import LIMITS, NoRoom, ShardError
 from swarmnode.protocols.transfer.shards import Shards
-from swarmnode.training.corpus import CorpusError
 from swarmnode.training.dataset import MAX_INDEX, BadIndex, DataEntry, Index, ranking, share
 from swarmnode.training.documents import Meter, Stopped
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.tokens import MAX_TOKENIZER
+from swarmnode.training.tokens import MAX_TOKENIZER, CorpusError
 
 logger = logging.getLogger(__name__)
 

@@ -63,9 +63,8 @@ class TrainerSettings:
     device: str = "auto"  # auto, cpu or cuda
     ranks: int = 1  # processes that train, each with a device and its part of the batch
     sharded: bool = False  # whether these divide the model as well
-    corpus: str = ""  # file or folder; empty is the task's own default
-    heldout: str = ""  # file with the run's held-out part; empty takes the corpus's own
-    texts: tuple[str, ...] = ()  # files to train on instead of the corpus; `feed` adds to them
+    heldout: str = ""  # file with the run's held-out part
+    texts: tuple[str, ...] = ()  # files to train on; `feed` adds to them
     shared: bool = True  # whether others can have these files, so that they can repeat what was done with them
     tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes
     task: str = ""  # file.py:Class of a task that is not built in
@@ -80,7 +79,7 @@ class TrainerSettings:
 
 def rules_of(settings: TrainerSettings) -> Rules:
     """The sandbox of a trainer with these settings. Paths may begin with ~ and be relative to this process."""
-    files = [settings.corpus, settings.heldout, settings.tokenizer, settings.base, *settings.readable]
+    files = [settings.heldout, settings.tokenizer, settings.base, *settings.readable]
     files.extend(str(Path(text).parent) for text in settings.texts)
     if settings.task:
         files.append(str(Path(settings.task.rpartition(":")[0]).expanduser().parent))

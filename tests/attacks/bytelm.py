@@ -18,10 +18,14 @@ occurs. Counted from the 8 bits of a model that knows nothing, most of the gain 
 
 from __future__ import annotations
 
+import atexit
 import math
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,8 +38,10 @@ from gradient import Line, Setting, Wanted, measured
 from numpy.typing import NDArray
 from openrounds import Lie
 
+from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
-from swarmnode.training.corpus import Chunk, Corpus, read_corpus
+from swarmnode.training.dataset import hash_of, place_of
+from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.inner import InnerLoop
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -47,8 +53,8 @@ CONTEXT = 64  # bytes that are predicted in a sequence
 MODEL = {"layers": 2, "heads": 2, "width": 32, "context": CONTEXT}
 INNER = {"steps": 5, "lr": 3e-3}
 SECTIONS = 10  # of the corpus, whose files lie in the order of their names
-PIECES = 200  # chunks of 8 KiB that a peer has where texts are skewed
-TESTED = 0.03  # share of the chunks that nobody trains on or judges by
+PIECES = 200  # documents that a peer has where texts are skewed
+TESTED = 2  # of the 64 shards or so: nobody trains on them or judges by them
 WINDOWS = 512  # of these, that are tested
 
 ROUNDS = 40
@@ -77,16 +83,17 @@ class ByteTask:
         torch.set_flush_denormal(True)  # as the trainer's process does
         self.peers, self.names = peers, [f"{seed} peer-{place:02d}" for place in range(peers)]
         self.labels: Labels = np.tile(np.arange(BYTES), (peers, 1))  # (n, 256)
-        spec, (corpus, tested) = spec_of(seed), divided()
+        text, spec = text_of(seed), text_of(seed).spec
+        tested = np.frombuffer(text.tested, np.uint8)
         rng = np.random.default_rng([seed, 1])
         self.texts = (
-            [corpus.slice_for(str(seed), name) for name in self.names]
+            [text.slice(name) for name in self.names]
             if alpha is None
-            else [_skewed(corpus.training, alpha, rng) for _ in self.names]
+            else [_skewed(documents(seed), alpha, rng) for _ in self.names]
         )
         self.trained = spec.inner.steps * spec.inner.batch
         self._steps = spec.inner.steps
-        self._task = Trained(spec, Assignment(str(seed), self.names[0]))
+        self._task = Trained(spec, Assignment(spec.run_id, self.names[0], **text.files(self.names[0])))
         self.parameters = sum(parameter.numel() for parameter in self._task.model.parameters())
         self._vector = torch.empty(self.parameters)
         self._loop = InnerLoop(spec, self._task, peer_id=self.names[0], vector=self._vector, keep=False)
@@ -151,20 +158,26 @@ def spec_of(seed: int) -> RunSpec:
 
 
 @cache
-def divided() -> tuple[Corpus, NDArray[np.uint8]]:
-    """The corpus without what is tested, and that."""
-    corpus = read_corpus("")
-    tested = sorted(corpus.training, key=lambda chunk: chunk.sha256)[: round(TESTED * len(corpus.training))]
-    apart = {chunk.sha256 for chunk in tested}
-    rest = tuple(chunk for chunk in corpus.training if chunk.sha256 not in apart)
-    return Corpus(rest, corpus.heldout), np.frombuffer(b"".join(chunk.text for chunk in tested), np.uint8)
+def text_of(seed: int) -> RunText:
+    """The run's text, cut once; its shards lie on the disk until this process ends."""
+    folder = tempfile.mkdtemp(prefix="swarmnode-byte-lm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return RunText(spec_of(seed), Path(folder), apart=TESTED)
 
 
-def _skewed(chunks: tuple[Chunk, ...], alpha: float, rng: np.random.Generator) -> bytes:
-    """The text of one peer: chunks of a few sections."""
-    sections = np.array_split(np.arange(len(chunks)), SECTIONS)
+@cache
+def documents(seed: int) -> tuple[bytes, ...]:
+    """What peers train on, in the order of the files' names."""
+    index, after = text_of(seed).index, text_of(seed).after
+    found = dict.fromkeys(Documents("", vocabulary=BYTES).read(index.piece, Meter()))
+    return tuple(text for text in found if place_of(hash_of(text, index.seed)) > after)
+
+
+def _skewed(documents: tuple[bytes, ...], alpha: float, rng: np.random.Generator) -> bytes:
+    """The text of one peer: documents of a few sections."""
+    sections = np.array_split(np.arange(len(documents)), SECTIONS)
     drawn = rng.choice(SECTIONS, size=PIECES, p=rng.dirichlet([alpha] * SECTIONS))
-    return b"".join(chunks[rng.choice(sections[section])].text for section in drawn)
+    return b"".join(documents[rng.choice(sections[section])] for section in drawn)
 
 
 # --- the group --------------------------------------------------------------------------------------------------------
@@ -194,7 +207,7 @@ is {INNER["steps"]} steps of AdamW on four sequences of {CONTEXT} bytes each, at
 product's own are the model, the steps, the moments that a peer keeps from round to round, the windows that run, peer,
 round and step draw, and the windows of judges, one for each judge after so few steps; the network is left out, and
 audits are modelled as above. IID: each peer has the quarter of the corpus that the product gives it. Dirichlet(0.3):
-{PIECES} chunks of 8 KiB, by shares of {SECTIONS} sections of the corpus, whose files lie in the order of their names.
+{PIECES} documents, by shares of {SECTIONS} sections of the corpus, whose files lie in the order of their names.
 Label flip: what follows is trained to be 255 - b, not b. In the place of accuracy stands what a model saves of the
 bits of each byte beside one that knows only how often each byte occurs, on text that nobody trains on or judges by;
 so worst is (plain - attacked) / (plain - clean). All else is as above.

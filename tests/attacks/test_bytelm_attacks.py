@@ -18,25 +18,25 @@ from swarmnode.training.tasks import Assignment
 
 @pytest.mark.slow
 def test_a_peer_trains_as_the_products_trainer_does_and_keeps_its_moments() -> None:
-    task, spec, place = ByteTask(seed=3, alpha=None, peers=4), bytelm.spec_of(3), 2
-    own = ByteLM(spec, Assignment("", ""))
+    task, text, place = ByteTask(seed=3, alpha=None, peers=4), bytelm.text_of(3), 2
+    spec = text.spec
+    own = ByteLM(spec, Assignment(spec.run_id, task.names[place], **text.files(task.names[place])))
     vector = torch.from_numpy(np.array(task.start()))
     loop = InnerLoop(spec, own, peer_id=task.names[place], vector=vector, keep=True)
     phi = OuterState.start(task.start()).parameters
-    with own.on(len(task.texts[place]), [(0, task.texts[place])]):
-        for number in range(2):
-            vector.copy_(torch.from_numpy(np.array(phi)))
-            loop.train(round=number, steps=spec.inner.steps, seconds=60, between=lambda: False)
-            deltas = task.train(phi, round=number)
-            assert np.array_equal(deltas[place], phi - vector.numpy())
-            phi = phi - deltas.mean(axis=0)
+    for number in range(2):
+        vector.copy_(torch.from_numpy(np.array(phi)))
+        loop.train(round=number, steps=spec.inner.steps, seconds=60, between=lambda: False)
+        deltas = task.train(phi, round=number)
+        assert np.array_equal(deltas[place], phi - vector.numpy())
+        phi = phi - deltas.mean(axis=0)
     assert not np.array_equal(task.train(phi, round=0)[place], deltas[place])
 
 
 def test_a_judge_measures_on_what_its_seed_draws_for_the_product() -> None:
-    task, spec = ByteTask(seed=0, alpha=None, peers=1), bytelm.spec_of(0)
-    own = ByteLM(spec, Assignment("", ""))
-    loop = InnerLoop(spec, own, peer_id="", vector=torch.from_numpy(task.start()), keep=True)
+    task, text = ByteTask(seed=0, alpha=None, peers=1), bytelm.text_of(0)
+    own = ByteLM(text.spec, Assignment("", "", **text.files("")))
+    loop = InnerLoop(text.spec, own, peer_id="", vector=torch.from_numpy(task.start()), keep=True)
     loss, slope = loop.slope(own.heldout(7)[1:3])
     assert np.array_equal(task.slope(task.start(), 7, 1, 3), slope.numpy())
     both = task.losses(task.start()[None], seed=7, samples=3 * bytelm.CONTEXT)[0] * 3
@@ -47,19 +47,19 @@ def test_a_judge_measures_on_what_its_seed_draws_for_the_product() -> None:
 
 def test_nobody_trains_on_or_judges_by_what_is_tested_and_peers_have_texts_of_their_own() -> None:
     alike, skewed = ByteTask(seed=0, alpha=None, peers=4), ByteTask(seed=0, alpha=0.3, peers=4)
-    corpus, tested = bytelm.divided()
-    pieces = {tested.tobytes()[at : at + 256] for at in range(0, 1 << 16, 8192)}
-    for text in (*alike.texts, *skewed.texts, corpus.heldout):
+    tested = bytelm.text_of(0).tested
+    pieces = {tested[at : at + 256] for at in range(0, 1 << 16, 8192)}
+    for text in (*alike.texts, *skewed.texts, bytelm.text_of(0).heldout):
         assert not any(piece in text for piece in pieces)
     assert len(set(alike.texts)) == len(set(skewed.texts)) == 4
     assert _largest_section(skewed.texts[0]) > 2 * _largest_section(alike.texts[0])
 
 
 def _largest_section(text: bytes) -> float:
-    """Share of its chunks that are of one section."""
-    chunks = bytelm.divided()[0].training
-    places = [place for place, chunk in enumerate(chunks) if chunk.text in text]
-    return float(np.bincount([place * bytelm.SECTIONS // len(chunks) for place in places]).max() / len(places))
+    """Share of its documents that are of one section."""
+    documents = bytelm.documents(0)
+    places = [place for place, document in enumerate(documents) if document in text]
+    return float(np.bincount([place * bytelm.SECTIONS // len(documents) for place in places]).max() / len(places))
 
 
 def test_who_flips_labels_trains_on_true_text_to_say_something_else() -> None:

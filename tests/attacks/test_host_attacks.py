@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import host
@@ -12,6 +11,7 @@ import trio
 from adversaries import host as adversaries
 from escapes import PERMITTED
 from harness import Adversary
+from sometext import HELDOUT_SHA256, some_text
 
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
@@ -60,12 +60,11 @@ def test_a_real_trainer_trains_in_its_sandbox_and_gets_nowhere_else(tmp_path: Pa
     (home / "secret").write_bytes(b"secret")
     (home / "victim").write_text("x")
     (tmp_path / "task").mkdir()
-    (tmp_path / "corpus").write_bytes(random.Random(0).randbytes(100_000))
     (tmp_path / "task" / "evil.py").write_text(EVIL.format(support=str(host.SUPPORT), home=str(home), port=9))
     spec = parse_runspec(
         {
             "run": {"name": "tiny"},
-            "task": {"name": "evil"},
+            "task": {"name": "evil", "heldout_sha256": HELDOUT_SHA256},
             "model": {"layers": 1, "heads": 2, "width": 16, "context": 16},
             "inner": {"batch": 2, "warmup": 0},
         },
@@ -75,7 +74,7 @@ def test_a_real_trainer_trains_in_its_sandbox_and_gets_nowhere_else(tmp_path: Pa
         threads=2,
         nice=0,
         device="cpu",
-        corpus=str(tmp_path / "corpus"),
+        **some_text(tmp_path),
         task=f"{tmp_path / 'task' / 'evil.py'}:Evil",
         scratch=str(tmp_path / "trainer"),
         readable=(str(host.SUPPORT),),

@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
+from swarmnode.testing.runtext import RunText
 from swarmnode.training import tokens
-from swarmnode.training.byte_lm import ByteLM, Spelling, loss_on
-from swarmnode.training.corpus import CHUNK, CorpusError
+from swarmnode.training.byte_lm import ByteLM, Spelling, divided, loss_on
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError, load_task
+from swarmnode.training.tokens import CorpusError
 
 
 def _spec(seed: int = 0, context: int = 16) -> RunSpec:
@@ -34,12 +35,13 @@ def corpus(tmp_path: Path) -> str:
     chance = random.Random(5)
     words = [b"alpha", b"beta", b"gamma", b"delta"]
     path = tmp_path / "words.txt"
-    path.write_bytes(b" ".join(chance.choices(words, k=60 * CHUNK // 6)))
+    path.write_bytes(b" ".join(chance.choices(words, k=80_000)))
     return str(path)
 
 
 def _task(corpus: str, peer_id: str = "alice", seed: int = 0) -> ByteLM:
-    return ByteLM(_spec(seed), Assignment("run", peer_id, corpus))
+    text = RunText(_spec(seed), Path(corpus).parent, corpus)
+    return ByteLM(text.spec, Assignment("run", peer_id, **text.files(peer_id)))
 
 
 def test_all_nodes_start_from_the_same_bits(corpus: str) -> None:
@@ -97,7 +99,7 @@ def _from_shards(
         names.append(str(folder / f"{number}.shard"))
         (folder / f"{number}.shard").write_bytes(text)
     spec = _spec().resolved(heldout_sha256=hashlib.sha256(heldout).hexdigest(), index="")
-    return ByteLM(spec, Assignment("run", "alice", "/nowhere", names[0], tuple(names[1:][given])))
+    return ByteLM(spec, Assignment("run", "alice", names[0], tuple(names[1:][given])))
 
 
 def test_shards_are_trained_on_as_far_as_they_are_here(tmp_path: Path) -> None:
@@ -138,6 +140,8 @@ def test_pieces_of_a_text_are_read_as_the_text_itself(tmp_path: Path) -> None:
 
 
 def test_judges_draw_from_the_gate_and_people_read_the_loss_on_the_report(tmp_path: Path) -> None:
+    for size in range(1, 9):
+        assert np.concatenate(divided(np.arange(size))).tolist() == [*range(size)]
     gate, report = b"g" * 120, b"r" * 40
     task = _from_shards(tmp_path, [b"a" * 50], heldout=gate + report)
     assert {value for seed in range(50) for value in task.heldout(seed).unique().tolist()} == {ord("g")}
@@ -166,12 +170,13 @@ def test_held_out_text_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0.shard").write_bytes(b"another " * 9)
     spec = _spec().resolved(heldout_sha256=hashlib.sha256(b"held out " * 9).hexdigest(), index="")
     with pytest.raises(CorpusError, match="remove it"):
-        ByteLM(spec, Assignment("run", "alice", "", str(tmp_path / "0.shard"), (str(tmp_path / "1.shard"),)))
+        ByteLM(spec, Assignment("run", "alice", str(tmp_path / "0.shard"), (str(tmp_path / "1.shard"),)))
 
 
 def test_context_longer_than_the_text_is_explained(corpus: str) -> None:
     with pytest.raises(CorpusError, match="context"):
-        ByteLM(_spec(context=16384), Assignment("run", "alice", corpus))
+        text = RunText(_spec(context=16384), Path(corpus).parent, corpus)
+        ByteLM(text.spec, Assignment("run", "alice", **text.files("alice")))
 
 
 def test_custom_task_comes_from_a_local_file(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def _on_tokens(folder: Path, tokenizer: bytes, **data: int) -> ByteLM:
     for name, content in zip(names, files, strict=True):
         Path(name).write_bytes(content)
     spec = spec.resolved(heldout_sha256=hashlib.sha256(files[2]).hexdigest(), index="")
-    return ByteLM(spec, Assignment("run", "alice", "", names[2], tuple(names[:2]), names[3]))
+    return ByteLM(spec, Assignment("run", "alice", names[2], tuple(names[:2]), names[3]))
 
 
 def _train(task: ByteLM, steps: int) -> None:

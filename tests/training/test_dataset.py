@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.training import dataset
-from swarmnode.training.corpus import MAX_HELDOUT, CorpusError
 from swarmnode.training.dataset import (
     ID,
     LAST,
     LEAST_PIECE,
+    MAX_HELDOUT,
     MAX_INDEX,
     MAX_SHARD,
     MAX_SHARDS,
@@ -45,8 +45,8 @@ from swarmnode.training.dataset import (
     share,
 )
 from swarmnode.training.documents import Meter
+from swarmnode.training.tokens import CorpusError, spellings, train
 from swarmnode.training.tokens import decode as text_of
-from swarmnode.training.tokens import spellings, train
 
 SIZE = 1000  # bytes of a document
 BYTEWISE = Recipe(seed=0, piece=LEAST_PIECE, vocabulary=256)

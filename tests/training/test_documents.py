@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from swarmnode.training import documents as documents_module
-from swarmnode.training.corpus import CorpusError
 from swarmnode.training.documents import Documents, Meter, Stopped, cut_text
+from swarmnode.training.tokens import CorpusError
 
 PIECE = 8 << 10
 TEXTS = ["one", "two\nlines", "größer 数据"]

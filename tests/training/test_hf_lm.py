@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sometext import some_text
 from tinymodels import folder_of
 
 from swarmnode.training.hub import weights_hash
@@ -29,26 +31,27 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder_of(request.param, tmp_path_factory.mktemp(request.param), rows=256)
 
 
+LINES = "".join(f"the {number} of many lines\n" for number in range(9000)).encode()
+
+
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text"
-    path.write_text("".join(f"the {number} of many lines\n" for number in range(9000)))
-    return path
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return some_text(tmp_path_factory.mktemp("text"), LINES[:-20_000], LINES[-20_000:])
 
 
 def spec_of(folder: Path, **model: Any) -> RunSpec:
     tables = {
         "run": {"name": "t", "seed": 3},
-        "task": {"name": "hf-lm"},
+        "task": {"name": "hf-lm", "heldout_sha256": hashlib.sha256(LINES[-20_000:]).hexdigest()},
         "model": {"base": str(folder), "context": 32, **model},
         "inner": {"lr": 0.01, "warmup": 1},
     }
     return parse_runspec(tables, source="t.toml")
 
 
-def task_of(folder: Path, corpus: Path, **model: Any) -> tuple[RunSpec, HfLM]:
+def task_of(folder: Path, texts: dict[str, Any], **model: Any) -> tuple[RunSpec, HfLM]:
     spec = spec_of(folder, **model)
-    return spec, HfLM(spec, Assignment("run", "alice", str(corpus), base=str(folder)))
+    return spec, HfLM(spec, Assignment("run", "alice", base=str(folder), **texts))
 
 
 def trained(spec: RunSpec, task: HfLM, steps: int = 12) -> tuple[torch.Tensor, float]:
@@ -59,8 +62,8 @@ def trained(spec: RunSpec, task: HfLM, steps: int = 12) -> tuple[torch.Tensor, f
     return vector, before - task.evaluate(thorough=False)
 
 
-def test_lora_trains_its_adapters_alone(folder: Path, corpus: Path) -> None:
-    spec, task = task_of(folder, corpus, lora_rank=4)
+def test_lora_trains_its_adapters_alone(folder: Path, texts: dict[str, Any]) -> None:
+    spec, task = task_of(folder, texts, lora_rank=4)
     layout = layout_of(task.model)
     assert layout.slots and all(".lora_A." in slot.name or ".lora_B." in slot.name for slot in layout.slots)
     assert not any("head" in slot.name for slot in layout.slots)
@@ -71,8 +74,8 @@ def test_lora_trains_its_adapters_alone(folder: Path, corpus: Path) -> None:
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_all_parameters_are_trained_without_it_and_shared_ones_once(folder: Path, corpus: Path) -> None:
-    spec, task = task_of(folder, corpus)
+def test_all_parameters_are_trained_without_it_and_shared_ones_once(folder: Path, texts: dict[str, Any]) -> None:
+    spec, task = task_of(folder, texts)
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
     layout = layout_of(task.model)
     assert layout.parameters == sum(parameter.numel() for parameter in whole.parameters())
@@ -88,13 +91,15 @@ def test_all_parameters_are_trained_without_it_and_shared_ones_once(folder: Path
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_it_begins_as_its_base_whoever_begins_and_trains_the_same(folder: Path, corpus: Path, rank: int) -> None:
+def test_it_begins_as_its_base_whoever_begins_and_trains_the_same(
+    folder: Path, texts: dict[str, Any], rank: int
+) -> None:
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokens = torch.arange(64).view(2, 32)
     ends = []
     for noise in (1, 2):
         torch.manual_seed(noise)
-        spec, task = task_of(folder, corpus, lora_rank=rank)
+        spec, task = task_of(folder, texts, lora_rank=rank)
         with torch.no_grad():
             torch.testing.assert_close(task.model(tokens), whole(tokens).logits)
         ends.append(trained(spec, task, steps=3)[0])
@@ -115,9 +120,9 @@ def test_adapters_are_drawn_by_the_runs_seed_and_change_what_peft_says(folder: P
             assert torch.equal(parameter, other[name]) is ("lora_B" in name)
 
 
-def test_a_frozen_base_may_be_in_bfloat16_and_its_adapters_are_not(folder: Path, corpus: Path) -> None:
+def test_a_frozen_base_may_be_in_bfloat16_and_its_adapters_are_not(folder: Path, texts: dict[str, Any]) -> None:
     spec = spec_of(folder, lora_rank=4).updated(inner={"precision": "bf16"})
-    task = HfLM(spec, Assignment("run", "alice", str(corpus), base=str(folder)))
+    task = HfLM(spec, Assignment("run", "alice", base=str(folder), **texts))
     kinds = {parameter.requires_grad: parameter.dtype for parameter in task.model.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
     assert trained(spec, task)[1] > 0.05
@@ -125,7 +130,7 @@ def test_a_frozen_base_may_be_in_bfloat16_and_its_adapters_are_not(folder: Path,
     assert weight is not None
     assert weight.frozen == sum(each.nbytes for each in task.model.parameters() if not each.requires_grad)
     whole = spec_of(folder).updated(inner={"precision": "bf16"})
-    task = HfLM(whole, Assignment("run", "alice", str(corpus), base=str(folder)))
+    task = HfLM(whole, Assignment("run", "alice", base=str(folder), **texts))
     assert {parameter.dtype for parameter in task.model.parameters()} == {torch.float32}
 
 
@@ -179,21 +184,21 @@ def test_keys_of_the_model_that_mean_nothing_are_refused(task: str, model: dict[
     assert all(part in str(caught.value) for part in ["t.toml [model]", *parts])
 
 
-def test_tokens_that_the_base_does_not_have_are_refused(folder: Path, corpus: Path) -> None:
+def test_tokens_that_the_base_does_not_have_are_refused(folder: Path, texts: dict[str, Any]) -> None:
     spec = spec_of(folder).updated(data={"vocabulary": 257})
     with pytest.raises(TaskError, match="vocabulary = 257 is more than the 256 tokens"):
         HfLM.skeleton(spec, Assignment("run", "alice", base=str(folder)))
 
 
-def test_it_writes_on(folder: Path, corpus: Path) -> None:
-    _, task = task_of(folder, corpus, lora_rank=2)
+def test_it_writes_on(folder: Path, texts: dict[str, Any]) -> None:
+    _, task = task_of(folder, texts, lora_rank=2)
     assert len(task.sample(b"the", length=5, temperature=0.0, seed=1)) == 5
     assert np.isfinite(task.evaluate(thorough=False, seed=1))
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_base_is_weighed_without_its_weights(folder: Path, corpus: Path, rank: int) -> None:
-    spec, task = task_of(folder, corpus, lora_rank=rank)
+def test_a_base_is_weighed_without_its_weights(folder: Path, texts: dict[str, Any], rank: int) -> None:
+    spec, task = task_of(folder, texts, lora_rank=rank)
     weight = weigh(HfLM, spec, Assignment("run", "alice", base=str(folder)))
     assert weight is not None
     trained = [parameter.requires_grad * parameter.numel() for parameter in task.model.parameters()]
@@ -204,11 +209,11 @@ def test_a_base_is_weighed_without_its_weights(folder: Path, corpus: Path, rank:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_layers_that_are_computed_anew_give_the_same_gradients_and_keep_less(
-    folder: Path, corpus: Path, rank: int
+    folder: Path, texts: dict[str, Any], rank: int
 ) -> None:
     found, kept = [], []
     for anew in (False, True):
-        _, task = task_of(folder, corpus, lora_rank=rank)
+        _, task = task_of(folder, texts, lora_rank=rank)
         if anew:
             task.model.checkpointing = True
         assert task.model.checkpointing is anew

@@ -15,11 +15,10 @@ from swarmnode.node.storage.cutting import own_text, publish, read_index, recipe
 from swarmnode.node.storage.datadir import DataDir, NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.training.corpus import CorpusError
 from swarmnode.training.dataset import Index
 from swarmnode.training.documents import Meter, Stopped
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.tokens import decode, size_of, spellings, train
+from swarmnode.training.tokens import CorpusError, decode, size_of, spellings, train
 
 DOCUMENTS = 60
 VOCABULARY = 300

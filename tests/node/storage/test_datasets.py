@@ -27,11 +27,11 @@ from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.corpus import CHUNK, CorpusError
+from swarmnode.training.dataset import LEAST_PIECE as CHUNK
 from swarmnode.training.dataset import Recipe, Shuffled, cut, encode, ranking, share
 from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.tokens import decode, spellings
+from swarmnode.training.tokens import CorpusError, decode, spellings
 
 CHUNKS = 216
 WANTED = 16  # of the 65 shards that these make

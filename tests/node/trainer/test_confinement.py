@@ -37,14 +37,13 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
     model = tmp_path / "model"
     model.mkdir()
     told = rules_of(
-        corpus="~/texts",
         heldout="/data/shards/ab/held",
         tokenizer="/data/shards/ef/words",
         texts=("/data/shards/cd/one", "/data/shards/cd/two"),
         task="work/my.py:Task",
         policy=f"hf:{model}",
         base="/models/base",
-        readable=("/data/shards",),
+        readable=("/data/shards", "~/texts"),
     )
     assert set(told.readable) == {
         str(Path("~/texts").expanduser()),
@@ -61,11 +60,11 @@ def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(t
     assert set(rules_of().readable) == {str(hub.cache())}
 
 
-def test_a_corpus_that_contains_the_key_is_noticed() -> None:
-    told = rules_of(corpus="/home/me", readable=("/home/me/.local/share/swarmnode/shards",))
+def test_a_folder_that_contains_the_key_is_noticed() -> None:
+    told = rules_of(readable=("/home/me", "/home/me/.local/share/swarmnode/shards"))
     assert child.exposed(told, Path("/home/me/.local/share/swarmnode")) == "/home/me"
     assert child.exposed(told, Path("/srv/swarmnode")) == ""
-    assert child.exposed(rules_of(corpus="/data/texts"), Path("/data")) == ""
+    assert child.exposed(rules_of(readable=("/data/texts",)), Path("/data")) == ""
 
 
 def test_a_trainer_is_not_told_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

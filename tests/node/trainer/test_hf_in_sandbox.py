@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import trio
+from sometext import some_text
 
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
@@ -78,18 +80,23 @@ def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: p
 
 @SANDBOXED
 def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
-    base, text = tmp_path / "base", tmp_path / "text"
+    base = tmp_path / "base"
     made(tmp_path, base)
-    text.write_text("".join(f"the {number} of many lines\n" for number in range(9000)))
+    lines = "".join(f"the {number} of many lines\n" for number in range(9000)).encode()
     tables = {
         "run": {"name": "r"},
-        "task": {"name": "hf-lm"},
+        "task": {"name": "hf-lm", "heldout_sha256": hashlib.sha256(lines[-20_000:]).hexdigest()},
         "model": {"base": str(base), "base_sha256": weights_hash(base), "lora_rank": 2, "context": 16},
         "inner": {"lr": 0.02, "warmup": 1},
     }
     spec = parse_runspec(tables, source="test")
     settings = TrainerSettings(
-        threads=1, nice=0, device="cpu", corpus=str(text), scratch=str(tmp_path / "own"), sandbox="require"
+        threads=1,
+        nice=0,
+        device="cpu",
+        scratch=str(tmp_path / "own"),
+        sandbox="require",
+        **some_text(tmp_path, lines[:-20_000], lines[-20_000:]),
     )
 
     async def main() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import trio
+from sometext import HELDOUT_SHA256, some_text
 
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 SPEC = parse_runspec(
     {
         "run": {"name": "t"},
+        "task": {"heldout_sha256": HELDOUT_SHA256},
         "model": {"layers": 2, "heads": 2, "width": 32, "context": 32},
         "inner": {"batch": 4, "warmup": 0},
     },
@@ -28,12 +29,12 @@ SPEC = parse_runspec(
 )
 
 
-def _trained(device: str, corpus: Path, sandbox: str = "auto") -> dict[str, object]:
+def _trained(device: str, folder: Path, sandbox: str = "auto") -> dict[str, object]:
     """What a trainer comes to after two rounds, with an exchange between them."""
     told: dict[str, object] = {}
 
     async def main() -> None:
-        settings = TrainerSettings(threads=1, nice=0, device=device, corpus=str(corpus), sandbox=sandbox)
+        settings = TrainerSettings(threads=1, nice=0, device=device, sandbox=sandbox, **some_text(folder))
         trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
@@ -54,9 +55,7 @@ def _trained(device: str, corpus: Path, sandbox: str = "auto") -> dict[str, obje
 
 
 def test_a_gpu_trains_in_the_sandbox_what_a_cpu_trains(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
-    corpus.write_bytes(random.Random(0).randbytes(200_000))
-    cpu, gpu = _trained("cpu", corpus), _trained("cuda", corpus, "require")
+    cpu, gpu = _trained("cpu", tmp_path), _trained("cuda", tmp_path, "require")
     assert gpu["device"] == "cuda"
     assert gpu["sandbox"]["missing"] == []
     assert np.abs(cpu["parameters"] - gpu["parameters"]).max() < 1e-3

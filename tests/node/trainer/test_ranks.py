@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from sometext import HELDOUT_SHA256, some_text
 
 from swarmnode.node.trainer import child
 from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
@@ -24,14 +24,14 @@ FOREVER = 10**9
 
 def _spec(**inner: float | str) -> RunSpec:
     model = {"layers": 1, "heads": 2, "width": 16, "context": 16}
-    return parse_runspec({"run": {"name": "t"}, "model": model, "inner": {"warmup": 0, **inner}}, source="test")
+    task = {"heldout_sha256": HELDOUT_SHA256}
+    tables = {"run": {"name": "t"}, "task": task, "model": model, "inner": {"warmup": 0, **inner}}
+    return parse_runspec(tables, source="test")
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> TrainerSettings:
-    corpus = tmp_path / "corpus"
-    corpus.write_bytes(random.Random(0).randbytes(200_000))
-    return TrainerSettings(threads=1, nice=0, device="cpu", corpus=str(corpus), ranks=2)
+    return TrainerSettings(threads=1, nice=0, device="cpu", ranks=2, **some_text(tmp_path))
 
 
 def _with_trainer(

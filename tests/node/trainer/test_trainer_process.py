@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from sometext import HELDOUT_SHA256, some_text
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.trainer import child as trainerchild
@@ -36,6 +36,7 @@ from swarmnode.training.weigh import weigh
 SPEC = parse_runspec(
     {
         "run": {"name": "tiny"},
+        "task": {"heldout_sha256": HELDOUT_SHA256},
         "model": {"layers": 1, "heads": 2, "width": 16, "context": 16},
         "inner": {"batch": 2, "warmup": 0},
     },
@@ -46,9 +47,7 @@ FOREVER = 10**9
 
 @pytest.fixture
 def settings(tmp_path: Path) -> TrainerSettings:
-    corpus = tmp_path / "corpus"
-    corpus.write_bytes(random.Random(0).randbytes(200_000))
-    return TrainerSettings(threads=1, nice=0, device="cpu", corpus=str(corpus))
+    return TrainerSettings(threads=1, nice=0, device="cpu", **some_text(tmp_path))
 
 
 def _with_trainer(settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]]) -> None:
@@ -236,12 +235,12 @@ def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
     settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
-    few, many, heldout = tmp_path / "few", tmp_path / "many", tmp_path / "heldout"
+    few, many, heldout = tmp_path / "few", tmp_path / "many", tmp_path / "c"
     few.write_bytes(b"a" * 100)
     many.write_bytes(b"b" * 50_000)
     heldout.write_bytes(b"c" * 100)
     spec = SPEC.resolved(heldout_sha256=hashlib.sha256(heldout.read_bytes()).hexdigest(), index="")
-    settings = replace(settings, corpus="/nowhere", heldout=str(heldout), texts=(str(few),))
+    settings = replace(settings, heldout=str(heldout), texts=(str(few),))
 
     async def learned(trainer: TrainerProcess, start: np.ndarray, letter: bytes) -> bytes:
         trainer.load(start)
@@ -299,7 +298,7 @@ def _failure(settings: TrainerSettings) -> str:
 
 
 def test_fault_that_trying_again_cannot_mend_is_told_at_once(settings: TrainerSettings, tmp_path: Path) -> None:
-    assert "no such file" in _failure(replace(settings, corpus=str(tmp_path / "missing")))
+    assert "cannot be read" in _failure(replace(settings, heldout=str(tmp_path / "missing")))
 
 
 def test_child_that_never_comes_up_fails_with_its_last_words(
@@ -321,7 +320,9 @@ from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 async def main():
-    spec = parse_runspec({{"run": {{"name": "tiny"}}, "model": {{"width": 16, "context": 16}}}}, source="test")
+    task = {{"heldout_sha256": "{HELDOUT_SHA256}"}}
+    model = {{"width": 16, "context": 16}}
+    spec = parse_runspec({{"run": {{"name": "tiny"}}, "task": task, "model": model}}, source="test")
     trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings={settings!r})
     async with trio.open_nursery() as nursery:
         await nursery.start(trainer.run)
