@@ -425,7 +425,7 @@ def _what_came(result: RoundResult, unit: str) -> str:
         )
     if result.learned is not None:
         return told(result.learned)
-    return f"held-out loss {result.loss:.4f} {unit}"
+    return f"held-out loss {result.loss:.4f} {unit}" if math.isfinite(result.loss) else "loss not measured"
 
 
 def told(learned: Learned) -> str:

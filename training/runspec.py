@@ -33,6 +33,7 @@ CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and for whoever goes on after it
 DECAY_SHARE = 0.2  # of the steps, at the end of wsd (Hägele et al. 2405.18392)
 GROWTH = 0.03  # of the steps done: H, where it grows
+LOSS_EVERY = 10  # steps, or more: the loss of 32 sequences takes as long as some three steps
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
@@ -228,6 +229,11 @@ class InnerSection:
     def longer_after(self, round: int) -> float:
         """How many times as many steps as this round the next one has."""
         return self.steps_in(round + 1) / self.steps_in(round)
+
+    def measured_after(self, round: int) -> bool:
+        """Whether the held-out loss is measured after this round, as measuring takes as long as some short rounds."""
+        every = min(LOSS_EVERY, self.steps)
+        return not round or self.steps_before(round + 1) // every > self.steps_before(round) // every
 
     def rate_at(self, round: int, step: int) -> float:
         """Share of the learning rates in this step: of these two alone, so that restarts and replays agree.

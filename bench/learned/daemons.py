@@ -46,7 +46,8 @@ def by_daemons(spec: RunSpec, *, nodes: int, steps: int) -> dict[str, Any]:
                 elif event["event"] == "round":
                     done, sent = done + event["steps"], sent + event["bytes_out"]
                     hashes[event["round"]].add(event["state_hash"])
-                    losses[event["round"]] = event["loss"]
+                    if event["loss"] is not None:
+                        losses[event["round"]] = event["loss"]
                     if done >= nodes * steps:
                         break
             else:
@@ -58,7 +59,7 @@ def by_daemons(spec: RunSpec, *, nodes: int, steps: int) -> dict[str, Any]:
     return {
         "heldout": heldout,
         "loss": round(loss, 5),
-        "curve": sorted(losses.items()),  # by the quick measurement of each round
+        "curve": sorted(losses.items()),  # by the quick measurement of rounds
         "rounds": len(hashes),
         "steps": round(done / nodes, 1),
         "bytes_per_node": round(sent / nodes),

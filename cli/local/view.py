@@ -79,11 +79,11 @@ def _attacked_cells(swarm: LocalSwarm, node: NodeProcess, state_hash: Text) -> t
 
 
 def _measured(node: NodeProcess) -> float | None:
-    """The loss of the node's last round, or the mean reward of its last few."""
+    """The loss that the node measured last, or the mean reward of its last few rounds."""
     rewards = [report.reward for report in node.reports[-REWARDED:] if report.reward is not None]
     if rewards:
         return fmean(rewards)
-    return None if node.last is None else node.last.loss
+    return next((report.loss for report in reversed(node.reports) if report.loss is not None), None)
 
 
 def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:

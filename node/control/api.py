@@ -8,7 +8,6 @@ parts of the node and change nothing but what the owner asks for. The shapes of 
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
@@ -118,7 +117,7 @@ class Api:
             "parameters": node.parameters(),
             "codec": chosen.spec.exchange.codec if chosen.spec.needs_data else "rollouts",
             "data": node.data.status() if node.data is not None else None,
-            "loss": last.loss if last is not None and math.isfinite(last.loss) else None,
+            "loss": session.losses[-1][1] if session is not None and session.losses else None,
             "loss_unit": chosen.spec.loss_unit,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,

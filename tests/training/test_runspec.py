@@ -58,6 +58,14 @@ def test_rounds_that_grow_have_a_share_of_the_steps_before_them() -> None:
     assert (fixed.steps_in(0), fixed.steps_before(7)) == (20, 140)
 
 
+def test_the_loss_is_measured_every_few_steps() -> None:
+    growing = spec_of(inner={"steps": 30, "interval": "growing"}).inner
+    measured = [round for round in range(60) if growing.measured_after(round)]
+    assert measured[:4] == [0, 9, 19, 29] and all(map(growing.measured_after, range(200, 300)))
+    few, many = (spec_of(inner={"steps": steps}).inner for steps in (2, 20))
+    assert all(few.measured_after(round) and many.measured_after(round) for round in range(20))
+
+
 def test_muon_brings_rounds_that_grow_and_one_bit() -> None:
     for trust, without in (("known", "int8"), ("open", "topk")):
         by_muon = spec_of(run={"name": "t", "trust": trust}, inner={"optimizer": "muon"})

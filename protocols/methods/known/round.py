@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from math import nan
 
 import numpy as np
 import trio
@@ -156,7 +157,7 @@ class DilocoRounds:
             )
         outcome = await self._apply(decision, gradient, worked)
         self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains
-        loss = await loss_of(self._trainer)
+        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(here.round) else nan
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
         counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)

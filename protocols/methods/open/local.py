@@ -26,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from math import nan
 
 import numpy as np
 import trio
@@ -248,8 +249,11 @@ class LocalTrainer:
         """Put the work that led from one (P,) to the other into the residual: it is in no result."""
         await self._runner(lambda: self.feedback.give_back(before - after))
 
-    async def move(self, state: OuterState) -> float:
-        """Go on from a new shared state with what was trained since the offer; the held-out loss of that state."""
+    async def move(self, state: OuterState, round: int) -> float:
+        """Go on from a new shared state with what was trained since the offer.
+
+        The held-out loss of that state, after this round; nan where it is not measured.
+        """
         since = self.offer.local if self.offer is not None else self.start
         async with self.held():
             start = await self._runner(lambda: self._start_on(state))
@@ -260,10 +264,11 @@ class LocalTrainer:
                 np.add(start, local, out=local)
                 return local if is_finite(local) else start
 
-            onwards = await self._runner(further)
-            self._trainer.load(state.parameters)
+            onwards, loss = await self._runner(further), nan
             try:
-                loss = await loss_of(self._trainer)
+                if self._spec.inner.measured_after(round):
+                    self._trainer.load(state.parameters)
+                    loss = await loss_of(self._trainer)
             finally:
                 self._trainer.load(onwards)
                 self._stand(state, start)
@@ -469,9 +474,9 @@ class TracedTrainer(LocalTrainer):
         if share == ALL:
             self.unlink()
 
-    async def move(self, state: OuterState) -> float:
+    async def move(self, state: OuterState, round: int) -> float:
         since_offer = self.offer is not None
-        loss = await super().move(state)
+        loss = await super().move(state, round)
         self._legs.append(Leg(b"", since_offer, ()))
         if len(self._legs) > MAX_LEGS:
             self.unlink()

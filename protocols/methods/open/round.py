@@ -362,7 +362,7 @@ class OpenRounds:
         state = await store.state_after(to)
         worked = self._local.offered_work
         counted = await self._settle(context, to)
-        loss = await self._local.move(state)
+        loss = await self._local.move(state, to.chain.round - 1)
         await self._sync.move(to)
         self._counted = {id: root for id, root in self._counted.items() if id in store.tree}
         seconds, self.ended = store.arrived - self.ended, store.arrived

@@ -99,7 +99,7 @@ def test_what_was_trained_and_not_sent_is_in_the_local_parameters_but_of_topk(
             await work.settle(accepted=True)
             state = OuterState.start(-sent)  # as a roster of this one contribution moves it
             left = work.feedback.export()
-            await work.move(state)
+            await work.move(state, 0)
             assert np.array_equal(trainer.parameters(), state.parameters - left if carried else state.parameters)
         if name == "sign3":
             assert (sent > 0).all() and np.allclose(sent + left, done, atol=0.2)  # residuals fade
@@ -121,7 +121,7 @@ def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(
         if offers:
             await work.contribute(b"parent", 0)
         work.take_back()
-        await work.move(OuterState.start(np.ones(size, np.float32)))
+        await work.move(OuterState.start(np.ones(size, np.float32)), 0)
         assert np.allclose(trainer.parameters(), 1 - 0.5 - 0.25)
         await work.leave()
         assert np.allclose(trainer.parameters(), 1)
@@ -144,7 +144,7 @@ def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
         await work.contribute(b"parent", 0)
         await work.settle(accepted=False)
         assert np.allclose(work.feedback.export(), 1)  # of 1 and the faded quarter: at most one norm of the work
-        await work.move(zero)
+        await work.move(zero, 0)
         assert np.allclose(trainer.parameters(), -1)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -165,7 +165,7 @@ def test_a_move_waits_for_no_trainer_that_is_being_started_again() -> None:
         trainer = Away(ToyModel(seed=0, peer_id="me"))
         work = work_of(trainer)
         moved = OuterState(trainer.parameters() + 1, np.zeros_like(trainer.parameters()))
-        assert math.isnan(await work.move(moved))
+        assert math.isnan(await work.move(moved, 0))
         assert trio.current_time() == 0
         assert work.base is moved
         assert np.array_equal(trainer.parameters(), moved.parameters)
