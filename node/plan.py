@@ -37,7 +37,7 @@ from swarmnode.node.process import reason_of
 from swarmnode.node.trainer.child import TrainerSettings, with_base
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.unique import SHARE as TESTS_SHARE
-from swarmnode.training.btard import checksum, clipped_centre
+from swarmnode.training.btard import checksum, clipped_centre, residual
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.memory import Keeping, Machine, Weight, needs, refusal
@@ -80,7 +80,7 @@ class Pace:
     settle: float  # pseudo-gradient, outer step, hash, and parameters to and fro
     encode: dict[str, float]  # with error feedback, by codec
     decode: dict[str, float]
-    clip: float  # CenteredClip, for each member
+    clip: float  # CenteredClip and what its encoding leaves, for each member
     check: float  # checksums of an own part
 
 
@@ -119,7 +119,8 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
             seconds, busy, moved = _open(spec, pace, link, n, size)
         case "btard":
             moved = size * (2 * (n - 1) + 1) / n
-            work = pace.encode[name] + (2 + 1 / n) * pace.decode[name] + pace.check + 2 * pace.clip  # and the auditor's
+            audited = pace.decode[name] + pace.clip + pace.check  # a part of everybody's
+            work = pace.encode[name] + (1 + 1 / n) * pace.decode[name] + pace.clip + pace.check + audited
             told = STATEMENTS * link.round_trip + TRIPS * link.round_trip
             seconds, busy = steps + local + work * elements + moved / min(link.up, link.down) + told, steps
         case _:
@@ -272,10 +273,11 @@ def _arithmetic(spec: RunSpec, size: int) -> dict[str, Any]:
         decode[name] = warm(partial(codec(name).decode, raw, size, out))[1] / size
     stepped = warm(lambda: outer_step(state, values, lr=1.0, momentum=momentum))[1]
     hashed, copied = warm(lambda: state_hash(0, layout, state))[1], warm(values.copy)[1]
-    part = values[: size // 8]
-    rows = np.stack([part + np.float32(i) * part[::-1] for i in range(4)])
-    centre, radius = clipped_centre(rows, shares_of([1] * 4))
-    clip = warm(lambda: clipped_centre(rows, shares_of([1] * 4)))[1] / rows.size
+    rows = values[: size // 2 // 4 * 4].reshape(4, -1)
+    part = rows[0]
+    shares = shares_of([1] * 4)
+    centre, radius = clipped_centre(rows, shares)
+    clip = warm(lambda: residual(rows, shares, *clipped_centre(rows, shares)))[1] / rows.size
     check = warm(lambda: checksum(part, centre, radius, b"", 0))[1] / part.size
     return {
         "settle": (stepped + hashed + 4 * copied) / size,
