@@ -5,7 +5,7 @@
 Each node has a network namespace; the link between any two is imposed as tests/netlab does. All nodes share this
 machine's cores, so as many plans are made at the same time, each of which measures what a node would. The model has
 3.1 M parameters and waits in each step as for an accelerator (tests/support/wide_task.py): with steps that compute, the
-cores that nodes share would be measured, and what else the machine does. The first `--warmup` rounds are not counted: in
+cores that nodes share would be measured, and what else the machine does. The first `--warmup` rounds do not count: in
 those of an open run work is offered that was done before.
 
 Lines: `case` for each method and link, with the predicted and the measured seconds of a round (`ratio`: predicted over
