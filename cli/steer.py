@@ -35,7 +35,7 @@ POLL = 0.1  # s between two looks at the lock while a daemon ends
 
 
 def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Stop training and keep the node in the swarm; resume goes on."""
+    """Stop training and keep the node in the swarm, also after a restart; resume goes on."""
     ask(data_dir, "pause")
     text = "paused: the node stays connected and trains no more. Go on with: swarmnode resume"
     show({"paused": True}, text, json_output)

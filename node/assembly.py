@@ -128,6 +128,11 @@ class Node:
         assert self.chosen is not None
         return self.store.folder(self.chosen.run_id)
 
+    @property
+    def pause_mark(self) -> Path:
+        """A file that is there while the owner has training paused, over restarts."""
+        return self.folder / "paused"
+
     def join_run(self, chosen: ChosenRun) -> StateStore:
         """Build what the run needs before its trainer; its state, which is not open yet. Raises WorkMissing."""
         check_admitted(chosen.spec, self.network.me)

@@ -210,6 +210,9 @@ class Daemon:
             if parent is not None:
                 trainer.load(parent.state.parameters)
             session = node.take_part()
+            if node.pause_mark.exists():
+                logger.warning("training is paused, as before the restart: go on with swarmnode resume")
+                await session.pause()
             self._ready()
             await session.run()
             node.emit({"event": "finished", "rounds": node.rounds_done()})

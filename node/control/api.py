@@ -27,6 +27,7 @@ from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.storage.cutting import release_forgotten
+from swarmnode.node.storage.datadir import write_atomic
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import CallError
@@ -34,6 +35,7 @@ from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
+from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
 
@@ -298,12 +300,14 @@ class Api:
         if self._node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
         await self._node.session.pause()
+        await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
         return {}
 
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self._node.session is None:
             raise Declined("this node trains nothing, so there is nothing to resume")
         self._node.session.resume()
+        self._node.pause_mark.unlink(missing_ok=True)
         return {}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -205,6 +205,24 @@ def test_leave_ends_the_node_in_order_and_deletes_the_run(fourth: Node) -> None:
     assert swarmnode("status", "--data-dir", fourth.home).returncode == 9
 
 
+def test_a_pause_lasts_over_a_restart(tmp_path: Path, run_file: Path, corpus: Path) -> None:
+    with Node(tmp_path / "alone", run_file, corpus=corpus) as node:
+        node.wait_for("round")
+        node.command_line("pause")
+        node.send(signal.SIGINT)
+        assert node.wait() == 0
+        node.start()
+        until(lambda: node.ready and node.command_line("status")["run"]["phase"] == "paused")
+        time.sleep(MIDDLE_OF_A_ROUND)
+        assert not node.states() and "swarmnode resume" in node.log()
+        node.command_line("resume")
+        node.wait_for("round")
+        node.send(signal.SIGINT)
+        assert node.wait() == 0
+        node.start()
+        node.wait_for("round")
+
+
 def test_a_node_that_stays_after_its_last_round_ends_in_order(tmp_path: Path, run_file: Path, corpus: Path) -> None:
     with Node(tmp_path / "alone", run_file, "--rounds", "1", "--stay", corpus=corpus) as node:
         node.wait_for("finished")
