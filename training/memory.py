@@ -127,16 +127,17 @@ def _trainer(spec: RunSpec, weight: Weight, keeping: Keeping, on_device: bool) -
     vector, there = FLOAT * weight.parameters, "device" if on_device else "memory"
     here = 1 if on_device else keeping.ranks  # of the ranks, whose memory this is; a device is one rank's
     share = here / (keeping.ranks if keeping.sharded else 1)  # copies of what ranks may divide
-    own = 2 * share if keeping.sharded else share if on_device else share - 1  # beside the shared ones
+    beside = share if on_device or keeping.sharded else share - 1  # the shared ones
+    own = beside + (share if keeping.sharded else 0)
     yield Held("trainer", "memory", "the process", TRAINER * keeping.ranks)
     yield Held("trainer", "memory", "parameters, shared with the daemon", vector)
     yield Held("trainer", there, "parameters", int(own * vector))
     yield Held("trainer", there, "gradient", int(share * vector))
-    yield Held("trainer", there, "moments of the optimizer", int(share * moments_of(spec, weight)))
+    yield Held("trainer", "memory", "moments of the optimizer, shared with the daemon", moments_of(spec, weight))
+    yield Held("trainer", there, "moments of the optimizer", int(beside * moments_of(spec, weight)))
     if spec.inner.optimizer == "muon":
-        yield Held(
-            "trainer", there, "matrices while Muon updates them", here * 2 * FLOAT * min(weight.matrices, TOGETHER)
-        )
+        updated = here * 2 * FLOAT * min(weight.matrices, TOGETHER)
+        yield Held("trainer", there, "matrices while Muon updates them", updated)
     yield Held("trainer", there, "parameters that are not trained", int(share * weight.frozen))
     yield Held("trainer", there, "a step", weight.step * here // keeping.ranks)
     if spec.exchange.method == "open":

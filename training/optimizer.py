@@ -45,24 +45,25 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     } - embeddings
 
 
-def count_moments(model: nn.Module, spec: RunSpec) -> int:
-    """Elements of the vector of all moments, P + A."""
+def with_moments(model: nn.Module, spec: RunSpec) -> list[nn.Parameter]:
+    """The parameters in the order of their moments, P + A elements: all, and once more those of AdamW."""
     matrices = hidden_matrices(model) if spec.inner.optimizer == "muon" else set()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return sum(parameter.numel() * (1 if parameter in matrices else 2) for parameter in parameters)
+    return [*parameters, *(parameter for parameter in parameters if parameter not in matrices)]
 
 
 class Optimizer:
     """Updates the trainable parameters of a model, which are views of one vector, as their gradients are of another."""
 
     def __init__(self, model: nn.Module, spec: RunSpec, ranks: Ranks = ALONE, moments: Tensor | None = None) -> None:
-        """The gradients must be there already. `moments`: zeros (`count_moments`,), where they are to lie elsewhere."""
+        """The gradients must be there already. `moments`: zeros (P + A,), where they are to lie elsewhere."""
         self._ranks = ranks
         self._inner = inner = spec.inner
         self._precision = torch.float32 if spec.audited else torch.bfloat16
         self.updates = 0
         parameters = [parameter for parameter in ranks.own(model).parameters() if parameter.requires_grad]
         hidden = hidden_matrices(model) if inner.optimizer == "muon" else set()
+        self.pieces = ranks.pieces_of(with_moments(model, spec))  # of this rank's moments
         matrices = {ranks.owned(matrix): matrix.shape for matrix in hidden if matrix.requires_grad}  # of all rows
         first = sum(parameter.numel() for parameter in parameters)
         second = sum(parameter.numel() for parameter in parameters if parameter not in matrices)

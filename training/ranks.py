@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,7 @@ class Ranks:
     def __init__(self, rank: int = 0, count: int = 1, others: Sequence[socket.socket] = ()) -> None:
         """`others`: of rank 0, sockets to the ranks 1, 2, ...; of another rank, none."""
         self.rank, self.count, self.others = rank, count, others
-        # Of what is in this rank's flat vector: where it lies in that of the whole model, and here.
-        self.pieces = [(slice(None), slice(None))]
+        self.pieces = self.pieces_of(())  # of this rank's flat vector
 
     def connect(self, folder: str, device: str) -> None:
         """Meet the other ranks; all call it at the same time. Raises RuntimeError where they do not come."""
@@ -66,6 +65,10 @@ class Ranks:
     def own(self, model: nn.Module) -> nn.Module:
         """What this rank updates of `model`, always the same: all of it."""
         return model
+
+    def pieces_of(self, parameters: Iterable[nn.Parameter]) -> list[tuple[slice, slice]]:
+        """Of values of these parameters, one behind the other: where this rank's lie in all of them, and here."""
+        return [(slice(None), slice(None))]
 
     def owned(self, parameter: nn.Parameter) -> nn.Parameter:
         """What `own` gave for a parameter of the model."""

@@ -13,6 +13,8 @@ hand over no parameters: all map the memory that the daemon reads, and each writ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -47,21 +49,24 @@ class Sharded(Ranks):
         assert isinstance(model, FSDPModule)
         self._model = model
         stand_in, self._owned = nn.Module(), dict[Tensor, nn.Parameter]()
-        self.pieces, offset, at = [], 0, 0
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            assert isinstance(parameter.data, DTensor)
-            rows = parameter.data.to_local()
-            own = nn.Parameter(rows.clone())
+            own = nn.Parameter(_rows(parameter).clone())
             stand_in.register_parameter(name.replace(".", "/"), own)
             self._owned[parameter] = own
             parameter.register_post_accumulate_grad_hook(self._collect)
-            row = parameter.numel() // len(parameter)  # elements
-            start = offset + self._first(len(parameter)) * row
-            self.pieces.append((slice(start, start + rows.numel()), slice(at, at + rows.numel())))
-            offset, at = offset + parameter.numel(), at + rows.numel()
+        self.pieces = self.pieces_of(self._owned)
         return stand_in
+
+    def pieces_of(self, parameters: Iterable[Tensor]) -> list[tuple[slice, slice]]:
+        pieces, offset, at = [], 0, 0
+        for parameter in parameters:
+            start = offset + self._first(len(parameter)) * (parameter.numel() // len(parameter))
+            size = _rows(parameter).numel()
+            pieces.append((slice(start, start + size), slice(at, at + size)))
+            offset, at = offset + parameter.numel(), at + size
+        return pieces
 
     def _first(self, rows: int) -> int:
         """The first of so many rows that is this rank's, or was, if there were enough."""

@@ -32,9 +32,8 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment, micro_batch: i
         if hasattr(model, "checkpointing"):
             model.checkpointing = spec.inner.checkpointing
         if hasattr(model, "loss"):
-            batch = torch.zeros(
-                min(spec.inner.batch, micro_batch or spec.inner.batch), spec.model.context + 1, dtype=torch.long
-            )
+            sequences = min(spec.inner.batch, micro_batch or spec.inner.batch)
+            batch = torch.zeros(sequences, spec.model.context + 1, dtype=torch.long)
             try:
                 step += _saved(model, batch)
             except RuntimeError:  # it looks at values, which there are none of

@@ -30,9 +30,10 @@ of `train` as well.
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
 there is room for a gradient, which takes no memory before there is one, for the number of updates, and for the
 optimizer's moments. On a CPU it is the very memory that is trained; a GPU trains a copy, written back at least every
-few seconds, the moments after `train` only. So whoever starts the trainer again loses none of it. States from which
-steps are repeated lie in files of its directory (training/verify/vectors): its own, and others' that the daemon
-fetched. The process, which begins in `confined.py`, ends with its parent, also when the socket closes.
+few seconds, the moments after `train` only, and so do ranks that divide the model. So whoever starts the trainer again
+loses none of it. States from which steps are repeated lie in files of its directory (training/verify/vectors): its own,
+and others' that the daemon fetched. The process, which begins in `confined.py`, ends with its parent, also when the
+socket closes.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Worker:
         import torch
 
         from swarmnode.training.inner import InnerLoop, layout_of, trained
-        from swarmnode.training.optimizer import count_moments
+        from swarmnode.training.optimizer import with_moments
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
@@ -172,7 +173,7 @@ class Worker:
             self._ranks = Sharded(self._ranks, self._device)
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
-        moments = count_moments(self._task.model, run)
+        moments = sum(parameter.numel() for parameter in with_moments(self._task.model, run))
         if not keep:
             os.ftruncate(self._memory_fd, 2 * size + 8 + 4 * moments)
         if self._confined.enforced:
@@ -189,15 +190,11 @@ class Worker:
         self._vector = self._shared if in_place else torch.empty(owned, device=self._device)  # (P,), or this rank's
         if keep:
             self._pull()
-        own: dict[str, Any] = {
-            "vector": self._vector,
-            "ranks": self._ranks,
-            "moments": self._kept if in_place else None,
-        }
-        self._loop = InnerLoop(run, self._task, peer_id=peer_id, keep=keep, **own)
+        own: dict[str, Any] = {"vector": self._vector, "moments": self._kept if in_place else None}
+        self._loop = InnerLoop(run, self._task, peer_id=peer_id, keep=keep, ranks=self._ranks, **own)
         self._loop.micro_batch = min(settings["micro_batch"] or run.inner.batch, run.inner.batch)
         if keep:
-            self._remember()
+            self.do_remember()
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
         told: dict[str, Any] = {}
@@ -215,21 +212,15 @@ class Worker:
         return {"layout": shape, "moments": moments, **here}
 
     def do_remember(self) -> None:
-        self._remember()
-
-    def _remember(self) -> None:
-        """Go on with the moments in the memory; with fresh ones where it died in an audit of others, or diverged.
-
-        Ranks that divide the model have none there.
-        """
+        """Go on with the moments in the memory; with fresh ones where it died in an audit of others, or diverged."""
         optimizer, updates = self._loop.optimizer, int(self._updates[0])
-        if self._ranks.sharded:
-            return
-        if updates <= 0 or not bool(self._kept.isfinite().all()):
+        unfit = updates <= 0 or not bool(self._kept.isfinite().all())
+        if bool(self._ranks.sum(self._torch.tensor(float(unfit)))):  # all have looked before one of them writes there
             optimizer.moments.zero_()
             updates = 0
         elif optimizer.moments is not self._kept:
-            optimizer.moments.copy_(self._kept)
+            for whole, own in optimizer.pieces:
+                optimizer.moments[own].copy_(self._kept[whole])
         optimizer.count(updates)
         if self._recorder is not None:
             self._recorder.lose()
@@ -244,8 +235,8 @@ class Worker:
             self._count()
 
     def _count(self) -> None:
-        if not self._ranks.rank and not self._ranks.sharded:
-            self._updates[0] = self._loop.optimizer.updates
+        """The moments in the memory are the present ones."""
+        self._updates[0] = self._loop.optimizer.updates
 
     def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
         recorder = self._recorder
@@ -254,9 +245,7 @@ class Worker:
         self._written_back = time.monotonic()
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
         self._ranks.tell({"op": "stop"})
-        self._push()
-        if self._loop.optimizer.moments is not self._kept and not self._ranks.rank and not self._ranks.sharded:
-            self._kept.copy_(self._loop.optimizer.moments)
+        self._push(moments=True)
         self._count()
         if self._left is not None:
             self._left.copy_(self._vector)
@@ -265,7 +254,8 @@ class Worker:
 
     def _between_steps(self) -> bool:
         """Answer what has come in meanwhile; whether to stop training."""
-        self._count()
+        if self._vector is self._shared:
+            self._count()
         if time.monotonic() - self._written_back > WRITE_BACK_SECONDS:
             self._push()
             self._written_back = time.monotonic()
@@ -441,17 +431,19 @@ class Worker:
                 self._vector[own].copy_(self._shared[whole])
             self._ranks.publish()
 
-    def _push(self) -> None:
-        """Give the device's parameters to the daemon."""
+    def _push(self, *, moments: bool = False) -> None:
+        """Give the device's parameters to the daemon, and perhaps the optimizer's moments."""
         if self._ranks.sharded:
-            self._ranks.tell({"op": "push"})
-        self.do_push()
+            self._ranks.tell({"op": "push", "moments": moments})
+        self.do_push(moments=moments)
 
-    def do_push(self) -> None:
+    def do_push(self, *, moments: bool) -> None:
         """Give what this rank has of them; told by rank 0, and by nobody where the model is whole."""
         if self._vector is not self._shared:
             for whole, own in self._ranks.pieces:
                 self._shared[whole].copy_(self._vector[own])
+            for whole, own in self._loop.optimizer.pieces if moments else ():
+                self._kept[whole].copy_(self._loop.optimizer.moments[own])
             self._ranks.meet()
 
     @contextmanager
@@ -516,7 +508,7 @@ class Follower(Worker):
             self.reply(command)
         return bool(command["op"] == "stop")
 
-    def _push(self) -> None:
+    def _push(self, *, moments: bool = False) -> None:
         """Rank 0 says when."""
 
 

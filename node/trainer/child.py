@@ -181,9 +181,8 @@ async def with_base(spec: RunSpec, named: str) -> tuple[RunSpec, str]:
     spec = spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(folder)})
     tokenizer, rows = folder / "tokenizer.json", hub.vocabulary(folder)
     if tokenizer.exists():
-        return spec.updated(data={"vocabulary": rows or BYTES}) if spec.data.vocabulary == BYTES else spec, str(
-            tokenizer
-        )
+        rows = rows or BYTES if spec.data.vocabulary == BYTES else spec.data.vocabulary
+        return spec.updated(data={"vocabulary": rows}), str(tokenizer)
     if spec.data.vocabulary == BYTES != rows:
         raise TrainerFailed(
             f"{folder} has no tokenizer.json, so no text can be put into the tokens of that model. transformers writes "

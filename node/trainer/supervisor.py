@@ -65,10 +65,7 @@ LAST_BACK_OFF = 60.0  # s
 MAX_FAILED_STARTS = 3  # in a row
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
 
-
-SPENT = Metric(
-    "swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in inner steps, or measuring", "what"
-)
+SPENT = Metric("swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in steps, or measuring", "what")
 
 USUAL, KEEPING = TrainerSettings(), Keeping()
 
@@ -96,9 +93,7 @@ class TrainerProcess(Trainer):
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
         self._gradient: Vector | None = None  # (P,), behind it
-        self._updates = np.zeros(
-            1, np.int64
-        )  # of the inner optimizer; -1: its moments are of somebody's whom it audits
+        self._updates = np.zeros(1, np.int64)  # of the inner optimizer; -1: its moments are of whom it audits
         self._moments: Vector = np.zeros(0, np.float32)  # likewise in the memory
         self._child: TrainerChild | None = None
         self._ready = trio.Event()

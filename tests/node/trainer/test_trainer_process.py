@@ -392,7 +392,8 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_taken(settings: Tra
         trio.run(start)
 
 
-def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings, ranks: int) -> None:
     async def use(trainer: TrainerProcess) -> None:
         await trainer.train(round=0, steps=5, seconds=60)
         moments, updates = trainer.moments()
@@ -407,14 +408,23 @@ def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings) -> None:
         assert (updates, then) == (5, 6)
         assert np.linalg.norm(now[: now.size // 2]) > 0.5 * np.linalg.norm(before[: before.size // 2])
 
-    _with_trainer(settings, use)
+    _with_trainer(replace(settings, ranks=ranks, sharded=ranks > 1), use)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("optimizer", "how"),
+    [
+        ("adamw", {}),
+        ("muon", {}),
+        pytest.param("muon", {"ranks": 2}, marks=pytest.mark.slow),
+        ("muon", {"ranks": 2, "sharded": True}),
+    ],
+)
 def test_a_restart_in_the_middle_changes_nothing_that_follows(
-    settings: TrainerSettings, tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
+    settings: TrainerSettings, tmp_path: Path, optimizer: str, how: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a checkpoint with its moments the same steps follow, to the last bit; with fresh moments others do."""
+    settings = replace(settings, **how)
     spec = SPEC.updated(inner={"optimizer": optimizer})
     monkeypatch.setattr(sys.modules[__name__], "SPEC", spec)
     ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
