@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 from sometext import some_text
@@ -14,7 +16,7 @@ from sometext import some_text
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.hub import weights_hash
-from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import landlock
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -78,8 +80,8 @@ def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: p
     trio.run(main)
 
 
-@SANDBOXED
-def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
+def adapting(tmp_path: Path) -> tuple[RunSpec, TrainerSettings]:
+    """A run that trains adapters of a base on this machine, and what a trainer of it needs."""
     base = tmp_path / "base"
     made(tmp_path, base)
     lines = "".join(f"the {number} of many lines\n" for number in range(9000)).encode()
@@ -89,21 +91,21 @@ def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
         "model": {"base": str(base), "base_sha256": weights_hash(base), "lora_rank": 2, "context": 16},
         "inner": {"lr": 0.02, "warmup": 1},
     }
-    spec = parse_runspec(tables, source="test")
-    settings = TrainerSettings(
-        threads=1,
-        nice=0,
-        device="cpu",
-        scratch=str(tmp_path / "own"),
-        sandbox="require",
-        **some_text(tmp_path, lines[:-20_000], lines[-20_000:]),
-    )
+    text = some_text(tmp_path, lines[:-20_000], lines[-20_000:])
+    settings = TrainerSettings(threads=1, nice=0, device="cpu", scratch=str(tmp_path / "own"), **text)
+    return parse_runspec(tables, source="test"), settings
+
+
+@SANDBOXED
+def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
+    spec, settings = adapting(tmp_path)
+    settings = replace(settings, sandbox="require")
 
     async def main() -> None:
         trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
-            assert str(base) in trainer.rules.readable and str(tmp_path) not in trainer.rules.readable
+            assert spec.model.base in trainer.rules.readable and str(tmp_path) not in trainer.rules.readable
             assert all(".lora_" in slot.name for slot in trainer.layout.slots)
             with trio.fail_after(60):
                 before = await trainer.evaluate(thorough=False)
@@ -112,3 +114,25 @@ def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+@pytest.mark.slow
+def test_ranks_train_the_adapters_that_one_process_trains(tmp_path: Path) -> None:
+    spec, settings = adapting(tmp_path)
+    ends: list[np.ndarray] = []
+
+    async def train(settings: TrainerSettings) -> None:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            with trio.fail_after(60):
+                start = trainer.parameters()
+                await trainer.train(round=0, steps=5, seconds=60)
+                ends.append(trainer.parameters() - start)
+            nursery.cancel_scope.cancel()
+
+    for how in ({}, {"ranks": 2}, {"ranks": 2, "sharded": True}):
+        trio.run(train, replace(settings, **how))
+    alone, *several = ends
+    for moved in several:
+        assert np.linalg.norm(moved - alone) < 1e-3 * np.linalg.norm(alone)

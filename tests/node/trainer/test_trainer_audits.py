@@ -53,15 +53,21 @@ def texts(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def _with_trainers(spec: RunSpec, texts: list[Path], use: Use, *, threads: int = 1) -> None:
-    """`use` with an author who trains on the first two shards, and an auditor with the third and so many threads."""
+def _with_trainers(
+    spec: RunSpec, texts: list[Path], use: Use, *, threads: int = 1, ranks: tuple[int, int] = (1, 1)
+) -> None:
+    """`use` with an author who trains on the first two shards, and an auditor with the third and so many threads.
+
+    `ranks`: of both.
+    """
 
     async def main() -> None:
         settings = TrainerSettings(threads=1, nice=0, device="cpu")
         if texts:
             heldout = str(texts[0].parent / "heldout")
             settings = replace(settings, heldout=heldout, texts=(str(texts[0]),))
-        other = replace(settings, threads=threads, texts=tuple(map(str, texts[2:])))
+        other = replace(settings, threads=threads, texts=tuple(map(str, texts[2:])), ranks=ranks[1])
+        settings = replace(settings, ranks=ranks[0])
         author = TrainerProcess(spec, run_id=spec.run_id, peer_id="author", settings=settings)
         auditor = TrainerProcess(spec, run_id=spec.run_id, peer_id="auditor", settings=other)
         async with trio.open_nursery() as nursery:
@@ -122,7 +128,18 @@ def test_other_process_measures_on_what_an_author_drew_from_its_text(spec: RunSp
     _with_trainers(spec, texts, use)
 
 
-def test_another_process_repeats_the_steps_whatever_its_threads(spec: RunSpec, texts: list[Path]) -> None:
+@pytest.mark.parametrize(
+    ("threads", "ranks", "optimizer"),
+    [
+        (2, (1, 1), "adamw"),
+        (1, (2, 1), "adamw"),
+        pytest.param(1, (2, 1), "muon", marks=pytest.mark.slow),
+        pytest.param(1, (1, 2), "muon", marks=pytest.mark.slow),
+    ],
+)
+def test_another_process_repeats_the_steps_whatever_its_threads_and_ranks(
+    spec: RunSpec, texts: list[Path], threads: int, ranks: tuple[int, int], optimizer: str
+) -> None:
     async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
         marked = await _worked(author, texts)
         assert [(s.step, s.steps, s.texts) for s in marked.stretches] == [
@@ -145,7 +162,7 @@ def test_another_process_repeats_the_steps_whatever_its_threads(spec: RunSpec, t
         assert all(found.within(LEAST / 20) for found in calibrated.distances)
         assert auditor.spent["audit"] > 0
 
-    _with_trainers(spec, texts, use, threads=2)
+    _with_trainers(spec.updated(inner={"optimizer": optimizer}), texts, use, threads=threads, ranks=ranks)
 
 
 def test_steps_on_data_that_all_have_are_repeated_without_text(spec: RunSpec) -> None:
