@@ -151,10 +151,10 @@ class NodeConfig:
         10.0, "disk that shards may take; above it the least recently used go", unit="GB", minimum=0, maximum=1e6
     )
     wait_peers: int = option(
-        0, "the creator of a run starts when this many other nodes are there", unit="peers", minimum=0, maximum=4096
+        0, "who begins or resumes a run starts when this many others are there", unit="peers", minimum=0, maximum=4096
     )
     wait_seconds: float = option(
-        60.0, "the creator starts without the missing ones after this long", unit="s", minimum=0, maximum=86400
+        60.0, "it starts without the missing ones after this long", unit="s", minimum=0, maximum=86400
     )
     log_level: str = option("info", "least serious messages to be logged", choices=LOG_LEVELS)
     passphrase_file: str = option(

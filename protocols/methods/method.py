@@ -72,7 +72,7 @@ class Begin:
 
     creator: bool  # may begin the run where nobody has it
     expect_members: bool  # others are believed to be in the run: look for them before going on alone
-    wait_peers: int  # a creator begins when this many others asked to join …
+    wait_peers: int  # who finds nobody begins or resumes when this many others asked to join …
     wait_seconds: float  # … or after this long
     last_round: int | None  # this node stops after so many rounds of the run; a swarm that did them names nobody more
     saved: Saved | None = None  # from the newest checkpoint

@@ -46,6 +46,26 @@ def test_a_run_of_three_goes_on_as_one_of_five_and_as_one_of_one(tmp_path: Path)
     simulate(body)
 
 
+def test_who_resumes_a_run_waits_for_as_many_others_as_who_begins_one(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("a", wait_peers=1)
+        await swarm.start("b", join="a")
+        await swarm.round_done(3, "a", "b")
+        for name in ("a", "b"):
+            await swarm.leave(name)
+        stood = max(swarm.nodes["a"].rounds)
+        await swarm.start("a", wait_peers=1)
+        await trio.sleep(20)
+        assert not swarm.nodes["a"].rounds
+        await swarm.start("b", join="a")
+        await swarm.round_done(stood + 3, "a", "b")
+        rounds = swarm.nodes["a"].rounds
+        assert min(rounds) == stood + 1 and {told["members"] for told in rounds.values()} == {2}
+
+    simulate(body)
+
+
 def test_what_another_method_wrote_is_gone_on_from_with_its_momentum_and_residual(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm) -> None:
         first = await swarm.start("probe")

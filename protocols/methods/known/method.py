@@ -103,13 +103,8 @@ class Diloco(Method):
             alone = begin.saved is not None or begin.creator
             await self._find_members(until=found_by if alone else math.inf)
         self._parts.observer.warn("alone", None)
-        if self.rounds.stands:
-            return
-        if begin.saved is not None:
-            logger.info("nobody of the run answers; going on from the checkpoint of round %d", begin.saved.round)
-            await self.rounds.begin(begin.saved.round, begin.saved.state, (self._parts.me,), ())
-        else:
-            await self._found_the_run(begin)
+        if not self.rounds.stands:
+            await self._begin(begin)
 
     async def run_round(self) -> RoundResult:
         if self._better is None:
@@ -206,16 +201,19 @@ class Diloco(Method):
                 logger.info("looking for members of run %s", self._parts.run_id[:12])
             await trio.sleep(ASK_TO_JOIN_EVERY)
 
-    async def _found_the_run(self, begin: Begin) -> None:
-        """Begin at round 0 from the initial parameters, with those who have asked to join so far."""
-        state = OuterState.start(self._parts.trainer.parameters())
-        await self.rounds.begin(0, state, (self._parts.me,), ())
+    async def _begin(self, begin: Begin) -> None:
+        """Begin at the checkpoint, else at round 0, with those who have asked to join so far."""
+        round, state = 0, OuterState.start(self._parts.trainer.parameters())
+        if begin.saved is not None:
+            logger.info("nobody of the run answers; going on from the checkpoint of round %d", begin.saved.round)
+            round, state = begin.saved.round, begin.saved.state
+        await self.rounds.begin(round, state, (self._parts.me,), ())
         waited = trio.current_time() + begin.wait_seconds
         while trio.current_time() < waited:
             if len(self.agreement.acceptor.waiting_to_join()) >= begin.wait_peers:
                 break
             await trio.sleep(0.1)
-        await self.rounds.begin(0, state, (self._parts.me,), self.agreement.acceptor.waiting_to_join())
+        await self.rounds.begin(round, state, (self._parts.me,), self.agreement.acceptor.waiting_to_join())
 
     async def _join_others(self) -> bool:
         """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
