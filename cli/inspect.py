@@ -1,4 +1,6 @@
-"""Commands that look at a running daemon and change nothing: status, peers, netcheck, ping, metrics, sample, logs."""
+"""Commands that look at a running daemon and change nothing: status, health, peers, netcheck, ping, metrics, logs; and
+sample, which has its model write.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from swarmnode.cli.terminal import (
     colours,
     directory,
     duration,
+    number_of,
     plain,
     print_json,
     say,
@@ -27,6 +30,7 @@ from swarmnode.cli.terminal import (
 )
 from swarmnode.cli.views import render_netcheck, render_status
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.exitcodes import DEGRADED, OK
 
 PING_TIMEOUT = 10.0  # s for one ping, beside the time to connect
 SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
@@ -62,6 +66,36 @@ def status(
                 answer = client.call("status", timeout=10.0)
                 live.update(Text.from_ansi(render_status(answer, colour=colours())), refresh=True)
                 time.sleep(interval)
+
+
+def health(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Tell whether the node does its work, and what to do where it does not.
+
+    Exit code 0: healthy; 11: degraded; 9: not running; 1: it runs and does not answer.
+    """
+    status = ask(data_dir, "status", timeout=10.0)
+    run, problems = status["run"] or {}, status["problems"]
+    answer: dict[str, Any] = {
+        "healthy": not problems,
+        "problems": problems,
+        "notices": [warning for warning in status["warnings"] if warning not in problems],
+        "phase": "paused" if status["paused"] else run.get("phase"),
+        "round": run.get("round"),
+        "round_age_s": run.get("round_age_s"),
+        "members": run.get("members"),
+        "peers": status["peers"]["connected"],
+    }
+    facts = [
+        plain(run.get("name") or f"no run, role {status['role']}", 64),
+        f"round {answer['round']}" if answer["round"] is not None else "",
+        answer["phase"] or "",
+        f"last result {duration(answer['round_age_s'])} ago" if answer["round_age_s"] is not None else "",
+        number_of(answer["peers"], "peer"),
+    ]
+    lines = [f"{'degraded' if problems else 'healthy'}: {', '.join(filter(None, facts))}"]
+    lines += [f"! {plain(problem)}" for problem in problems] + [f"- {plain(notice)}" for notice in answer["notices"]]
+    show(answer, lines, json_output)
+    raise typer.Exit(DEGRADED if problems else OK)
 
 
 def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:

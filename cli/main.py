@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "local": ("swarmnode.cli.local.command", "local"),
     "plan": ("swarmnode.cli.plan", "plan"),
     "status": ("swarmnode.cli.inspect", "status"),
+    "health": ("swarmnode.cli.inspect", "health"),
     "peers": ("swarmnode.cli.inspect", "peers"),
     "netcheck": ("swarmnode.cli.inspect", "netcheck"),
     "metrics": ("swarmnode.cli.inspect", "metrics"),

@@ -18,6 +18,7 @@ NO_SPACE = 7  # the disk is full or a quota is used up; after a stop: the newest
 RUN_UNAVAILABLE = 8
 NOT_RUNNING = 9  # the command needs a running daemon and there is none
 KEY_IN_USE = 10  # an older daemon runs with the same key; the younger one stops
+DEGRADED = 11  # of `swarmnode health`: the node runs, and something keeps it from its work
 FORCED = 130  # ended at once by a second Ctrl-C
 
 

@@ -26,6 +26,7 @@ from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
+from swarmnode.node.session import RunSession
 from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import write_atomic
 from swarmnode.node.trainer.child import exposed
@@ -33,6 +34,7 @@ from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
+from swarmnode.protocols.metrics import GAUGE, Metric
 from swarmnode.protocols.network import NetworkError, PeerId, Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
@@ -43,7 +45,14 @@ logger = logging.getLogger(__name__)
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
 PING_TIMEOUT = 5.0  # seconds
+STALLED_FOR, STALLED_TIMES = 300.0, 10.0  # s without a result, and usual rounds, until a node is told to be stuck
 GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three attempts
+
+# Causes of a run's warnings that last until the next start and keep nobody from work.
+NOTICES = ("roster", "share")
+WARNINGS = Metric(
+    "swarmnode_warnings", GAUGE, "warnings in swarmnode status; problems make health say degraded", "kind"
+)
 
 
 class Api:
@@ -57,11 +66,16 @@ class Api:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer on the node's control socket until cancelled."""
+        self._node.metrics.show(WARNINGS, self._warnings)
         methods = served(self, StoresApi(self._node), RunsApi(self._node))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sample_traffic)
             await nursery.start(ControlServer(self._node.socket, methods).run)
             task_status.started()
+
+    def _warnings(self) -> dict[str, float]:
+        problems, all_of_them = len(problems_of(self._node)), len(warnings_of(self._node))
+        return {"problem": problems, "notice": all_of_them - problems}
 
     async def _sample_traffic(self) -> None:
         while True:
@@ -92,6 +106,7 @@ class Api:
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
             "trainer": self._trainer_status(),
+            "problems": problems_of(node),
             "warnings": warnings_of(node),
         }
 
@@ -131,6 +146,7 @@ class Api:
             "roster": (place.roster or None) if place is not None else None,
             "outcome": type(outcome).__name__ if outcome is not None else None,
             "missing": list(outcome.missing) if isinstance(outcome, Partial) else [],
+            "round_age_s": round(age, 1) if session is not None and (age := session.round_age) is not None else None,
             "round_seconds": round(last.seconds, 2) if last is not None else None,
             "next_round_s": round(max(0.0, usual - place.elapsed), 1) if usual and place is not None else None,
         }
@@ -337,21 +353,50 @@ class Api:
 
 
 def warnings_of(node: Node) -> list[str]:
-    """All of it, a sentence each, what concerns the run first."""
-    told = list(node.session.warnings.values()) if node.session is not None else []
-    told += list(node.data.warnings.values()) if node.data is not None else []
-    told += [node.state.warning] if node.state is not None and node.state.warning else []
-    told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
-    told += _of_state(node.sync, node.membership)
+    """All of it, a sentence each: first what keeps the node from its work."""
+    told = problems_of(node) + _of_run(node, notices=True)
     if node.trainer is not None:
         told += _of_sampling(node.trainer) + _of_sandbox(node.trainer)
         within = exposed(node.trainer.rules, node.config.directory)
         if within:
             told.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
     told += [AS_ROOT] if runs_as_root() else []
-    told += _of_scoring(node.network.scoring)
+    return told + _of_scoring(node.network.scoring)
+
+
+def problems_of(node: Node) -> list[str]:
+    """What keeps the node from its work, what concerns the run first."""
+    told = _of_run(node, notices=False)
+    told += [node.state.warning] if node.state is not None and node.state.warning else []
+    told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
+    told += _of_state(node.sync, node.membership)
+    told += _of_standstill(node.session, node.trainer)
     if not node.network.peers():
         told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures().items()]
+    return told
+
+
+def _of_run(node: Node, *, notices: bool) -> list[str]:
+    """What its session and its data warn of: notices, or all else."""
+    of_session = node.session.warnings if node.session is not None else {}
+    of_data = node.data.warnings if node.data is not None else {}
+    return [text for cause, text in (of_session | of_data).items() if (cause in NOTICES) == notices]
+
+
+def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -> list[str]:
+    if session is None or session.paused or session.finished.is_set():
+        return []
+    told = []
+    if trainer is not None and trainer.pid is None and trainer.restarts:
+        told.append(
+            f"the trainer ended, {trainer.restarts} times so far, and is started again: swarmnode logs says why"
+        )
+    age, usual = session.round_age, session.usual_seconds
+    if age is not None and usual is not None and age > max(STALLED_FOR, STALLED_TIMES * usual):
+        told.append(
+            f"no round has brought a result for {age / 60:.0f} min, and one usually takes {usual:,.1f} s: swarmnode "
+            "peers shows whom this node could wait for, swarmnode logs what it tries"
+        )
     return told
 
 

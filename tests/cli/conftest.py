@@ -50,6 +50,7 @@ STATUS: dict[str, Any] = {
         "state_hash": "ab" * 32,
         "outcome": "Partial",
         "missing": [PEER_ID],
+        "round_age_s": 19.0,
         "round_seconds": 31.0,
         "next_round_s": 12.0,
     },
@@ -63,6 +64,7 @@ STATUS: dict[str, Any] = {
         "restarts": 1,
         "sandbox": {"mode": "auto", "enforced": ["files"], "missing": []},
     },
+    "problems": [],
     "warnings": ["peer 12D3KooW… speaks protocol 2: upgrade this node"],
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
-from swarmnode.node.exitcodes import ERROR, OK
+from swarmnode.node.exitcodes import DEGRADED, ERROR, OK
 
 
 def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> None:
@@ -72,6 +72,34 @@ def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:
     assert ", sandboxed, pid" in shown()
     assert ", sandboxed in part, pid" in shown(missing=[{"part": "files", "why": "no Landlock"}])
     assert ", no sandbox, pid" in shown(enforced=[])
+
+
+def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(
+    swarmnode: Any, daemon: Any, answer: Any
+) -> None:
+    well = swarmnode("health")
+    assert well.returncode == OK, well.stderr
+    assert well.stdout == (
+        f"healthy: byte-lm, round 18, training, last result 19 s ago, 3 peers\n- {answer['warnings'][0]}\n"
+    )
+    full = "no checkpoint could be written: no space left" + 60 * " on the disk" + "; free some\x1b[2J"
+    daemon.status |= {"problems": [full], "warnings": [full, *answer["warnings"]], "run": None, "role": "relay"}
+    ill = swarmnode("health")
+    assert ill.returncode == DEGRADED and ill.stdout.startswith(
+        "degraded: no run, role relay, 3 peers\n! no checkpoint"
+    )
+    assert "; free some" in ill.stdout and "\x1b" not in ill.stdout and answer["warnings"][0] in ill.stdout
+    told = swarmnode("health", "--json")
+    assert told.returncode == DEGRADED and only_json(told.stdout) == {
+        "healthy": False,
+        "problems": [full],
+        "notices": answer["warnings"],
+        "phase": None,
+        "round": None,
+        "round_age_s": None,
+        "members": None,
+        "peers": 3,
+    }
 
 
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
     "arguments",
     [
         ["status"],
+        ["health"],
         ["peers"],
         ["ping", "x"],
         ["sample", "x"],

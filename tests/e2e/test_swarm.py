@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from realnodes import LOCAL, Node, agree, swarmnode, until, warnings_of
 
 from swarmnode.training.sandbox import landlock
@@ -58,6 +59,13 @@ def test_status_and_peers_tell_the_truth(swarm: list[Node]) -> None:
     assert status["run"]["members"] >= 3 and status["peers"]["connected"] >= 2
     assert status["run"]["state_hash"] in swarm[0].states().values() or status["run"]["round"] >= max(swarm[0].states())
     assert status["traffic"]["bytes_out"] > 0 and status["run"]["tokens_per_second"] > 0
+    told = node.command_line("health")
+    assert told["healthy"] and told["round"] >= status["run"]["round"] and told["round_age_s"] < 60
+    families = list(text_string_to_metric_families(swarmnode("metrics", "--data-dir", node.home).stdout))
+    assert len({family.name for family in families}) == len(families)
+    values = {family.name: family.samples[0].value for family in families}
+    assert values["swarmnode_round"] >= told["round"] and values["swarmnode_members"] >= 3
+    assert values["swarmnode_loss"] > 0 and values["swarmnode_tokens_per_second"] > 0
     assert warnings_of(node) == [] and not status["paused"]
     assert "files" in status["trainer"]["sandbox"]["enforced"] or landlock.version() == 0
     peers = node.command_line("peers")["peers"]

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.node.control.api import Api
+from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
@@ -27,6 +28,36 @@ class Sampled(SimTrainer):
         await trio.lowlevel.checkpoint()
         self.asked = self.parameters()
         return prompt
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({}, []),
+        ({"round_age": 400.0}, ["no round has brought a result for 7 min, and one usually takes 30.0 s"]),
+        ({"round_age": 400.0, "usual_seconds": 60.0}, []),  # its rounds are long
+        ({"round_age": 400.0, "paused": True}, []),
+        ({"pid": None, "restarts": 2}, ["the trainer ended, 2 times so far"]),
+        ({"pid": None}, []),  # it is being started for the first time
+    ],
+)
+def test_a_standstill_is_a_problem_and_a_pause_is_none(now: dict[str, Any], told: list[str]) -> None:
+    node: Any = SimpleNamespace(
+        **(
+            {"paused": False, "finished": trio.Event(), "round_age": 20.0, "usual_seconds": 30.0}
+            | {"pid": 1, "restarts": 0}
+            | now
+        )
+    )
+    found = _of_standstill(node, node)
+    assert len(found) == len(told) and all(text.startswith(start) for text, start in zip(found, told, strict=True))
+
+
+def test_what_lasts_until_the_next_start_makes_no_node_ill() -> None:
+    session = SimpleNamespace(warnings={"checkpoint": "the disk is full", "roster": "few judges"})
+    node: Any = SimpleNamespace(session=session, data=SimpleNamespace(warnings={"share": "a part of the text"}))
+    assert _of_run(node, notices=False) == ["the disk is full"]
+    assert _of_run(node, notices=True) == ["few judges", "a part of the text"]
 
 
 def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_where_it_was() -> None:
