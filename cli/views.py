@@ -13,6 +13,7 @@ Below it, how `swarmnode netcheck` looks. Built from plain values, so that a tes
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 from swarmnode.cli.terminal import bar, count, duration, number_of, plain, short_peer, size, sparkline, style
@@ -22,7 +23,6 @@ HEIGHT = 24
 LABEL = 10  # characters of a line's label
 WIDE_LABEL = 14  # of a line of netcheck
 SPARK = 32  # characters of the loss's course
-WARNINGS = 5  # shown at the most; `logs` has all of them
 
 _PHASE_STYLE = {
     "training": "green",
@@ -56,7 +56,7 @@ def render_status(status: dict[str, Any], *, colour: bool = False) -> str:
     for label, text in _rows(status, colour):
         shown = text if colour else plain(text, WIDTH - LABEL)
         lines.append(style(label.ljust(LABEL), "dim", on=colour) + shown if label else "")
-    return "\n".join([*lines, *_warning_lines(status.get("warnings", []), colour)][:HEIGHT])
+    return "\n".join([*lines, *_warning_lines(status.get("warnings", []), HEIGHT - len(lines), colour)])
 
 
 def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
@@ -192,15 +192,12 @@ def _loss(run: dict[str, Any], colour: bool) -> str:
     return text
 
 
-def _warning_lines(warnings: list[str], colour: bool) -> list[str]:
-    if not warnings:
-        return []
-    lines = [""]
-    for warning in warnings[:WARNINGS]:
-        lines.append(style(plain(f"! {warning}", WIDTH), "yellow", on=colour))
-    if len(warnings) > WARNINGS:
-        lines.append(f"! and {len(warnings) - WARNINGS} more: swarmnode logs")
-    return lines
+def _warning_lines(warnings: list[str], room: int, colour: bool) -> list[str]:
+    """Whole, below an empty line, in so many lines as there is `room` for; `swarmnode health` has all of them."""
+    lines = [line for each in warnings for line in wrap(plain(f"! {each}"), WIDTH, subsequent_indent="  ")]
+    if len(lines) >= room:
+        lines = [*lines[: room - 2], "  and more: swarmnode health"]
+    return [style(line, "yellow", on=colour) for line in ["", *lines]] if lines else []
 
 
 # -- netcheck

@@ -57,6 +57,14 @@ def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
         assert "\x1b" not in "".join(lines)
 
 
+def test_status_tells_warnings_whole_and_where_the_rest_of_them_stands(answer: Any) -> None:
+    why = "no checkpoint could be written: /var/lib/swarmnode/runs/3f9c21ab04de: no space left on the disk; free some"
+    shown = render_status({**answer, "warnings": [why]})
+    assert " ".join(shown.partition("\n! ")[2].split()) == why
+    many = render_status({**answer, "warnings": [why] * 9})
+    assert many.count("free some") >= 2 and many.endswith("\n  and more: swarmnode health")
+
+
 def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
     fetching = {**answer["run"], "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}
     assert "43.0 MB of 400 MB fetched" in render_status({**answer, "run": fetching})
