@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,18 @@ class Node:
         place = self.place()
         roster = f" --roster {place.roster}" if place is not None and place.roster else ""
         return f"swarmnode run --join {addresses[0]}{chosen}{roster}" if addresses else ""
+
+
+def invitation(line: str, addresses: Sequence[str]) -> str:
+    """How others join by the join line, for the person who started the node; it is empty without an address."""
+    if not addresses:
+        return (
+            "No other machine can dial this node yet; it looks for a relay. `swarmnode id --join` prints the line for "
+            "another machine as soon as there is one, and `swarmnode netcheck` says what is in the way."
+        )
+    if addresses[0].startswith(("/ip4/127.", "/ip6/::1/")):
+        return f"To join this run from this machine (others cannot dial the addresses above):\n  {line}"
+    return f"To join this run from another machine:\n  {line}"
 
 
 def host_settings(config: NodeConfig, *, limits: Limits) -> HostSettings:

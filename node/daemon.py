@@ -23,7 +23,7 @@ from pathlib import Path
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.assembly import AGENT, Node, RunOptions
+from swarmnode.node.assembly import AGENT, Node, RunOptions, invitation
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.control.api import Api
 from swarmnode.node.exitcodes import FORCED, OK
@@ -255,6 +255,6 @@ class Daemon:
         lines += [f"  listening on {address}" for address in addresses]
         if node.chosen is not None:
             lines.append(f"  run {node.chosen.spec.run.name}, {node.parameters():,} parameters")
-            lines.append(f"To join this run from another machine:\n  {node.join_line()}")
+            lines.append(invitation(node.join_line(), node.network.addresses))
         lines.append("Look at it with `swarmnode status`; Ctrl-C leaves the swarm in order.")
         print("\n".join(lines), file=sys.stdout, flush=True)

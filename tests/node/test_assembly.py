@@ -1,4 +1,4 @@
-"""What a node gives its trainer."""
+"""What a node gives its trainer, and tells its owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarmnode.node import assembly
-from swarmnode.node.assembly import make_trainer
+from swarmnode.node.assembly import invitation, make_trainer
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -31,3 +31,19 @@ def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
     )
     assert given["spec"].rollouts.warm_up == warm_up
     assert given["run_id"] == SPEC.run_id, "it is the same run"
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("/ip4/203.0.113.7/tcp/4077", "from another machine:\n  swarmnode run --join /ip4/203.0.113.7"),
+        (
+            "/ip4/127.0.0.1/tcp/4077",
+            "from this machine (others cannot dial the addresses above):\n  swarmnode run --join",
+        ),
+        ("", "No other machine can dial this node yet"),
+    ],
+)
+def test_nobody_is_told_to_join_by_an_address_that_does_not_reach(address: str, said: str) -> None:
+    told = invitation(f"swarmnode run --join {address}" if address else "", (address,) if address else ())
+    assert said in told and not told.endswith(("\n", " ")) and ("swarmnode id --join" in told) == (not address)
