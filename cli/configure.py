@@ -30,6 +30,11 @@ def check(
         text += (
             "" if answer["final"] else " (its creator adds a nonce and the hash of the held-out text, which change it)"
         )
+        if answer["own_task"]:
+            text += (
+                f". Its task {answer['task']!r} is none of the built-in ones, {', '.join(answer['built_in'])}: every "
+            )
+            text += "member needs the file that defines it (--task FILE.py:CLASS)"
     else:
         values = parse_node_table(tables, source=str(file))
         answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
@@ -38,13 +43,16 @@ def check(
 
 
 def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
-    from swarmnode.training.runspec import parse_runspec
+    from swarmnode.training.runspec import BUILT_IN_TASKS, parse_runspec
 
     spec = parse_runspec(tables, source=str(file))
     return {
         "kind": "run",
         "file": str(file),
         "name": spec.run.name,
+        "task": spec.task.name,
+        "own_task": spec.task.name not in BUILT_IN_TASKS,
+        "built_in": BUILT_IN_TASKS,
         "run_id": spec.run_id,
         "final": bool(spec.task.heldout_sha256 and spec.run.nonce),
     }

@@ -42,6 +42,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import serve_runs
 from swarmnode.training import mapped
 from swarmnode.training.golden import check_golden
+from swarmnode.training.tasks import needs_text
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ def run_daemon(
     roster: str = "",
 ) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
+    needs_text("", config.task)  # a mistake in it is said before anything starts
     datadir = DataDir(config.directory).open()
     try:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))

@@ -67,8 +67,7 @@ class RunFinder:
             spec = await self._from_peers(listing.run_id)
         else:
             spec = await self._only_known_run()
-        if config.task:
-            _refuse_built_in(spec)
+        _check_task(spec, config.task)
         if not needs_text(spec.task.name, config.task):
             pass
         elif creator:
@@ -215,9 +214,17 @@ def _is_by(run: RunSpec, file: RunSpec) -> bool:
     return run == file or (not file.run.nonce and run.updated(run={"nonce": ""}) == file)
 
 
-def _refuse_built_in(spec: RunSpec) -> None:
-    """A member without --task would train the built-in task of that name beside those who train the local one."""
-    if spec.task.name in BUILT_IN:
+def _check_task(spec: RunSpec, local: str) -> None:
+    """Raises SettingError where a task is neither built in nor on this machine, or both.
+
+    A member without --task would train the built-in task of that name beside those who train the local one.
+    """
+    if not local and spec.task.name not in BUILT_IN:
+        raise SettingError(
+            f"the run {spec.run.name} learns {spec.task.name!r}, which is none of the built-in tasks: add --task "
+            "FILE.py:CLASS, the same file that its other members have (code never comes from a peer; docs/tasks.md)"
+        )
+    if local and spec.task.name in BUILT_IN:
         raise SettingError(
             f"--task: the run's task is {spec.task.name!r}, which is built in; give [task] name in the run file a name "
             "of its own, or leave out --task"

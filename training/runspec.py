@@ -42,6 +42,7 @@ BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
 ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
 BYTES_UNIT = "bits per byte"
 LOSS_UNITS = {"byte-lm": BYTES_UNIT, "gpt": BYTES_UNIT, "hf-lm": BYTES_UNIT, "image": "bits per picture"}
+BUILT_IN_TASKS = (*LOSS_UNITS, *ROLLOUT_TASKS)
 
 
 # -- the tables of a run file: their keys, with what each means, its default, its unit and what it may be

@@ -78,7 +78,10 @@ def test_a_shell_completes_commands(swarmnode: Any, typed: str, offered: set[str
 
 def test_config_check_tells_a_run_file_from_a_node_configuration(swarmnode: Any, tmp_path: Path) -> None:
     run = only_json(swarmnode("config", "check", str(REPOSITORY / "examples" / "byte-lm.toml"), "--json").stdout)
-    assert run["kind"] == "run" and len(run["run_id"]) == 64
+    assert run["kind"] == "run" and len(run["run_id"]) == 64 and not run["own_task"]
+    own = tmp_path / "own.toml"
+    own.write_text('[run]\nname = "x"\n[task]\nname = "byte-ml"\n')
+    assert "'byte-ml' is none of the built-in ones, byte-lm, " in swarmnode("config", "check", str(own)).stdout
     node = tmp_path / "node.toml"
     node.write_text("port = 4078\n")
     answer = only_json(swarmnode("config", "check", str(node), "--json").stdout)

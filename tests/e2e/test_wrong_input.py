@@ -162,6 +162,10 @@ def test_custom_task_that_cannot_be_loaded_says_why(tmp_path: Path, run_file: Pa
     assert str(broken) in told and "nothing_of_this_name" in told
     assert "which is built in" in refused("run", run_file, "--task", f"{broken}:Sum", *where, code=3)
     assert "FILE.py:CLASS" in refused("run", sums, "--task", "sum", *where, code=2)
+    new = ("--data-dir", tmp_path / "new", "--port", "0", *LOCAL)
+    assert "No such file" in refused("run", sums, "--task", f"{tmp_path}/missing.py:Sum", *new, code=3)
+    assert "FILE.py:CLASS" in refused("run", sums, "--task", broken, *new, code=3)
+    assert not (tmp_path / "new").exists()  # it is told before anything starts
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from swarmnode.node import runfinder
 from swarmnode.node.runfinder import NoRun, RunFinder
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec
 
 KNOWN = '[run]\nname = "t"\n'
@@ -100,6 +101,13 @@ def test_several_runs_by_one_file_are_listed(store: RunStore, tmp_path: Path) ->
         choose(store, file)
     file.write_text(KNOWN)
     with pytest.raises(NoRun, match="2 runs by this file are known here"):
+        choose(store, file)
+
+
+def test_a_run_with_a_task_of_its_own_asks_for_the_file(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN + '[task]\nname = "my-gru"\n')
+    with pytest.raises(SettingError, match=r"'my-gru', which is none of the built-in tasks: add --task FILE.py:CLASS"):
         choose(store, file)
 
 
