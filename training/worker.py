@@ -69,6 +69,10 @@ if TYPE_CHECKING:
 
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
 READ_SIZE = 1 << 20  # bytes
+DENIED = (
+    ". The trainer is in a sandbox: beside the folder of its task it reads what --sandbox-read PATH names, and it "
+    "writes temporary files only"
+)
 SAY_FIRST = 5.0  # s for rank 0 to say what went wrong, before another rank ends everything
 
 
@@ -465,6 +469,7 @@ class Worker:
             raise
         except Exception as error:
             text = str(error) if _is_for_people(error) else _bug(error)
+            text += DENIED if self._confined.enforced and _was_denied(error) else ""
             message = {"id": number, "error": text, "fault": op in ("init", "weigh")}
         try:
             self._socket.sendall(msgpack.packb(message))
@@ -516,6 +521,11 @@ def _bug(error: Exception) -> str:
     """An error that nobody foresaw, perhaps one of a task's author, with the place where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}, in {place.name})"
+
+
+def _was_denied(error: BaseException | None) -> bool:
+    """Whether the system refused to open something, which is what a sandbox does."""
+    return error is not None and (isinstance(error, PermissionError) or _was_denied(error.__cause__))
 
 
 def _is_for_people(error: Exception) -> bool:

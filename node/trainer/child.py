@@ -221,7 +221,9 @@ async def model_hash(folder: Path) -> str:
 class TrainerChild:
     """One life of the child process: its socket, the calls in flight on it, and how it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = logging.DEBUG) -> None:
+        """What it prints goes to the log with that `level`."""
+        self._level = level
         self.ended = trio.Event()
         self.answered = 0  # commands
         self.spent: dict[str, float] = {}  # seconds, by what for, as its last answer says; also one nobody awaited
@@ -242,7 +244,7 @@ class TrainerChild:
         # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the child
         # ends, and trio's worker threads end when they are idle.
         self.process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-P", "-m", "swarmnode.training.confined", *arguments],
+            [sys.executable, "-P", "-u", "-m", "swarmnode.training.confined", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -368,9 +370,13 @@ class TrainerChild:
         self._finish()
 
     async def _listen(self, words: trio.lowlevel.FdStream) -> None:
+        line = b""
         async with words:
             async for piece in words:
                 self._words = (self._words + piece)[-STDERR_TAIL:]
+                *lines, line = (line + piece)[-STDERR_TAIL:].split(b"\n")
+                for said in filter(None, lines):
+                    logger.log(self._level, "the trainer says: %s", said.decode(errors="replace"))
         self._heard.set()
 
     def _kill(self, reason: str) -> None:

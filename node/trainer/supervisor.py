@@ -261,7 +261,8 @@ class TrainerProcess(Trainer):
     async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
         failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
         while True:
-            child = TrainerChild()
+            # What libraries print is of no use to most; what the author of a task prints is meant to be read.
+            child = TrainerChild(logging.INFO if self._settings.task else logging.DEBUG)
             failure: TrainerFailed | None = None
             introduced = 0  # answers until it was ready; 0: it never was
             await trio.to_thread.run_sync(empty, self._settings.scratch)

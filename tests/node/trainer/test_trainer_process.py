@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.sandbox import landlock
 from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
 
@@ -302,15 +304,30 @@ def test_fault_that_trying_again_cannot_mend_is_told_at_once(settings: TrainerSe
 
 
 def test_child_that_never_comes_up_fails_with_its_last_words(
-    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
     broken = tmp_path / "broken.py"
-    broken.write_text("import os\nprint('no luck today', flush=True)\nos._exit(7)\n")
-    failure = _failure(replace(settings, task=f"{broken}:Task"))
+    broken.write_text("import os\nprint('no luck today')\nos._exit(7)\n")
+    with caplog.at_level(logging.INFO):
+        failure = _failure(replace(settings, task=f"{broken}:Task"))
+    assert "the trainer says: no luck today" in caplog.messages  # what a task prints, its author reads in the log
     assert "3 times" in failure
     assert "exit code 7" in failure
     assert "no luck today" in failure
+
+
+@pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock, so nothing is out of reach")
+def test_a_task_that_the_sandbox_keeps_from_a_file_says_how_it_may_read_it(
+    settings: TrainerSettings, tmp_path: Path
+) -> None:
+    for folder in ("own", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    numbers, task = tmp_path / "elsewhere" / "numbers", tmp_path / "own" / "task.py"
+    numbers.write_text("1 2 3")
+    task.write_text(f"open({str(numbers)!r})\n")
+    failure = _failure(replace(settings, task=f"{task}:Task"))
+    assert str(numbers) in failure and "--sandbox-read" in failure
 
 
 def test_trainer_dies_with_its_daemon(settings: TrainerSettings) -> None:
