@@ -111,7 +111,12 @@ def main() -> None:
     try:
         print(fetch(name, offline=bool(offline)))
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        print(f"the model {name!r} cannot be fetched: {' '.join(str(error).split())}")
+        hint = (
+            '; models of the hub need more packages: pip install "swarmnode[hf]"'
+            if isinstance(error, ImportError)
+            else ""
+        )
+        print(f"the model {name!r} cannot be fetched: {' '.join(str(error).split())}{hint}")
         sys.exit(1)
 
 

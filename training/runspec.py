@@ -578,7 +578,8 @@ def _check_rollouts(spec: RunSpec, source: str) -> Iterator[str]:
     if (method == "sapo") != (spec.task.name in ROLLOUT_TASKS):
         yield (
             f"{source} [exchange]: method = {method!r} does not fit [task] name = {spec.task.name!r}; sapo is for "
-            f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out"
+            f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out. A task of your own is "
+            "none of these: it is learned from batches (docs/tasks.md)"
         )
     if rollouts != RolloutsSection() and method != "sapo":
         yield f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"

@@ -166,6 +166,10 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
             {"run": {"name": "t", "trust": "open"}, "exchange": {"method": "diloco"}},
             ["t.toml [exchange]", "method = 'diloco'", "trust = 'open'", "leave method out"],
         ),
+        (
+            {"task": {"name": "mine"}, "exchange": {"method": "sapo"}},
+            ["method = 'sapo'", "[task] name = 'mine'", "digits-rl", "learned from batches"],
+        ),
         ({"trust": {"participants": 9}}, ["t.toml [trust]", "method = 'diloco'", "leave the table out"]),
         (
             {"run": {"name": "t", "trust": "open"}, "trust": {"validators": ["a", "a"]}},

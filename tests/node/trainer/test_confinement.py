@@ -108,6 +108,15 @@ def test_a_folder_is_no_reason_to_ask_the_network(tmp_path: Path) -> None:
     assert trio.run(fetch_model, str(tmp_path)) == tmp_path
 
 
+def test_a_model_of_the_hub_says_what_to_install_where_its_library_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "huggingface_hub.py").write_text("raise ModuleNotFoundError('No module named huggingface_hub')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(TrainerFailed, match=r'huggingface_hub; .* pip install "swarmnode\[hf\]"'):
+        trio.run(fetch_model, "someone/model")
+
+
 def based_on(name: str, sha256: str) -> RunSpec:
     tables = {
         "run": {"name": "r"},
