@@ -49,6 +49,9 @@ ConfigOption = Annotated[
 ]
 
 
+LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
+
+
 class UsageMistake(ExpectedError):
     """What was typed has no meaning here. The message says what has."""
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from swarmnode.cli.terminal import bar, count, duration, number_of, plain, short_peer, size, sparkline, style
+from swarmnode.cli.terminal import LEARNS_BY, bar, count, duration, number_of, plain, short_peer, size, sparkline, style
 
 WIDTH = 80
 HEIGHT = 24
@@ -153,6 +153,9 @@ def _data(data: dict[str, Any]) -> str:
 def _reward(run: dict[str, Any], colour: bool) -> str:
     history = [reward for _, reward in run["reward_history"]]
     recent = history[-10:]
+    if (run["round"] or 0) < LEARNS_BY and (chance := run.get("reward_by_chance")):
+        mean = sum(recent) / len(recent)
+        return f"{mean:.3f} of 1 lately, {chance:.2g} by chance; learning shows by round {LEARNS_BY} or so"
     text = f"{sum(recent) / len(recent):.3f} of 1 in the last {len(recent)} rounds"
     return text + (f"   {style(sparkline(history, SPARK), 'cyan', on=colour)}" if len(history) > 1 else "")
 

@@ -40,6 +40,7 @@ from swarmnode.cli.local.report import (
 )
 from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
 from swarmnode.cli.local.view import Lines, view_for
+from swarmnode.cli.terminal import LEARNS_BY
 from swarmnode.node import exitcodes
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.options import SettingError
@@ -113,6 +114,11 @@ def run_local(options: LocalOptions) -> int:
                 by_rollouts=not spec.needs_data,
                 loss_unit=spec.loss_unit,
             )
+            if summary.reward is not None and summary.rounds < LEARNS_BY:
+                chance = f"{spec.rollouts.difficulty**-2:.2g}"
+                view.remark(
+                    f"who guesses earns {chance}; that policies learn shows by round {LEARNS_BY} or so (--rounds)"
+                )
             ready = [node.ready for node in swarm.nodes if node.ready is not None]
             run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
             results = Results(spec.run.name, run_id, summary, swarm.nodes, lone.nodes[0].reports, view.remarks)

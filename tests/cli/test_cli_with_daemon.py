@@ -71,6 +71,18 @@ def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
     assert "the trainer is starting" in render_status({**answer, "run": {**answer["run"], "parameters": None}})
 
 
+def test_status_tells_what_a_reward_is_by_chance_until_learning_shows(answer: Any) -> None:
+    def shown(rounds: int) -> str:
+        learned = {"learned": {"authors": 1, "taken": 2, "refused": {}}, "reward_by_chance": 0.04}
+        history = [[number, 0.044] for number in range(rounds)]
+        return render_status(
+            {**answer, "run": {**answer["run"], **learned, "reward_history": history, "round": rounds}}
+        )
+
+    assert "0.044 of 1 lately, 0.04 by chance; learning shows by round 60 or so\n" in shown(15)
+    assert "chance" not in shown(60) and "0.044 of 1 in the last 10 rounds" in shown(60)
+
+
 def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:
     def shown(**sandbox: Any) -> str:
         return render_status(

@@ -337,6 +337,13 @@ def test_without_json_people_get_a_line_a_round_and_a_summary(tmp_path, fake, ca
     assert "event" not in out
 
 
+def test_a_short_run_by_rollouts_says_what_guessing_earns_and_when_learning_shows(tmp_path, fake, capsys):
+    options = _options(tmp_path, json=False, run_file=Path(__file__).parents[2] / "examples" / "sapo.toml")
+    assert run_local(options, command=fake, measure=lambda _: 0.041) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "who guesses earns 0.04; that policies learn shows by round 60 or so" in out
+
+
 DRIVER = """
     import signal, sys
     from pathlib import Path
