@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+import time
 from collections.abc import Iterable
 
 import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import publish
 from swarmnode.node.storage.datasets import shown
 from swarmnode.node.storage.runs import ChosenRun, RunUnavailable
@@ -96,8 +98,7 @@ class RunFinder:
         begun = spec.begun_by(self._network.me)
         before = {run.run_id: run for run in self._store.specs() if _is_by(run, begun)}
         if len(before) > 1:
-            listed = "\n".join(f"  swarmnode run --run {run_id}" for run_id in before)
-            raise NoRun(f"{len(before)} runs by this file are known here; say which:\n{listed}")
+            raise NoRun(f"{len(before)} runs by this file are known here; say which:\n{self._listed(before)}")
         if before:
             (known,) = before.values()
             return known
@@ -125,13 +126,25 @@ class RunFinder:
                 "address of a node to join (swarmnode run --join MULTIADDR)"
             )
         if len(known) > 1:
-            listed = "\n".join(f"  swarmnode run --run {run_id}" for run_id in known)
-            raise NoRun(f"{len(known)} runs are known here; say which:\n{listed}")
+            raise NoRun(f"{len(known)} runs are known here; say which:\n{self._listed(known)}")
         spec = self._store.load(known[0])
         if spec is None:
             raise NoRun(f"run {known[0][:12]} lost its specification; name its file or a node to join")
         logger.info("going on with run %s (%s)", spec.run.name, known[0][:12])
         return spec
+
+    def _listed(self, known: Iterable[str]) -> str:
+        """The commands that go on with these runs, with what each is, the one that was saved last first. Blocking."""
+        names = {run.run_id: run.run.name for run in self._store.specs()}
+        lines = []
+        for run_id in known:
+            folder = self._store.folder(run_id)
+            rounds = newest_round(folder / "checkpoints")
+            saved = (folder if rounds is None else folder / "checkpoints").stat().st_mtime
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(saved))
+            has = f"begun {when}, no checkpoint" if rounds is None else f"{rounds} rounds, saved {when}"
+            lines.append((-saved, f"  swarmnode run --run {run_id}  # {names.get(run_id, 'damaged')}, {has}"))
+        return "\n".join(line for _, line in sorted(lines))
 
     async def _peers(self) -> tuple[PeerId, ...]:
         """Connected peers, as soon as there are any. Raises RunUnavailable."""

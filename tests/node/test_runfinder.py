@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
 import trio
 
 from swarmnode.node import runfinder
 from swarmnode.node.runfinder import NoRun, RunFinder
+from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.options import SettingError
+from swarmnode.training.outer import Layout, OuterState
 from swarmnode.training.runspec import RunSpec
 
 KNOWN = '[run]\nname = "t"\n'
@@ -29,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
     datadir.close()
 
 
-def choose(store: RunStore, file: Path, *, me: str = "12D3me", joining: bool = False) -> ChosenRun:
+def choose(store: RunStore, file: Path | None, *, me: str = "12D3me", joining: bool = False) -> ChosenRun:
     node = SimpleNamespace(
         store=store,
         network=SimpleNamespace(me=me),
@@ -102,6 +107,23 @@ def test_several_runs_by_one_file_are_listed(store: RunStore, tmp_path: Path) ->
     file.write_text(KNOWN)
     with pytest.raises(NoRun, match="2 runs by this file are known here"):
         choose(store, file)
+
+
+def test_several_known_runs_are_told_by_name_rounds_and_age(store: RunStore, tmp_path: Path) -> None:
+    file, runs = tmp_path / "run.toml", {}
+    for name in ("old", "new"):
+        file.write_text(f'[run]\nname = "{name}"\n')
+        runs[name] = choose(store, file).run_id
+    layout = Layout.of([("weight", (2,))])
+    checkpoints = Checkpoints(store.folder(runs["old"]) / "checkpoints", run_id=runs["old"], layout=layout, keep=3)
+    zeros = np.zeros(2, np.float32)
+    checkpoints.save(Saved(18, OuterState(zeros, zeros), zeros, ("a",)))
+    os.utime(store.folder(runs["old"]) / "checkpoints", (0, 86400 * 365))
+    with pytest.raises(NoRun) as told:
+        choose(store, None)
+    first, second = str(told.value).splitlines()[1:]
+    assert first.startswith(f"  swarmnode run --run {runs['new']}  # new, begun 20") and "no checkpoint" in first
+    assert second.startswith(f"  swarmnode run --run {runs['old']}  # old, 18 rounds, saved 197")
 
 
 def test_a_run_with_a_task_of_its_own_asks_for_the_file(store: RunStore, tmp_path: Path) -> None:
