@@ -41,7 +41,7 @@ from swarmnode.protocols.methods.method import (
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
-from swarmnode.protocols.metrics import GAUGE, Metric, Metrics, Value
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Traffic
 from swarmnode.training.rl.groups import Learned
 
@@ -120,14 +120,14 @@ class RunSession(Observer):
         self._arriving: tuple[int, int] | None = None
 
     def measure(self, metrics: Metrics) -> None:
-        """Show the run's progress; what is not known yet has no sample."""
+        """Show the run's progress."""
         self.method.measure(metrics)
-        metrics.show(ROUND, lambda: _known(self.place.round if self.place is not None else None))
-        metrics.show(ROUND_AGE, lambda: _known(self.round_age))
-        metrics.show(CHECKPOINT_AGE, lambda: _known(_since(self._writer.written_at if self._writer else None)))
-        metrics.show(LOSS, lambda: _known(self.losses[-1][1] if self.losses else None))
-        metrics.show(REWARD, lambda: _known(self.rewards[-1][1] if self.rewards else None))
-        metrics.show(TOKENS, lambda: _known(self.tokens_per_second))
+        metrics.show(ROUND, lambda: self.place.round if self.place is not None else None)
+        metrics.show(ROUND_AGE, lambda: self.round_age)
+        metrics.show(CHECKPOINT_AGE, lambda: _since(self._writer.written_at if self._writer else None))
+        metrics.show(LOSS, lambda: self.losses[-1][1] if self.losses else None)
+        metrics.show(REWARD, lambda: self.rewards[-1][1] if self.rewards else None)
+        metrics.show(TOKENS, lambda: self.tokens_per_second)
         metrics.show(MEMBERS, lambda: len(self.place.members) if self.place is not None else 0)
         metrics.show(PAUSED, lambda: self.paused)
 
@@ -405,11 +405,6 @@ def method_of(context: Context, *, samples: bool) -> Method:
             "--role rollout, or name a run such as --task digits-rl"
         )
     return sapo.SapoSampler(context)
-
-
-def _known(value: float | None) -> Value:
-    """A metric without a label; without a sample while it is not known."""
-    return {} if value is None else value
 
 
 def _since(moment: float | None) -> float | None:

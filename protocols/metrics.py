@@ -16,7 +16,7 @@ from dataclasses import dataclass
 COUNTER = "counter"  # grows until the node ends
 GAUGE = "gauge"  # goes up and down
 
-Value = float | Mapping[str, float]  # with a label, by its value
+Value = float | Mapping[str, float] | None  # with a label, by its value; None while it is not known
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Metrics:
             for read in self._shown[metric]:
                 value = read()
                 for label, number in value.items() if isinstance(value, Mapping) else (("", value),):
-                    values[label] = values.get(label, 0) + number
+                    if number is not None:
+                        values[label] = values.get(label, 0) + number
             for label in sorted(values):
                 yield Sample(metric, label, values[label])
 
