@@ -41,7 +41,7 @@ PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
 
 Piece = bytes | memoryview
-UNDER_WAY = Metric("swarmnode_handshakes", GAUGE, "inbound connections whose peer is not known yet")
+UNDER_WAY = Metric("swarmnode_handshakes_under_way", GAUGE, "inbound connections whose peer is not known yet")
 ENDED = Metric("swarmnode_handshakes_total", COUNTER, "inbound connections by what became of them", "outcome")
 OUTCOMES = ("known", "failed", "displaced")
 

@@ -61,7 +61,7 @@ TRIES = 8  # offers of one copy that may be declined
 WAITING = 1024  # groups to hand on; the oldest are let go
 LATER = 5.0  # seconds that a peer which did not answer is left alone
 
-HELD = Metric("swarmnode_rollouts", GAUGE, "rollout groups held", "whose")
+HELD = Metric("swarmnode_rollouts_held", GAUGE, "rollout groups held", "whose")
 HELD_BYTES = Metric("swarmnode_rollout_bytes", GAUGE, "bytes of rollout groups held", "whose")
 EVENTS = Metric("swarmnode_rollouts_total", COUNTER, "what happened with rollout groups, some of it in bytes", "what")
 SHARE_SECONDS = Metric(
