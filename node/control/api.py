@@ -8,6 +8,7 @@ parts of the node and change nothing but what the owner asks for. The shapes of 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
@@ -156,7 +157,8 @@ class Api:
         trainer = self._node.trainer
         if trainer is None:
             return None
-        threads = self._node.config.threads
+        many = self._node.chosen is not None and self._node.chosen.spec.needs_data
+        threads = self._node.config.threads or (os.cpu_count() if many else 1)  # as the trainer does
         return {
             "pid": trainer.pid,
             "device": trainer.device,
