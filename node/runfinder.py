@@ -33,6 +33,7 @@ from swarmnode.training.tasks import BUILT_IN, needs_text
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
+REFUSED_FOR = 8.0  # seconds that others have to come, found through the DHT, once a peer does not know the run
 ASK_EVERY = 1.0  # seconds
 NONCE = 16  # random bytes that tell a run from another one by the same file
 
@@ -150,14 +151,14 @@ class RunFinder:
         """Connected peers, as soon as there are any. Raises RunUnavailable."""
         if not self._network.peers():
             logger.info("waiting up to %.0f s for a node of the swarm to answer", ANSWER_WITHIN)
-        with trio.move_on_after(ANSWER_WITHIN), self._network.watch_peers() as events:
-            while not self._network.peers():
-                await events.receive()
+        with trio.move_on_after(ANSWER_WITHIN):
+            while not self._network.peers() and not self._node.discovery.gave_up:  # noqa: ASYNC110
+                await trio.sleep(0.1)
         peers = tuple(view.peer for view in self._network.peers())
         if not peers:
             tried = "\n".join(f"  {address}: {why}" for address, why in self._node.discovery.join_failures().items())
             raise RunUnavailable(
-                f"nobody answered within {ANSWER_WITHIN:.0f} s, so the run cannot be fetched. Tried:\n"
+                "nobody answered, so the run cannot be fetched. Tried:\n"
                 f"{tried or '  no address'}\nCheck that the node is running and the address is complete "
                 "(swarmnode id --join prints it there), then start again."
             )
@@ -204,7 +205,7 @@ class RunFinder:
     async def _from_peers(self, run_id: str) -> RunSpec:
         refusals: dict[PeerId, str] = {}
         peers = await self._peers()
-        with trio.move_on_after(ANSWER_WITHIN):
+        with trio.move_on_after(ANSWER_WITHIN), trio.CancelScope() as refused:
             while True:
                 for peer in peers:
                     try:
@@ -212,12 +213,13 @@ class RunFinder:
                     except (CallError, SettingError) as error:
                         if peer not in refusals:
                             logger.info("%s does not give the run's specification: %s", peer, error)
+                            refused.deadline = trio.current_time() + REFUSED_FOR
                         refusals[peer] = str(error)
                 await trio.sleep(ASK_EVERY)
                 peers = tuple(view.peer for view in self._network.peers())
         said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())
         raise RunUnavailable(
-            f"no peer gave the specification of run {run_id[:12]}… within {ANSWER_WITHIN:.0f} s:\n{said}\n"
+            f"no peer gave the specification of run {run_id[:12]}…:\n{said}\n"
             "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
         )
 

@@ -25,7 +25,7 @@ from swarmnode.node.storage.stateexport import NotAnExport, export, import_, sto
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend, StateError
 from swarmnode.protocols.transfer.shard_manifest import HASH, ShardId, chunk_count, parse_id
-from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.protocols.transfer.shard_wire import ShardError, Unavailable
 
 LONGEST_GET = 24 * 3600.0  # seconds; a fetch that takes longer is asked for again and goes on
 SHORTEST_PREFIX = 4  # hex digits by which a shard that is here may be named
@@ -57,6 +57,9 @@ class StoresApi:
         timeout = min(float(params.get("within") or LONGEST_GET), LONGEST_GET)
         began = trio.current_time()
         with _declining():
+            asked = params.get("from") or self._node.shard_store.holding(shard).complete
+            if not asked and not await self._node.shards.providers(shard):
+                raise Unavailable(f"nobody who can be reached has shard {shard.hex()}: check its id")
             with trio.move_on_after(timeout if timeout > 0 else math.inf) as scope:
                 await self._node.shards.fetch(shard, providers=_texts(params.get("from")))
             if scope.cancelled_caught:

@@ -38,6 +38,7 @@ AT_ONCE = 8  # dials under way
 DIAL = 4.0  # seconds for one dial; a SYN is sent again after 1 and 3 s
 QUICK = 4.0  # seconds between tries without any peer, and after a loss
 SLOW = 60.0  # seconds between tries otherwise, at most
+TRIES = 4  # of a join address, until whoever needs an answer gives up: 7 s where it is refused, 23 where all is silent
 LOSS = 600.0  # seconds for which a lost peer counts as just lost
 BRIEF = 2.0  # seconds below which a connection counts as a failed try: a full node hangs up at once
 LOST_PEERS = 32  # lost peers tried quickly; the oldest loss goes first
@@ -96,6 +97,12 @@ class Discovery:
     def join_failures(self) -> dict[Address, str]:
         """Why join addresses could not be reached, for those that are not connected now."""
         return dict(self._failures)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether each join address there is was tried TRIES times in vain, or can never work."""
+        tried = [candidate.failures for candidate in self._candidates.values() if candidate.join is not None]
+        return bool(self._failures) and min(tried, default=TRIES) >= TRIES
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with self._network.watch_peers() as events:

@@ -38,7 +38,7 @@ def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """The data directories of two connected nodes that answer on their control sockets."""
     ready, stop = threading.Event(), threading.Event()
     folders = (tmp_path / "a", tmp_path / "b")
-    limits = ShardLimits(refresh=0.1, search=0.2, patience=0.5)
+    limits = ShardLimits(refresh=0.1, search=0.2, patience=60)
 
     async def main() -> None:
         world = SimWorld(latency=0.001)

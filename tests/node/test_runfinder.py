@@ -12,12 +12,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from swarmnode.node import runfinder
-from swarmnode.node.runfinder import NoRun, RunFinder
+from swarmnode.node.runfinder import REFUSED_FOR, NoRun, RunFinder
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
+from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState
@@ -139,3 +141,20 @@ def test_a_damaged_run_keeps_nobody_from_another(store: RunStore, tmp_path: Path
     first = choose(store, file)
     (store.folder(first.run_id) / "run.spec").write_bytes(b"damaged")
     assert choose(store, file).run_id != first.run_id
+
+
+def test_a_run_that_the_peers_do_not_know_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> bytes:
+        raise CallError("this node does not know that run")
+
+    async def main() -> float:
+        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer="12D3other")])
+        finder = RunFinder(cast(Any, SimpleNamespace(store=None, network=network, rpc=None)))
+        began = trio.current_time()
+        with pytest.raises(RunUnavailable, match="does not know that run"):
+            await finder._from_peers("ab" * 32)
+        return trio.current_time() - began
+
+    monkeypatch.setattr(runfinder, "ask_spec", refuse)
+    taken = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert REFUSED_FOR <= taken < REFUSED_FOR + 1

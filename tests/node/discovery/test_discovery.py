@@ -63,7 +63,7 @@ def test_join_address_connects() -> None:
         await start(nursery, seed)
         discovery = await start(nursery, node, seed.addresses[0])
         await until(lambda: connected(node) == {seed.me}, within=1)
-        assert discovery.join_failures() == {}
+        assert discovery.join_failures() == {} and not discovery.gave_up
 
     simulate(main)
 
@@ -73,7 +73,8 @@ def test_join_address_that_nobody_answers_is_reported_and_tried_until_it_does() 
         seed, node = world.node("seed"), world.node("node")
         discovery = await start(nursery, node, seed.addresses[0])
         await until(lambda: bool(discovery.join_failures()), within=5)
-        assert list(discovery.join_failures()) == [seed.addresses[0]]
+        assert list(discovery.join_failures()) == [seed.addresses[0]] and not discovery.gave_up
+        await until(lambda: discovery.gave_up, within=25)
         await trio.sleep(600)
         await start(nursery, seed)
         await until(lambda: connected(node) == {seed.me}, within=6)
@@ -87,6 +88,7 @@ def test_join_addresses_that_cannot_work_are_explained_and_never_dialled() -> No
         node = world.node("node")
         wrong = ("/ip4/10.0.0.1/udp/4077/quic-v1", "10.0.0.1:4077", "/ip4/10.0.0.1/tcp/4077/p2p/12D3KooWCut")
         discovery = await start(nursery, node, node.addresses[0], *wrong)
+        assert discovery.gave_up, "somebody waits who could know"
         await trio.sleep(60)
         failures = discovery.join_failures()
         assert "own address" in failures[node.addresses[0]]
