@@ -120,7 +120,7 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
             "yes" if peer["member"] else "no",
             peer["standing"],
             plain(peer["agent"] or "-", 24),
-            plain(peer["address"].partition("/p2p/")[0], 48),
+            "-" if peer["relay"] else plain(peer["address"].partition("/p2p/")[0], 48),
         )
         for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
     ]
@@ -139,7 +139,7 @@ def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) ->
 
 def ping(
     peer: Annotated[
-        str, typer.Argument(metavar="PEER", help="Peer id, the end of a connected peer's, or a multiaddr.")
+        str, typer.Argument(metavar="PEER", help="Peer id, a connected peer's as peers prints it, or a multiaddr.")
     ],
     count: Annotated[
         int, typer.Option("--count", "-c", min=1, max=100, metavar="N", help="Round trips to measure.")

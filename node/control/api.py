@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from typing import Any
 
 import trio
@@ -262,7 +263,8 @@ class Api:
             except NetworkError as error:
                 raise Declined(f"{name} cannot be reached: {error}") from error
         connected = [view.peer for view in self._node.network.peers()]
-        fitting = [p for p in connected if name and (p.startswith(name) or p.endswith(name))]
+        pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
+        fitting = [p for p in connected if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
         if len(fitting) == 1:
             return fitting[0]
         if len(fitting) > 1:

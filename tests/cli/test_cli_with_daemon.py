@@ -131,6 +131,9 @@ def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daem
     pinged = swarmnode("ping", answer["peer_id"], "-c", "2")
     assert pinged.returncode == OK and pinged.stdout.count("1.5 ms") == 3
     through, direct, _ = pinged.stdout.splitlines()
+    assert sum("/ip4/203.0.113.7/tcp/4077" in line for line in table.splitlines()) == 1, (
+        "a relay's address is no peer's"
+    )
     assert "through the relay 12D3KooW…" in through and through != direct and direct.endswith("1.5 ms direct")
     unknown = swarmnode("ping", "nobody")
     assert unknown.returncode == ERROR and "see swarmnode peers" in unknown.stderr

@@ -10,6 +10,7 @@ import pytest
 import trio
 from simswarm import SimSwarm
 
+from swarmnode.cli.terminal import short_peer
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
@@ -93,3 +94,15 @@ def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_whe
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
+
+
+def test_a_peer_may_be_named_as_peers_prints_it() -> None:
+    one, other = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP", "12D3KooW" + "x" * 44
+
+    async def main() -> None:
+        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer=peer) for peer in (one, other)])
+        daemon: Any = SimpleNamespace(network=network)
+        for name in (short_peer(one), one[-6:], one):
+            assert await Api(daemon)._resolve(name) == one
+
+    trio.run(main)
