@@ -19,6 +19,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import logging
 import os
 import sysconfig
 import time
@@ -36,11 +37,15 @@ FROM_DATASETS = "datasets:"  # before the name of a data set in the cache of Hug
 MAX_LINE = 64 << 20  # bytes of a line of JSON, which is read whole
 PACKED = (".zst", ".xz", ".bz2", ".zip", ".7z", ".tar")  # what would be read as if it were text
 TOKENS = (".npy", ".bin")
+PEEKED = 8 << 10  # bytes in which text has no zero
 ROWS = 256  # of a table at a time
 
 # Distributions differ in whether they install these, and _sysconfigdata differs from machine to machine.
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _NOT_STDLIB_PREFIX = ("_sysconfigdata", "sitecustomize", "usercustomize")
+
+
+logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -85,6 +90,7 @@ class Documents:
         self._vocabulary = vocabulary
         self._dataset = path.removeprefix(FROM_DATASETS) if path.startswith(FROM_DATASETS) else ""
         self.root = Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
+        self._odd = False  # whether a file was told to be no text
         self.size = 0  # bytes of the files, packed as they are; 0 where nobody knows
         self.signature: list[Any] = [
             path,
@@ -147,6 +153,9 @@ class Documents:
             with open(file, "rb") as raw:
                 packed = file.suffix == ".gz"
                 opened: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+                if not self._odd and b"\0" in opened.peek(PEEKED):
+                    self._odd = True
+                    logger.warning("corpus %s: has bytes that no text has; it is trained on as it is", file)
                 if Path(file.stem if packed else file.name).suffix == ".jsonl":
                     texts = ((raw.tell(), text) for text in _of_lines(opened, file))
                     yield from ((at, part) for at, text in texts for part in cut_text(text, piece))

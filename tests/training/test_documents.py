@@ -186,3 +186,14 @@ def test_default_is_the_standard_library_without_tests_and_site_packages(
         file.parent.mkdir(exist_ok=True, parents=True)
         file.write_bytes(other.encode())
     assert read("") == [b"a.py"]
+
+
+def test_a_file_that_is_no_text_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    read(tmp_path)
+    assert not caplog.records
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(b"x\0y"))
+    assert len(read(tmp_path)) == 3
+    (told,) = caplog.messages
+    assert "no text has" in told
