@@ -360,6 +360,7 @@ class Api:
 def warnings_of(node: Node) -> list[str]:
     """All of it, a sentence each: first what keeps the node from its work."""
     told = problems_of(node) + _of_run(node, notices=True)
+    told += [node.state.clocks.doubt] if node.state is not None and node.state.clocks.doubt else []
     if node.trainer is not None:
         told += _of_sampling(node.trainer) + _of_sandbox(node.trainer)
         within = exposed(node.trainer.rules, node.config.directory)

@@ -112,6 +112,15 @@ class PeerClocks:
         return self.off is not None and abs(self.off) <= MAX_OFF
 
     @property
+    def doubt(self) -> str:
+        """That peers too few to keep this node from signing have another time, for its owner; else ""."""
+        off = median(self._ahead.values()) if self._ahead else 0
+        if abs(off) <= MAX_OFF or self.off is not None:
+            return ""
+        apart = f"{abs(off) / 1000:.0f} s {'behind' if off > 0 else 'ahead of'} that of {len(self._ahead)} peer(s)"
+        return f"the clock of this machine is {apart}: one of them is wrong, and what it signs is refused; check yours"
+
+    @property
     def complaint(self) -> str:
         """Why this node must not sign, for its owner; "" where it may."""
         off = self.off

@@ -127,6 +127,17 @@ def test_the_clocks_of_peers_that_left_do_not_count() -> None:
     assert clock.off is None and not clock.complaint
 
 
+def test_one_peer_with_another_time_is_told_and_keeps_nobody_from_signing() -> None:
+    clock = PeerClocks()
+    clock.record("one", -300_000)
+    assert "300 s ahead of that of 1 peer" in clock.doubt and not clock.complaint
+    clock.record("one", 2_000)
+    assert not clock.doubt
+    for number in range(ENOUGH):
+        clock.record(f"peer {number}", -300_000)
+    assert clock.complaint and not clock.doubt
+
+
 def test_what_a_peer_says_of_the_time_is_forgotten_with_its_connection(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         node = (await start(nursery, world, 1))[0]
