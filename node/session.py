@@ -51,6 +51,11 @@ logger = logging.getLogger(__name__)
 METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo}
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
+ALONE = 60.0  # seconds without another member, after which the owner is told
+CUT_OFF = (
+    "for {:.0f} min nobody else has taken part: the others left, or this node is cut off (swarmnode netcheck); then "
+    "the side with fewer members gives up its rounds when they meet again"
+)
 RECENT = 16  # rounds that averages shown to people go over
 
 ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
@@ -116,6 +121,7 @@ class RunSession(Observer):
         self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
         self._paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
         self._last_at: float | None = None  # trio's time at the end of the last round
+        self._together_at = math.inf  # trio's time at the end of the last round with another member
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._arriving: tuple[int, int] | None = None
 
@@ -358,6 +364,13 @@ class RunSession(Observer):
         spent = Traffic(now.bytes_in - before.bytes_in, now.bytes_out - before.bytes_out)
         outcome = result.outcome
         missing = outcome.missing if isinstance(outcome, Partial) else ()
+        if result.members > 1:
+            self._together_at = trio.current_time()
+        alone = trio.current_time() - self._together_at
+        cut_off = CUT_OFF.format(alone / 60) if alone > ALONE else None
+        if cut_off and "cut off" not in self.warnings:
+            logger.warning("%s", cut_off)
+        self.warn("cut off", cut_off)
         if result.learned is not None:
             self.rewards.append((result.round, result.learned.reward))
         elif result.sampled is not None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 from simswarm import RUN, SimSwarm
@@ -108,6 +109,27 @@ def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: 
         assert 20 < found["checkpoint_age_seconds"] < 40  # it is saved where training is paused
 
     simulate(body)
+
+
+def test_who_is_cut_off_is_told_within_two_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", wait_peers=1)
+        await swarm.start("b", join="a")
+        await swarm.round_done(1, "a", "b")
+        session = swarm.nodes["a"].session
+        swarm.world.partition([[swarm.peer("a")], [swarm.peer("b")]])
+        await trio.sleep(45)
+        assert "cut off" not in session.warnings
+        await trio.sleep(75)
+        assert "nobody else has taken part" in session.warnings["cut off"]
+        swarm.world.heal()
+        await swarm.until(swarm.all_stand_together)
+        await trio.sleep(10)
+        assert "cut off" not in session.warnings
+
+    simulate(body)
+    assert sum("nobody else has taken part" in told for told in caplog.messages) == 2
+    assert any("rounds made apart from it are given up" in told for told in caplog.messages)
 
 
 def test_work_of_a_round_without_this_node_is_returned_once() -> None:

@@ -181,7 +181,7 @@ class Diloco(Method):
                 mine = self.agreement.acceptor.head()
                 apart = diverged(mine, theirs) or theirs.round > mine.round + 1
                 if apart and prefers(mine, theirs) and not theirs.paused:
-                    logger.warning("%s stands on another history with more members; following it", peer)
+                    logger.warning("%s has a history with more members: rounds made apart from it are given up", peer)
                     return Behind(theirs, peer)
 
     # --- getting a place --------------------------------------------------------------------------------------------
