@@ -146,8 +146,9 @@ def _run(run: dict[str, Any], paused: bool, colour: bool) -> Iterator[tuple[str,
 def _data(data: dict[str, Any]) -> str:
     if data["source"] == "local":
         return "this node's own text"
-    fetched = f", {size(data['fetched'])} of it fetched" if data["fetched"] else ""
-    return f"{data['shards']} of {data['wanted']} shards here, {size(data['bytes'])}{fetched}"
+    fetched = f", {size(data['fetched'])} fetched" if data["fetched"] else ""
+    told = f"{data['shards']} of {data['wanted']} shards here, of {data['in_run']} in the run"
+    return f"{told}; {size(data['bytes'])}{fetched}"
 
 
 def _reward(run: dict[str, Any], colour: bool) -> str:

@@ -180,6 +180,7 @@ class DataSet(Texts):
             "source": "local" if self._own_text else "shards",
             "shards": len(here),
             "wanted": self._wanted,
+            "in_run": len(self._ranked),
             "bytes": sum(entry.size for entry in here),
             "of": self.room,
             "fetched": self._fetched_bytes,
@@ -353,7 +354,8 @@ class DataSet(Texts):
         start_with(1)
         self.warnings.pop("data", None)
         self._report(finished=True)
-        logger.info("all %d shards of this node's text are here (%d bytes fetched)", self._wanted, self._fetched_bytes)
+        told = "all %d shards of this node's part of the text are here (%d bytes fetched); the run has %d"
+        logger.info(told, self._wanted, self._fetched_bytes, len(self._ranked))
 
     async def _find_here(self, index: Index) -> None:
         """What the store has of the wanted shards, hashed again; then what this node's own corpus contains of them."""

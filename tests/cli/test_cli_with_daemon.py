@@ -25,7 +25,7 @@ def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> 
         "private",
         "18.4 MB",
         "-0.140",
-        "12 of 16 shards here, 2.3 MB, 1.5 MB of it fetched",
+        "12 of 16 shards here, of 64 in the run; 2.3 MB, 1.5 MB fetched",
     ):
         assert part in shown.stdout, part
     assert "█" in shown.stdout and "▁" in shown.stdout and "\x1b" not in shown.stdout

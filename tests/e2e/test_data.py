@@ -111,6 +111,7 @@ def test_node_with_text_of_its_own_fetches_the_held_out_part_only(
                 "source": "local",
                 "shards": 0,
                 "wanted": 0,
+                "in_run": 0,
                 "bytes": 0,
                 "of": here(node)["of"],
                 "fetched": 0,
