@@ -121,7 +121,7 @@ def _run(run: dict[str, Any], paused: bool, colour: bool) -> Iterator[tuple[str,
     elif run.get("next_round_s") is not None and phase not in ("paused", "finished"):
         took, due = run.get("round_seconds") or 0.0, run["next_round_s"]
         usual = f"   (a round takes {duration(took) if took >= 10 else f'{took:.2g} s'})" if took else ""
-        yield "next", (f"in {duration(due)}" if due >= 1 else "any moment") + usual
+        yield "next", (f"in {duration(due)}" if due >= 1 else "in under 1 s" if due else "later than usual") + usual
     if run.get("learned") or run.get("sampled"):
         yield "reward", _reward(run, colour)
         yield ("learned", learned(run["learned"])) if run.get("learned") else ("samples", sampled(run["sampled"]))

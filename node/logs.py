@@ -12,6 +12,8 @@ import errno
 import json
 import logging
 import logging.handlers
+import os
+import shutil
 import sys
 import threading
 import time
@@ -61,6 +63,21 @@ class _ConsoleLines(logging.Formatter):
         line = as_line(record)
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         return f"{clock} {record.levelname:<7} {record.name.removeprefix('swarmnode.')}: {line['message']}"
+
+
+class _Console(logging.StreamHandler[Any]):
+    """Plain lines. On a terminal what has something `ahead` says so, and takes the place of such a line before it."""
+
+    _rows = 0  # of the terminal, above the cursor, whose place is taken
+
+    def format(self, record: logging.LogRecord) -> str:
+        rows, self._rows = self._rows, 0
+        ahead = getattr(record, "ahead", "")
+        if not ahead or not self.stream.isatty() or os.environ.get("TERM") == "dumb":
+            return super().format(record)
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()}; {ahead}"
+        self._rows = -(-len(line) // shutil.get_terminal_size().columns)
+        return (f"\x1b[{rows}A\x1b[J" if rows else "") + line
 
 
 class _RotatedFile(logging.handlers.RotatingFileHandler):
@@ -141,7 +158,7 @@ def setup_logs(folder: Path, level: str) -> Ring[Line]:
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
     (folder / FILE_NAME).chmod(0o600)
     file.setFormatter(_JsonLines())
-    console = logging.StreamHandler(sys.stderr)
+    console = _Console(sys.stderr)
     console.setFormatter(_ConsoleLines())
     for old in root.handlers[:]:
         root.removeHandler(old)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
@@ -42,7 +43,7 @@ from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Traffic
+from swarmnode.protocols.network import PeerId, Traffic
 from swarmnode.training.rl.groups import Learned
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,12 @@ logger = logging.getLogger(__name__)
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
 METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo}
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop
-LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 ALONE = 60.0  # seconds without another member, after which the owner is told
 CUT_OFF = (
     "for {:.0f} min nobody else has taken part: the others left, or this node is cut off (swarmnode netcheck); then "
     "the side with fewer members gives up its rounds when they meet again"
 )
+LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 RECENT = 16  # rounds that averages shown to people go over
 
 ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
@@ -120,10 +121,11 @@ class RunSession(Observer):
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
         self._paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
-        self._last_at: float | None = None  # trio's time at the end of the last round
         self._together_at = math.inf  # trio's time at the end of the last round with another member
+        self._last_at: float | None = None  # trio's time at the end of the last round
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._arriving: tuple[int, int] | None = None
+        self._here: set[PeerId] = set()  # other members that were connected at the end of the last round
 
     def measure(self, metrics: Metrics) -> None:
         """Show the run's progress."""
@@ -362,8 +364,6 @@ class RunSession(Observer):
         now, before = self._context.network.traffic(), self._traffic
         self._traffic = now
         spent = Traffic(now.bytes_in - before.bytes_in, now.bytes_out - before.bytes_out)
-        outcome = result.outcome
-        missing = outcome.missing if isinstance(outcome, Partial) else ()
         if result.members > 1:
             self._together_at = trio.current_time()
         alone = trio.current_time() - self._together_at
@@ -371,18 +371,22 @@ class RunSession(Observer):
         if cut_off and "cut off" not in self.warnings:
             logger.warning("%s", cut_off)
         self.warn("cut off", cut_off)
+        outcome = result.outcome
+        missing = outcome.missing if isinstance(outcome, Partial) else ()
         if result.learned is not None:
             self.rewards.append((result.round, result.learned.reward))
         elif result.sampled is not None:
             self.rewards.append((result.round, result.sampled.reward))
         logger.info(
-            "round %d: %s, %s, %s, %.2g s",
+            "round %d: %s, %s%s, %.2g s",
             result.round,
-            type(outcome).__name__,
             _what_came(result, self._context.spec.loss_unit),
             "alone" if result.members == 1 else f"{result.members} members",
+            f", {len(missing)} missing" if missing else "",
             result.seconds,
+            extra={"ahead": self._ahead(result.round + 1)},
         )
+        self._tell_of_members()
         self._emit(
             {
                 "event": "round",
@@ -405,6 +409,20 @@ class RunSession(Observer):
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),
             }
         )
+
+    def _ahead(self, coming: int) -> str:
+        """When the coming round ends, and the last one, for a terminal."""
+        last, usual = self._begin.last_round, self.usual_seconds or 0.0
+        left = f", all {last} in {timedelta(seconds=round((last - coming) * usual))}" if last else ""
+        return f"round {coming} ends in {timedelta(seconds=round(usual))}{left}" if coming != last else "the last one"
+
+    def _tell_of_members(self) -> None:
+        here = set(self._context.membership.connected())
+        for peers, what in ((here - self._here, "came"), (self._here - here, "went")):
+            if peers:
+                names = ", ".join(f"…{peer[-6:]}" for peer in sorted(peers))
+                logger.info("%s %s; other members connected: %d", names, what, len(here))
+        self._here = here
 
 
 def method_of(context: Context, *, samples: bool) -> Method:

@@ -50,8 +50,8 @@ PING_TIMEOUT = 5.0  # seconds
 STALLED_FOR, STALLED_TIMES = 300.0, 10.0  # s without a result, and usual rounds, until a node is told to be stuck
 GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three attempts
 
-# Causes of a run's warnings that last until the next start and keep nobody from work.
-NOTICES = ("roster", "share")
+# Causes of a run's warnings that keep nobody from work.
+NOTICES = ("cut off", "roster", "share")
 WARNINGS = Metric(
     "swarmnode_warnings", GAUGE, "warnings in swarmnode status; problems make health say degraded", "kind"
 )

@@ -65,6 +65,12 @@ def test_status_tells_warnings_whole_and_where_the_rest_of_them_stands(answer: A
     assert many.count("free some") >= 2 and many.endswith("\n  and more: swarmnode health")
 
 
+def test_status_says_when_a_round_ends_however_short_it_is(answer: Any) -> None:
+    for due, said in ((12.0, "in 12 s"), (0.3, "in under 1 s"), (0.0, "later than usual")):
+        answer["run"]["next_round_s"] = due
+        assert f"next      {said}" in render_status(answer)
+
+
 def test_status_tells_how_much_of_a_state_has_arrived(answer: Any) -> None:
     fetching = {**answer["run"], "phase": "catching-up", "arriving": [43_000_000, 400_000_000]}
     assert "43.0 MB of 400 MB fetched" in render_status({**answer, "run": fetching})
@@ -125,15 +131,15 @@ def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
     table = swarmnode("peers").stdout
     assert "12 ms" in table and "1 min 15 s" in table and "/ip4/203.0.113.7/tcp/4077" in table
+    assert sum("/ip4/203.0.113.7/tcp/4077" in line for line in table.splitlines()) == 1, (
+        "a relay's address is no peer's"
+    )
     assert "good" in table and "slowed" in table and "direct out" in table and "via 12D3KooW…" in table
     assert "is kept out for 42 s more: lied" in swarmnode("peers").stderr
     assert len(only_json(swarmnode("peers", "--json").stdout)["peers"]) == 2
     pinged = swarmnode("ping", answer["peer_id"], "-c", "2")
     assert pinged.returncode == OK and pinged.stdout.count("1.5 ms") == 3
     through, direct, _ = pinged.stdout.splitlines()
-    assert sum("/ip4/203.0.113.7/tcp/4077" in line for line in table.splitlines()) == 1, (
-        "a relay's address is no peer's"
-    )
     assert "through the relay 12D3KooW…" in through and through != direct and direct.endswith("1.5 ms direct")
     unknown = swarmnode("ping", "nobody")
     assert unknown.returncode == ERROR and "see swarmnode peers" in unknown.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +44,37 @@ def test_lines_reach_file_console_and_ring(tmp_path: Path, capsys: pytest.Captur
     assert newest(ring) == [line]
     assert "WARNING node.x: two" in capsys.readouterr().err
     assert (tmp_path / logs.FILE_NAME).stat().st_mode & 0o077 == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_rounds_share_a_line_of_a_terminal_and_have_one_each_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    logs.setup_logs(tmp_path, "info")
+    log = logging.getLogger("x")
+    for number in range(2):
+        log.info("round %d", number, extra={"ahead": "the next in 0:00:31"})
+    log.info("other")
+    log.info("round 2", extra={"ahead": "a" * 40})
+    log.info("round 3", extra={"ahead": "b"})
+    said = stream.getvalue()
+    up, up_two = "\x1b[1A\x1b[J", "\x1b[2A\x1b[J"
+    if stream.isatty():
+        assert re.fullmatch(
+            rf"\S+ round 0; the next in 0:00:31\n{re.escape(up)}\S+ round 1; the next in 0:00:31\n.* other\n"
+            rf"\S+ round 2; a+\n{re.escape(up_two)}\S+ round 3; b\n",
+            said,
+        ), said
+    else:
+        assert said.count("\n") == 5 and "\x1b" not in said and ";" not in said
 
 
 def test_the_file_is_rotated_and_bounded_and_read_across_rotations(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -112,16 +113,21 @@ def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: 
 
 
 def test_who_is_cut_off_is_told_within_two_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def body(swarm: SimSwarm) -> None:
         await swarm.start("a", wait_peers=1)
         await swarm.start("b", join="a")
         await swarm.round_done(1, "a", "b")
         session = swarm.nodes["a"].session
+        name = f"…{swarm.peer('b')[-6:]}"
+        assert f"{name} came; other members connected: 1" in caplog.messages
         swarm.world.partition([[swarm.peer("a")], [swarm.peer("b")]])
         await trio.sleep(45)
         assert "cut off" not in session.warnings
         await trio.sleep(75)
         assert "nobody else has taken part" in session.warnings["cut off"]
+        assert f"{name} went; other members connected: 0" in caplog.messages
         swarm.world.heal()
         await swarm.until(swarm.all_stand_together)
         await trio.sleep(10)
