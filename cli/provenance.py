@@ -103,6 +103,10 @@ def verify(
             "[default: neither]",
         ),
     ] = None,
+    base: Annotated[
+        str,
+        typer.Option("--base", metavar="MODEL", help="Where the base of LoRA lies, or its name. [default: the run's]"),
+    ] = "",
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -115,7 +119,7 @@ def verify(
     from swarmnode.node.provenance import verify as look
 
     text = None if sealed is None else sealed.expanduser().absolute()
-    record, checks = look(file.expanduser().absolute(), runs=directory(data_dir) / "runs", sealed=text)
+    record, checks = look(file.expanduser().absolute(), home=directory(data_dir), sealed=text, base=base)
     if maker is not None:
         checks.append(Check("maker", record["maker"] == maker, f"{record['maker']} made it, {maker} was asked for"))
     failed = [check.what for check in checks if check.holds is False]

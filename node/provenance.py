@@ -3,6 +3,7 @@
     NAME.safetensors        the tensors of the model under their own names, float32; in a folder with what
                             `transformers` or `peft` read beside it, where the run has a base model
     NAME.provenance.json    {"record": {…}, "signature": hex}
+    NAME.tokenizer.json     the run's tokenizer, where it has one; in a folder tokenizer.json
 
 The record names the run and its whole specification, hashes of the data, the round, the hash of the shared state, the
 sha-256 of the file beside it, and each round that its maker saw end: state hash, id of the roster where the exchange
@@ -34,6 +35,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -61,10 +63,12 @@ from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend
-from swarmnode.training.hub import file_name, write_beside
+from swarmnode.protocols.transfer.shard_manifest import ShardManifest
+from swarmnode.training.hub import fetch, file_name, weights_hash, write_beside
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.tasks import TaskError
 from swarmnode.training.tokens import CorpusError
 
 FORMAT = 2  # 1 was signed over JSON
@@ -123,6 +127,8 @@ def export(
     momentum = "left out" if saved.state.momentum.view(np.uint32).any() else "zero"
     if momentum == "left out" and with_momentum:
         tensors[MOMENTUM], momentum = saved.state.momentum, "included"
+    if tokenizer := _tokenizer(spec, target, home.path / "shards"):
+        write_atomic(tokenizer_path(spec, target), tokenizer)
     named = {"format": "pt", "run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
     sha256 = write_tensors(target, tensors, named)
     history = tuple(e for e in read_history(folder / HISTORY) if e.round < saved.round)
@@ -149,6 +155,22 @@ def _as_folder(target: Path, spec: RunSpec, layout: Layout, base: str) -> Path:
 def record_path(model: Path) -> Path:
     """Where the record of a model lies."""
     return model.with_name(f"{model.name.removesuffix('.safetensors')}.provenance.json")
+
+
+def tokenizer_path(spec: RunSpec, model: Path) -> Path:
+    """Where the tokenizer of a model lies."""
+    name = "tokenizer.json" if spec.model.base else f"{model.name.removesuffix('.safetensors')}.tokenizer.json"
+    return model.with_name(name)
+
+
+def _tokenizer(spec: RunSpec, model: Path, shards: Path) -> bytes:
+    """The run's tokenizer.json, known by its hash, from beside the model or a node's shards; empty where it is not."""
+    for path in (tokenizer_path(spec, model), shards / f"{spec.data.tokenizer}.shard"):
+        with suppress(OSError):
+            found = path.read_bytes() if spec.data.tokenizer else b""
+            if found and ShardManifest.of(found).id.hex() == spec.data.tokenizer:
+                return found
+    return b""
 
 
 def make_record(
@@ -188,20 +210,24 @@ def _accepted(history: tuple[PastRound, ...]) -> Counter[str]:
 # --- verifying ------------------------------------------------------------------------------------------------------
 
 
-def verify(file: Path, *, runs: Path | None = None, sealed: Path | None = None) -> tuple[dict[str, Any], list[Check]]:
+def verify(
+    file: Path, *, home: Path | None = None, sealed: Path | None = None, base: str = ""
+) -> tuple[dict[str, Any], list[Check]]:
     """Look at a record and the model beside it; `file` is either. Blocking. Raises NoModel where it is neither.
 
-    Where this node took part in the run itself, its own history below `runs` is compared as well. `sealed`: the text
-    that the run's creator kept back, on which the model's loss is then measured.
+    Where this node took part in the run itself, its own history in the data directory `home` is compared as well.
+    `sealed`: the text that the run's creator kept back, on which the model's loss is then measured; `base`: where the
+    base model of LoRA lies, if not where the run says.
     """
     beside = file if file.name.endswith(".json") else record_path(file)
     record, signature = _read(beside)
     try:
         checks = list(_checks(record, signature, beside))
         if sealed is not None:
-            checks.append(_sealed(record, beside, sealed, whole=all(check.holds is not False for check in checks)))
-        if runs is not None:
-            checks += _compared(record, read_history(runs / Path(str(record["run"])).name / HISTORY))
+            whole = all(check.holds is not False for check in checks)
+            checks.append(_sealed(record, beside, sealed, whole=whole, home=home, base=base))
+        if home is not None:
+            checks += _compared(record, read_history(home / "runs" / Path(str(record["run"])).name / HISTORY))
         return record, checks
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise NoModel(f"{beside}: is no provenance record of this format: {error!r}") from error
@@ -263,13 +289,11 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
         yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")
 
 
-def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool) -> Check:
+def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool, home: Path | None, base: str) -> Check:
     """Whether a text is the one that the run's creator kept back, and the loss on it of a model that is `whole`."""
     what, spec = "sealed text", _spec_of(record)
     if spec is None or not spec.data.sealed:
-        return Check(
-            what, False, "the run's specification names none ([data] sealed), so no text can be held against it"
-        )
+        return Check(what, False, "the run's specification names none ([data] sealed): no text is held against it")
     try:
         text = sealed.read_bytes()
     except OSError as error:
@@ -278,18 +302,42 @@ def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool) 
     if found != spec.data.sealed:
         says = f"{sealed.name} has sha-256 {found[:16]}…, the run's sealed text {spec.data.sealed[:16]}…"
         return Check(what, False, f"{says}: it is another file, or not as it was when the run was created")
-    if spec.task.name not in ("byte-lm", "gpt") or not whole:
-        why = "the model does not hold" if not whole else f"none is known of the task {spec.task.name}"
-        return Check(what, True, f"it is the run's; no loss on it is measured, as {why}")
-    from swarmnode.training.byte_lm import loss_on
+    model = beside.with_name(Path(str(record["model"]["file"])).name)
+    tokenizer = _tokenizer(spec, model, (home or beside.parent) / "shards")
+    if not whole:
+        why = "the model does not hold"
+    elif spec.task.name not in ("byte-lm", "gpt", "hf-lm"):
+        why = f"none is known of the task {spec.task.name}"
+    elif spec.data.tokenizer and not tokenizer:
+        why = f"the run's tokenizer is not here: it belongs beside the model, as {tokenizer_path(spec, model).name}"
+    else:
+        from swarmnode.training.byte_lm import loss_on
 
-    tensors = read_tensors(beside.with_name(Path(str(record["model"]["file"])).name)).tensors
-    parameters = np.concatenate([tensors[str(name)].reshape(-1) for name, _ in record["model"]["layout"]])
+        tensors = read_tensors(model).tensors
+        names = [file_name(spec.model, str(name)) for name, _ in record["model"]["layout"]]
+        parameters = np.concatenate([tensors[name].reshape(-1) for name in names])
+        try:
+            loss = loss_on(text, spec, parameters, tokenizer=tokenizer, base=_base_of(spec, model, base))
+            return Check(what, True, f"the model's loss on it is {loss:.4f} bits per byte")
+        except (CorpusError, ValueError) as error:
+            return Check(what, False, f"the model's loss on it cannot be measured: {error}")
+        except TaskError as error:
+            why = f"the run's base model cannot be used (--base): {error}"
+    return Check(what, True, f"it is the run's; no loss on it is measured, as {why}")
+
+
+def _base_of(spec: RunSpec, model: Path, named: str) -> str:
+    """The folder from which the model's shape comes, and of LoRA its frozen weights. Raises TaskError."""
+    if not spec.model.lora_rank:
+        return str(model.parent) if spec.model.base else ""
     try:
-        loss = loss_on(text, spec, parameters)
-    except (CorpusError, ValueError) as error:
-        return Check(what, False, f"the model's loss on it cannot be measured: {error}")
-    return Check(what, True, f"the model's loss on it is {loss:.4f} bits per byte")
+        found = fetch(named or spec.model.base, offline=True)
+        same = spec.model.base_sha256 in ("", weights_hash(found))
+    except (OSError, ValueError, ImportError) as error:
+        raise TaskError(str(error)) from error
+    if not same:
+        raise TaskError(f"{found} has other weights than the run's")
+    return str(found)
 
 
 def _compared(record: dict[str, Any], own: tuple[PastRound, ...]) -> Iterator[Check]:

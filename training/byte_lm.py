@@ -33,7 +33,7 @@ from swarmnode.training import tokens
 from swarmnode.training.gpt import GPT
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.runspec import DataSection, RunSpec
-from swarmnode.training.tasks import Assignment, TaskError
+from swarmnode.training.tasks import Assignment, TaskError, load_task
 from swarmnode.training.tokens import CorpusError
 
 QUICK_WINDOWS = 32  # a progress figure each round must cost no more than a few inner steps
@@ -53,10 +53,10 @@ class ByteLM:
         self.device = device
         self.tokens_per_sample = spec.model.context
         self._window = spec.model.context + 1
-        self._spelling = Spelling(spec.data, _read(assignment.tokenizer))
+        self._spelling = Spelling(spec.data, _read("tokenizer", assignment.tokenizer))
         self._text = Text(self._spelling.dtype)
         self.feed(assignment.texts)
-        heldout = self._spelling.items(_heldout(Path(assignment.heldout), sha256=spec.task.heldout_sha256))
+        heldout = self._spelling.items(_read("held-out text", assignment.heldout, spec.task.heldout_sha256))
         self._check_long_enough(self._text.size)
         self._gate, self._report = divided(heldout)
         self._check_long_enough(len(self._report))
@@ -64,7 +64,8 @@ class ByteLM:
         torch.manual_seed(spec.run.seed)
         self.model = self.build(spec, assignment).to(device)
 
-    def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
+    @classmethod
+    def build(cls, spec: RunSpec, assignment: Assignment) -> GPT:
         """The model with the run's initial parameters, on the CPU; torch is seeded with the run's seed."""
         return GPT(spec.model, spec.data.vocabulary)
 
@@ -294,22 +295,26 @@ class Spelling:
 
 
 @torch.no_grad()
-def loss_on(text: bytes, spec: RunSpec, parameters: NDArray[np.float32], *, tokenizer: bytes = b"") -> float:
+def loss_on(
+    text: bytes, spec: RunSpec, parameters: NDArray[np.float32], *, tokenizer: bytes = b"", base: str = ""
+) -> float:
     """Bits per byte of a whole text, in windows side by side, for the run's model with these parameters, (P,).
 
-    A run with a tokenizer needs its tokenizer.json. Raises CorpusError where the text has less than one window,
-    ValueError for parameters of another model.
+    A run with a tokenizer needs its tokenizer.json, one by hf-lm the folder of its base. Raises CorpusError where the
+    text has less than one window, ValueError for parameters of another model, TaskError where the base is not one.
     """
     if spec.data.tokenizer and not tokenizer:
         raise CorpusError("the run trains on tokens, so its tokenizer is needed to measure the loss on a text")
     spelling, window = Spelling(spec.data, tokenizer), spec.model.context + 1
-    model = GPT(spec.model, spec.data.vocabulary)
+    task = load_task(spec.task.name, "")
+    model = task.build(spec, Assignment("", "", base=base))
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     encoded = spelling.encode(text)
     if len(encoded) < window:
         raise CorpusError(f"{len(encoded)} {spelling.unit} of text are less than a window of {window}")
-    if parameters.size != sum(parameter.numel() for parameter in model.parameters()):
+    if parameters.size != sum(parameter.numel() for parameter in learned):
         raise ValueError(f"{parameters.size} parameters are not those of the run's model")
-    torch.nn.utils.vector_to_parameters(torch.tensor(parameters), model.parameters())
+    torch.nn.utils.vector_to_parameters(torch.tensor(parameters), learned)
     return _mean_loss(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)
 
 
@@ -337,25 +342,13 @@ def _windows(text: Tokens, starts: Sequence[int], length: int) -> Tensor:
     return torch.from_numpy(text[np.array(starts)[:, None] + np.arange(length)].astype(np.int64))
 
 
-def _heldout(path: Path, *, sha256: str) -> bytes:
-    """The run's held-out part. Raises CorpusError where the file does not hash to `sha256`."""
+def _read(what: str, path: str, sha256: str | None = None) -> bytes:
+    """A file, nothing where none is named. Raises CorpusError where it does not hash to `sha256`, if that is given."""
     try:
-        heldout = path.read_bytes()
+        content = Path(path).read_bytes() if path else b""
     except OSError as error:
-        raise CorpusError(
-            f"held-out text {path}: cannot be read: {error.strerror}; remove it to fetch it again"
-        ) from error
-    found = hashlib.sha256(heldout).hexdigest()
-    if found != sha256:
-        raise CorpusError(
-            f"held-out text {path} hashes to {found[:12]}…, the run's to {sha256[:12]}…; remove it to fetch it again"
-        )
-    return heldout
-
-
-def _read(path: str) -> bytes:
-    """Raises CorpusError."""
-    try:
-        return Path(path).read_bytes() if path else b""
-    except OSError as error:
-        raise CorpusError(f"tokenizer {path}: cannot be read: {error.strerror}; restart the node") from error
+        raise CorpusError(f"{what} {path}: cannot be read: {error.strerror}; restart the node") from error
+    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
+        said = f"{what} {path} hashes to {found[:12]}…, the run's to {sha256[:12]}…"
+        raise CorpusError(f"{said}; remove it to fetch it again")
+    return content

@@ -32,7 +32,8 @@ from swarmnode.training.tasks import Assignment, TaskError
 class HfLM(ByteLM):
     """A language model that begins from a base. Raises TaskError where that cannot be used, else as `ByteLM`."""
 
-    def build(self, spec: RunSpec, assignment: Assignment) -> GPT:
+    @classmethod
+    def build(cls, spec: RunSpec, assignment: Assignment) -> GPT:
         return _trained_as(spec, open_model(assignment.base, _kept_in(spec)))
 
     @classmethod

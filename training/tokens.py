@@ -4,7 +4,6 @@
     raw = train(sample, vocabulary=8192)              # a tokenizer.json, the same on every machine
     Encoder(raw, vocabulary=8192).encode([b"one document", b"another one"])
     decode(tokens, spellings(raw, vocabulary=8192))   # b"one document"
-    lengths(raw, vocabulary=8192)                     # bytes of text that each token stands for
 
 In a run without a tokenizer a token is a byte of text. Else it has a byte-level BPE (Sennrich et al., 1508.07909, on
 bytes as in GPT-2), or the tokenizer.json of another model. Only who makes shards needs the library `tokenizers`; what
@@ -123,11 +122,6 @@ def spellings(raw: bytes, vocabulary: int) -> tuple[bytes, ...]:
         else:
             found[id] = content.replace("▁", " ").removeprefix("##").encode(errors="replace")
     return tuple(found)
-
-
-def lengths(raw: bytes, vocabulary: int) -> NDArray[np.int64]:
-    """How many bytes each token stands for, (vocabulary,). Raises TokenizerError."""
-    return np.array([len(spelling) for spelling in spellings(raw, vocabulary)], dtype=np.int64)
 
 
 def decode(tokens: Iterable[int], spelled: Sequence[bytes]) -> bytes:

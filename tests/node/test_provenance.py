@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,13 @@ from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History, Pa
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.transfer.shard_manifest import ShardManifest
+from swarmnode.training.byte_lm import loss_on
+from swarmnode.training.gpt import GPT
+from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec, encode
+from swarmnode.training.runspec import RunSection, RunSpec, encode, parse_runspec
+from swarmnode.training.tokens import train
 
 LAYOUT = Layout.of([("block.weight", (3, 4)), ("block.bias", (4,))])
 SPEC = RunSpec(RunSection(name="test")).resolved(heldout_sha256="ab" * 32, index="cd" * 32)
@@ -84,12 +90,12 @@ def test_what_cannot_be_told_is_said_and_is_no_failure(tmp_path: Path) -> None:
 def test_a_node_that_took_part_compares_what_it_saw_itself(tmp_path: Path) -> None:
     model = made(tmp_path)
     own = tmp_path / "runs" / SPEC.run_id / HISTORY
-    assert "own history" not in {check.what for check in verify(model, runs=tmp_path / "runs")[1]}
+    assert "own history" not in {check.what for check in verify(model, home=tmp_path)[1]}
     own.parent.mkdir(parents=True)
     own.write_bytes((tmp_path / "home" / "runs" / SPEC.run_id / HISTORY).read_bytes())
-    assert {check.holds for check in verify(model, runs=tmp_path / "runs")[1]} == {True}
+    assert {check.holds for check in verify(model, home=tmp_path)[1]} == {True}
     History(own).append(PastRound(5, "00" * 32, ()))
-    failed = [check for check in verify(model, runs=tmp_path / "runs")[1] if check.holds is False]
+    failed = [check for check in verify(model, home=tmp_path)[1] if check.holds is False]
     assert [check.what for check in failed] == ["own history"] and "1 of 6 rounds" in failed[0].detail
 
 
@@ -186,3 +192,37 @@ def test_a_text_that_the_run_did_not_seal_is_held_against_nothing(tmp_path: Path
     text.write_bytes(b"any text")
     found = {check.what: check for check in verify(made(tmp_path), sealed=text)[1]}
     assert found["sealed text"].holds is False and "names none ([data] sealed)" in found["sealed text"].detail
+
+
+def test_loss_on_a_sealed_text_is_measured_with_the_runs_own_tokenizer_and_with_no_other(tmp_path: Path) -> None:
+    raw, text = train([b"the cat and the dog sat"] * 9, vocabulary=300), b"the dog and the cat sat, " * 9
+    tables = {
+        "run": {"name": "sealed"},
+        "task": {"name": "gpt"},
+        "data": {"vocabulary": 300, "sealed": hashlib.sha256(text).hexdigest()},
+        "model": {"layers": 1, "heads": 2, "width": 16, "context": 8},
+    }
+    shard = ShardManifest.of(raw).id.hex()
+    spec = parse_runspec(tables, source="test").resolved(heldout_sha256="", index="", tokenizer=shard)
+    home, layout = DataDir(tmp_path / "home"), layout_of(GPT(spec.model, 300))
+    store, parameters = RunStore(home), np.random.default_rng(0).normal(0, 0.1, layout.parameters).astype(np.float32)
+    store.keep(spec)
+    checkpoints = store.folder(spec.run_id) / "checkpoints"
+    kept = Checkpoints(checkpoints, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+    kept.save(Saved(1, OuterState.start(parameters), np.zeros_like(parameters), ()))
+    sealed, model, beside = tmp_path / "text", tmp_path / "out.safetensors", tmp_path / "out.tokenizer.json"
+    sealed.write_bytes(text)
+
+    def said(home: Path | None = None) -> str:
+        return next(check.detail for check in verify(model, home=home, sealed=sealed)[1] if check.what == "sealed text")
+
+    export(home, spec.run_id, ME, model, with_momentum=False)
+    assert "tokenizer is not here" in said() and "out.tokenizer.json" in said()
+    measured = f"loss on it is {loss_on(text, spec, parameters, tokenizer=raw):.4f} bits per byte"
+    (home.path / "shards").mkdir()
+    (home.path / "shards" / f"{shard}.shard").write_bytes(raw)
+    assert measured in said(home.path) and not beside.exists()
+    export(home, spec.run_id, ME, model, with_momentum=False)
+    assert beside.read_bytes() == raw and measured in said()
+    beside.write_bytes(train([b"another text"] * 9, vocabulary=300))
+    assert "tokenizer is not here" in said() and measured in said(home.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,19 @@ from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.transfer.shard_manifest import ShardManifest
+from swarmnode.training.hub import vocabulary, weights_hash
 from swarmnode.training.inner import flatten_into, layout_of
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec, encode, parse_runspec
+from swarmnode.training.tokens import Encoder
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 peft = pytest.importorskip("peft", reason="the extra hf is not installed")
 
 from swarmnode.training.hf_lm import CausalLM, attach_lora, open_model  # noqa: E402
+
+SEALED = (b"abcdefg: 123=" * 40)[: 12 * 33]
 
 
 def identity() -> Identity:
@@ -37,9 +44,14 @@ def kept(home: DataDir, base: Path, rank: int) -> tuple[RunSpec, CausalLM]:
     tables: dict[str, Any] = {
         "run": {"name": "t"},
         "task": {"name": "hf-lm"},
-        "model": {"base": str(base), "context": 32, **lora},
+        "data": {"sealed": hashlib.sha256(SEALED).hexdigest(), "vocabulary": vocabulary(base)},
+        "model": {"base": str(base), "base_sha256": weights_hash(base), "context": 32, **lora},
     }
-    spec = parse_runspec(tables, source="t.toml")
+    words = (base / "tokenizer.json").read_bytes()
+    shard = ShardManifest.of(words).id.hex()
+    spec = parse_runspec(tables, source="t.toml").resolved(heldout_sha256="", index="", tokenizer=shard)
+    (home.path / "shards").mkdir(parents=True)
+    (home.path / "shards" / f"{shard}.shard").write_bytes(words)
     inner = open_model(str(base))
     if rank:
         attach_lora(inner, rank=rank, alpha=12.0, seed=1)
@@ -75,6 +87,28 @@ def test_an_exported_folder_gives_the_swarms_logits(tmp_path: Path, kind: str, r
         words = transformers.AutoTokenizer.from_pretrained(target)
         assert words.get_vocab() == transformers.AutoTokenizer.from_pretrained(base).get_vocab()
         assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_loss_on_a_sealed_text_is_that_of_the_swarms_model(tmp_path: Path, rank: int) -> None:
+    base, home, sealed = folder_of("llama", tmp_path / "base"), DataDir(tmp_path / "home"), tmp_path / "sealed"
+    spec, model = kept(home, base, rank)
+    beside, _ = export(home, spec.run_id, identity(), tmp_path / "out", with_momentum=False)
+    sealed.write_bytes(SEALED)
+
+    def said(**where: str) -> str:
+        return next(check.detail for check in verify(beside, sealed=sealed, **where)[1] if check.what == "sealed text")
+
+    tokens = Encoder((base / "tokenizer.json").read_bytes(), spec.data.vocabulary).encode([SEALED])[0]  # one a byte
+    with torch.no_grad():
+        expected = float(model.loss(torch.from_numpy(tokens.astype("int64")).view(-1, 33))) / math.log(2)
+    measured = said()
+    assert float(measured.removesuffix(" bits per byte").split()[-1]) == pytest.approx(expected, abs=2e-4)
+    base.rename(tmp_path / "moved")
+    assert said(base=str(tmp_path / "moved")) == measured
+    assert said() == measured or (rank and "--base" in said())
+    folder_of("gpt2", base)
+    assert said() == measured or (rank and "other weights" in said())
 
 
 def test_a_folder_is_written_only_where_there_is_a_base(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_places_in_tokens_are_bytes_of_shards(tmp_path: Path, tokenizer: bytes, 
 def test_loss_in_tokens_is_in_bits_per_byte_that_they_stand_for(tmp_path: Path, tokenizer: bytes) -> None:
     task = _on_tokens(tmp_path, tokenizer)
     heldout = np.fromfile(tmp_path / "2.shard", "<u2")
-    sizes = tokens.lengths(tokenizer, 300)
+    sizes = np.array([len(spelling) for spelling in tokens.spellings(tokenizer, 300)])
     assert task.bytes_per_token == pytest.approx(float(sizes[heldout].mean())) and task.bytes_per_token > 2
     batch = task.heldout(1)
     assert task.loss(batch).item() == pytest.approx(task.model.loss(batch).item() / math.log(2) / task.bytes_per_token)
