@@ -101,7 +101,7 @@ class CausalLM(GPT):
         """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
         B, T = tokens.shape
         # A text without values, of which memory is weighed, has to be told to have no gaps.
-        mask = torch.zeros(B, 1, T, T, device="meta") if tokens.is_meta else None
+        mask = torch.zeros(1, 1, 1, 1, device="meta").expand(B, 1, T, T) if tokens.is_meta else None
         logits: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         return logits
 

@@ -190,8 +190,9 @@ def _disk(spec: RunSpec, weight: Weight, keeping: Keeping) -> Iterator[Held]:
     momentum = vector if spec.outer.momentum > 0 else 0
     older = int(keeping.hours).bit_length()
     count = keeping.checkpoints + older + 1  # one is written before another goes
-    each = 2 * vector + momentum + moments_of(spec, weight)
-    yield Held("daemon", "disk", "a checkpoint, and the one before", 2 * each)
+    each = 2 * vector + momentum
+    both = 2 * (each + moments_of(spec, weight))  # until a checkpoint is whole, the one before keeps its moments
+    yield Held("daemon", "disk", "a checkpoint, and the one before", both)
     yield Held("daemon", "older", f"up to {count - 2} older checkpoints", (count - 2) * each)
     if spec.audited:
         kept = states_room(spec.inner.steps, weight.parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from swarmnode.training.byte_lm import ByteLM
+from swarmnode.training.gpt import GPT
 from swarmnode.training.memory import Keeping, Machine, Weight, in_words, needs, refusal
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
@@ -102,6 +104,37 @@ def test_a_model_is_weighed_without_taking_its_memory(tmp_path: Path) -> None:
     assert weight.step > 4 * 4 * 16 * 256  # the logits at least
     huge = spec(model={"layers": 64, "heads": 64, "width": 4096, "context": 64}, inner={"batch": 1})
     assert weigh(ByteLM, huge, Assignment("", "")).parameters > 10 * BILLION  # type: ignore[union-attr]
+
+
+def taken_by(model: GPT, batch: torch.Tensor, *, bf16: bool) -> int:
+    """Bytes that torch's allocator gave for a step at the most, beside parameters and gradients."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model.loss(batch)
+        loss.backward()
+    events = [each for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
+    return max(accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_is_weighed_as_torch_takes_memory_for_it(precision: str, checkpointing: bool) -> None:
+    inner = {"batch": 8, "precision": precision, "checkpointing": checkpointing}
+    run = spec(model={"layers": 3, "heads": 2, "width": 128, "context": 64}, inner=inner)
+    weight = weigh(ByteLM, run, Assignment("", ""))
+    assert weight is not None
+    model = GPT(run.model)
+    model.checkpointing = checkpointing
+    taken = taken_by(model, torch.randint(256, (8, 65)), bf16=precision == "bf16")
+    assert weight.step == pytest.approx(taken, rel=0.05)
+
+
+def test_no_checkpoint_but_the_newest_and_the_one_before_has_moments() -> None:
+    parts = {(part.where, part.what): part.size for part in needs(spec(), Weight(BILLION)).parts}
+    assert parts["disk", "a checkpoint, and the one before"] == 2 * 4 * (2 + 2) * BILLION
+    assert parts["older", "up to 7 older checkpoints"] == 7 * 4 * 2 * BILLION
 
 
 def test_a_task_that_does_not_tell_is_trained_all_the_same() -> None:
