@@ -55,9 +55,9 @@ def swarm(folder: Path, corpus: Path, keys: Path | None = None) -> Iterator[list
     for name in NAMES if keys is not None else ():
         (folder / name).mkdir(mode=0o700)
         shutil.copy2(keys / name / "identity.key", folder / name)
-    options = ("--rounds", str(BEFORE + AFTER), "--checkpoint-every", "1")
+    options = ("--rounds", str(BEFORE + AFTER), "--checkpoint-every", "1", "--wait-peers", "1")
     with ExitStack() as stack:
-        first = Node(folder / "one", run, "--wait-peers", "1", *options, corpus=corpus, port=_free_port())
+        first = Node(folder / "one", run, *options, corpus=corpus, port=_free_port())
         stack.enter_context(first)
         join = ("--join", first.ready["multiaddr"], "--run", first.ready["run_id"])
         second = Node(folder / "two", *join, *options, corpus=corpus, port=_free_port())

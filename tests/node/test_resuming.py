@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,27 @@ def test_who_resumes_a_run_waits_for_as_many_others_as_who_begins_one(tmp_path: 
         await swarm.round_done(stood + 3, "a", "b")
         rounds = swarm.nodes["a"].rounds
         assert min(rounds) == stood + 1 and {told["members"] for told in rounds.values()} == {2}
+
+    simulate(body)
+
+
+def test_of_nodes_that_resume_a_run_at_the_same_time_one_begins_and_the_others_join_it(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("a", wait_peers=2)
+        for name in ("b", "c"):
+            await swarm.start(name, join="a")
+        await swarm.round_done(3, "a", "b", "c")
+        for name in ("a", "b", "c"):
+            await swarm.leave(name)
+        stood = max(swarm.nodes["a"].rounds)
+        again = [await swarm.start(name, wait_peers=2) for name in ("a", "b", "c")]
+        for one, other in combinations(again, 2):
+            await one.network.connect(other.network.me)
+        await swarm.round_done(stood + 3, "a", "b", "c")
+        for name in ("a", "b", "c"):
+            rounds = swarm.nodes[name].rounds
+            assert min(rounds) == stood + 1 and {told["members"] for told in rounds.values()} == {3}
 
     simulate(body)
 

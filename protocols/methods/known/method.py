@@ -102,6 +102,9 @@ class Diloco(Method):
             found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
             alone = begin.saved is not None or begin.creator
             await self._find_members(until=found_by if alone else math.inf)
+            if not self.rounds.stands and any(peer < self._parts.me for peer in self._parts.membership.connected()):
+                # They came back with this node and look for members as well: one of them begins, and is then found.
+                await self._find_members(until=trio.current_time() + FIND_MEMBERS_FOR)
         self._parts.observer.warn("alone", None)
         if not self.rounds.stands:
             await self._begin(begin)
