@@ -56,26 +56,21 @@ class _JsonLines(logging.Formatter):
         return json.dumps(as_line(record), ensure_ascii=False)
 
 
-class _ConsoleLines(logging.Formatter):
-    """`12:00:00 WARNING node.daemon: …`, in local time, without the package's name."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = as_line(record)
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        return f"{clock} {record.levelname:<7} {record.name.removeprefix('swarmnode.')}: {line['message']}"
-
-
 class _Console(logging.StreamHandler[Any]):
-    """Plain lines. On a terminal what has something `ahead` says so, and takes the place of such a line before it."""
+    """`12:00:00 WARNING node.daemon: …`, in local time, without the package's name.
+
+    On a terminal what has something `ahead` says so, and takes the place of such a line before it.
+    """
 
     _rows = 0  # of the terminal, above the cursor, whose place is taken
 
     def format(self, record: logging.LogRecord) -> str:
         rows, self._rows = self._rows, 0
+        clock, message = time.strftime("%H:%M:%S", time.localtime(record.created)), as_line(record)["message"]
         ahead = getattr(record, "ahead", "")
         if not ahead or not self.stream.isatty() or os.environ.get("TERM") == "dumb":
-            return super().format(record)
-        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()}; {ahead}"
+            return f"{clock} {record.levelname:<7} {record.name.removeprefix('swarmnode.')}: {message}"
+        line = f"{clock} {message}; {ahead}"
         self._rows = -(-len(line) // shutil.get_terminal_size().columns)
         return (f"\x1b[{rows}A\x1b[J" if rows else "") + line
 
@@ -158,12 +153,10 @@ def setup_logs(folder: Path, level: str) -> Ring[Line]:
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
     (folder / FILE_NAME).chmod(0o600)
     file.setFormatter(_JsonLines())
-    console = _Console(sys.stderr)
-    console.setFormatter(_ConsoleLines())
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
-    for handler in (_IntoRing(ring), file, console):
+    for handler in (_IntoRing(ring), file, _Console(sys.stderr)):
         root.addHandler(handler)
     root.setLevel(level.upper())
     return ring

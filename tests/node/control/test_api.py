@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,3 +107,12 @@ def test_a_peer_may_be_named_as_peers_prints_it() -> None:
             assert await Api(daemon)._resolve(name) == one
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(("chosen", "by_data", "shown"), [(0, True, os.cpu_count()), (0, False, 1), (3, True, 3)])
+def test_status_tells_how_many_threads_the_trainer_takes(chosen: int, by_data: bool, shown: int) -> None:
+    trainer = SimpleNamespace(pid=1, device="cpu", ranks=1, restarts=0, sandbox=None, sampling=None)
+    run = SimpleNamespace(spec=SimpleNamespace(needs_data=by_data))
+    daemon = SimpleNamespace(trainer=trainer, config=SimpleNamespace(threads=chosen), chosen=run)
+    api: Any = SimpleNamespace(_node=daemon)
+    assert (Api._trainer_status(api) or {})["threads"] == shown
