@@ -31,6 +31,7 @@ STEPS = 32
 LIAR = "d"
 Body = Callable[["AuditedSwarm"], Awaitable[None]]
 Cheat = Callable[[Open], None]
+Toys = dict[str, Callable[[str], ToyModel]]
 NOISY = (Saw.GAIN, Saw.ASSIGNED)  # measured on few samples: now and then bad of who is honest
 
 
@@ -53,16 +54,23 @@ class AuditedSwarm(SimSwarm):
     share = 0.5
     liar = ""
 
-    def __init__(self, nursery: trio.Nursery, toys: dict[str, Callable[[str], ToyModel]], turns: bool) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        toys: dict[str, Callable[[str], ToyModel]],
+        turns: bool,
+        step: float,
+        latency: float,
+    ) -> None:
         self._turns = turns
 
         def trainer(name: str, peer: str) -> Trainer:
             toy = toys.get(name, lambda peer: ToyModel(dimension=64, peer_id=peer))(peer)
-            made = SimTrainer(toy, seconds_per_step=0.2)
+            made = SimTrainer(toy, seconds_per_step=step)
             made.record(stretch_steps(STEPS, made.layout.parameters))
             return made
 
-        world = SimWorld(latency=0.05)
+        world = SimWorld(latency=latency)
         self.liar = next(iter(toys), "")
         super().__init__(nursery, world=world, method="open", validators=NAMES, steps=STEPS, trainer=trainer)
 
@@ -91,12 +99,19 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_ledgers(monkeypatch)
 
 
-def simulate(body: Body, toys: dict[str, Callable[[str], ToyModel]] | None = None, *, turns: bool = False) -> None:
-    """`turns`: with `sign3` and outer momentum, so that local parameters carry residuals."""
+def simulate(
+    body: Body,
+    toys: Toys | None = None,
+    *,
+    turns: bool = False,
+    step: float = 0.2,
+    latency: float = 0.05,
+) -> None:
+    """`turns`: with `sign3` and outer momentum, so that local parameters carry residuals. Times are in seconds."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = AuditedSwarm(nursery, toys or {}, turns)
+            swarm = AuditedSwarm(nursery, toys or {}, turns, step, latency)
             await swarm.start("a", wait_peers=len(NAMES) - 1)
             for name in NAMES[1:]:
                 await swarm.start(name, join="a")
@@ -128,6 +143,19 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> N
             assert audits.budget.spent <= audits.budget.earned + (SAVED + 2) * longest  # what it begins with
 
     simulate(body, turns=turns)
+
+
+def test_who_does_many_steps_while_others_talk_is_no_liar() -> None:
+    """A record takes MAX_STRETCHES: here rounds would come to thousands of steps."""
+
+    async def body(swarm: AuditedSwarm) -> None:
+        await swarm.round_done(8, *NAMES)
+        for name in NAMES:
+            found = swarm.verdicts(name)
+            assert found[Verdict.HELD] >= 3 and not found[Verdict.LIED], {audit.why for audit in swarm.audits(name)}
+            assert found[Verdict.NOT_SHOWN] <= 2  # after a round that was undone: its work came back
+
+    simulate(body, step=0.0005, latency=0.1)
 
 
 class LateTree:

@@ -166,10 +166,12 @@ def vector_id(vector: Vector) -> bytes:
 
 
 def gap(trace: Trace) -> str:
-    """Why its stretches do not follow one another; "" where they do.
+    """Why its stretches do not follow one another, or are too many; "" where they do.
 
     Every stretch begins where the one before ended, in the stream of data as well: no step is repeated or chosen.
     """
+    if len(trace.legs) > MAX_LEGS or len(trace.stretches) > MAX_STRETCHES:
+        return "more legs or stretches than a record takes"
     if not trace.legs or trace.legs[0].base or not all(leg.base for leg in trace.legs[1:]):
         return "a leg that begins nowhere"
     texts, round, step = 0, -1, 0

@@ -40,17 +40,19 @@ from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in
 from swarmnode.training.open_step import Raw, carries
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.verify.recorder import room, stretch_steps
 from swarmnode.training.verify.replay import DECAY
-from swarmnode.training.verify.trace import MAX_LEGS, Leg, Origin, Trace, gap, vector_id
+from swarmnode.training.verify.trace import MAX_LEGS, MAX_STRETCHES, Leg, Origin, Trace, gap, vector_id
 from swarmnode.training.verify.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
-RECORDS_KEPT = 3  # an audit needs the one before the one that it looks at …
+RECORDS_KEPT = 5  # an audit takes up to a round after that of the roster, and needs the record before as well …
 OFFERS_KEPT = 8  # … and where that ended and what it left over; rounds may have passed some offers over
 ALL = 1.0  # share of a contribution that comes back where a roster was undone or a fork left
+SPARE_STRETCHES = 64  # of a record: for the H steps that are due, and where others lay hands on the trainer
 BREATH = 0.05  # seconds between two looks, where training takes no time
 
 
@@ -120,11 +122,17 @@ class LocalTrainer:
                 stream = round if self.offer is None else round + 1
                 steps = self._spec.inner.steps_in(stream)
                 left = steps - self.since_offer.steps
-                await self._train(stream, left if left > 0 else steps)
+                trains = left > 0 or await self._may_go_on(steps)
+                if trains:
+                    await self._train(stream, left if left > 0 else steps)
             self._more.set()
             self._more = trio.Event()
-            if trio.current_time() == began:
+            if not trains or trio.current_time() == began:
                 await trio.sleep(BREATH)
+
+    async def _may_go_on(self, steps: int) -> bool:
+        """Whether so many steps may follow those of a round, while others are waited for."""
+        return True
 
     async def _train(self, round: int, steps: int) -> None:
         """Add what one call does to `since_offer`; where it is cancelled, what it did until its step in hand ended."""
@@ -399,6 +407,15 @@ class TracedTrainer(LocalTrainer):
         async with super().held():
             await self._mark()
             yield
+
+    async def _may_go_on(self, steps: int) -> bool:
+        """Not where the record would take more than others accept, or than this node keeps: then it only waits."""
+        await self._mark()
+        offered = self._offered.stretches if self._offered is not None else ()  # which may come back
+        recorded = len(offered) + sum(len(leg.stretches) for leg in self._legs)
+        most, parameters = self._spec.inner.steps, self.feedback.size
+        kept = room(most, parameters) // (12 * parameters)  # states
+        return recorded + -(-steps // stretch_steps(most, parameters)) <= min(MAX_STRETCHES - SPARE_STRETCHES, kept)
 
     async def _mark(self) -> None:
         try:
