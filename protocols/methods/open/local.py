@@ -131,8 +131,11 @@ class LocalTrainer:
                 await trio.sleep(BREATH)
 
     async def _may_go_on(self, steps: int) -> bool:
-        """Whether so many steps may follow those of a round, while others are waited for."""
-        return True
+        """Whether so many, the H of a round, may follow those of the round while others are waited for.
+
+        Not while H grows: what is learned apart in the first rounds is lost to averaging.
+        """
+        return steps == self._spec.inner.steps
 
     async def _train(self, round: int, steps: int) -> None:
         """Add what one call does to `since_offer`; where it is cancelled, what it did until its step in hand ended."""
@@ -409,7 +412,9 @@ class TracedTrainer(LocalTrainer):
             yield
 
     async def _may_go_on(self, steps: int) -> bool:
-        """Not where the record would take more than others accept, or than this node keeps: then it only waits."""
+        """Nor where the record would take more than others accept, or than this node keeps."""
+        if not await super()._may_go_on(steps):
+            return False
         await self._mark()
         offered = self._offered.stretches if self._offered is not None else ()  # which may come back
         recorded = len(offered) + sum(len(leg.stretches) for leg in self._legs)

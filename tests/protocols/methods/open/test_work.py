@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from trio.testing import MockClock
 
 from swarmnode.protocols.methods.open import local as open_work
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.trainer import TrainerDied, TrainStats
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats
 from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -42,6 +43,20 @@ def test_steps_of_the_call_that_a_round_cut_short_count() -> None:
                 await work.run(0)
         assert trio.current_time() == pytest.approx(22)  # the step in hand was taken to its end
         assert work.since_offer.steps == work.since_offer.samples // work._trainer.toy.batch == 22  # type: ignore[attr-defined]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_while_h_grows_a_node_that_waits_trains_no_more() -> None:
+    async def main() -> None:
+        spec = open_spec(steps=STEPS)
+        growing = replace(spec, inner=replace(spec.inner, interval="growing"))
+        work = LocalTrainer(toy(), inline, growing)
+        for round in (0, 60):  # of 1 and of 3 steps
+            work.since_offer = NOTHING
+            with trio.move_on_after(20):
+                await work.run(round)
+            assert work.since_offer.steps == growing.inner.steps_in(round) < 20
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
