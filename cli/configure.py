@@ -27,14 +27,11 @@ def check(
     if any(isinstance(value, dict) for value in tables.values()):
         answer = _check_run(tables, file)
         text = f"{file}: a run file, in order. Run {answer['name']!r}, run id {answer['run_id']}"
-        text += (
-            "" if answer["final"] else " (its creator adds a nonce and the hash of the held-out text, which change it)"
-        )
+        if not answer["final"]:
+            text += " (its creator adds a nonce and the hash of the held-out text, which change it)"
         if answer["own_task"]:
-            text += (
-                f". Its task {answer['task']!r} is none of the built-in ones, {', '.join(answer['built_in'])}: every "
-            )
-            text += "member needs the file that defines it (--task FILE.py:CLASS)"
+            text += f". Its task {answer['task']!r} is none of the built-in ones, {', '.join(answer['built_in'])}: "
+            text += "every member needs the file that defines it (--task FILE.py:CLASS)"
     else:
         values = parse_node_table(tables, source=str(file))
         answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
@@ -59,11 +56,7 @@ def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 @config.command("show")
-def show_settings(
-    file: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
-) -> None:
+def show_settings(file: ConfigOption = None, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Show each setting in force and where it came from.
 
     That is the default, the file, the environment or a flag.

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def identify(
     join: Annotated[
-        bool,
-        typer.Option("--join", help="Print the line that joins this node elsewhere. [default: peer id]"),
+        bool, typer.Option("--join", help="Print the line that joins this node elsewhere. [default: peer id]")
     ] = False,
     mine: Annotated[
         int | None,

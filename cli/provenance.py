@@ -20,21 +20,9 @@ from swarmnode.cli.terminal import (
     show,
     table,
 )
-from swarmnode.node.exitcodes import CONFIG, ERROR, ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 
 provenance = group("Export the trained model with a signed record of where it comes from, and verify one.")
-
-
-class Unverified(ExpectedError):
-    """A model or its record is not what the record says."""
-
-    exit_code = ERROR
-
-
-class NothingToExport(ExpectedError):
-    """The data directory holds no run."""
-
-    exit_code = CONFIG
 
 
 @provenance.command("export")
@@ -76,7 +64,7 @@ def export(
     home, passphrase = own_home(data_dir, passphrase_file)
     known = home.known_runs()
     if not known:
-        raise NothingToExport(f"{home.path}: no run is known here")
+        raise ExpectedError(f"{home.path}: no run is known here", exit_code=CONFIG)
     chosen = one_run(known, run_id, home.path, "--run ")
     identity = load_or_create(home.identity, passphrase)
     target = file.expanduser().absolute()
@@ -126,7 +114,7 @@ def verify(
     told = [{"what": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
     show({"valid": not failed, "checks": told, **_summary(record)}, _found(record, told), json_output)
     if failed:
-        raise Unverified(f"{file}: does not hold: {', '.join(failed)}")
+        raise ExpectedError(f"{file}: does not hold: {', '.join(failed)}")
 
 
 def _found(record: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:

@@ -8,8 +8,6 @@ import typer
 
 from swarmnode.cli.terminal import DataDirOption, JsonOption, age, ask, plain, short_peer, show, table
 
-NOTHING = "nothing was seen of anybody's work yet"
-
 
 def scores(
     peer: Annotated[
@@ -24,16 +22,14 @@ def scores(
     Every node has scores of its own: from what it measured itself, and where that is little, from what others attest.
     """
     answer = ask(data_dir, "scores", peer=peer, why=why)
-    show(answer, _explanations(answer) if why else _listing(answer), json_output)
+    show(answer, _listing(answer, why=why), json_output)
 
 
-def _explanations(answer: dict[str, Any]) -> str:
-    return "\n\n".join(_explained(each) for each in answer["peers"]) or NOTHING
-
-
-def _listing(answer: dict[str, Any]) -> str:
+def _listing(answer: dict[str, Any], *, why: bool) -> str:
     if not answer["peers"]:
-        return NOTHING
+        return "nothing was seen of anybody's work yet"
+    if why:
+        return "\n\n".join(map(_explained, answer["peers"]))
     rows = [
         (
             short_peer(each["peer_id"]),

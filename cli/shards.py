@@ -26,9 +26,7 @@ shards = group("List, add, fetch, pin and delete shards: data named by its hash.
 def ls(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """List the shards that are here, the one used last first."""
     answer = ask(data_dir, "shards_ls")
-    rows = [
-        [found["id"], size(found["size"]), _state(found), f"{age(found['used'])} ago"] for found in answer["shards"]
-    ]
+    rows = [[one["id"], size(one["size"]), _state(one), f"{age(one['used'])} ago"] for one in answer["shards"]]
     listed = table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))
     total = f"{number_of(len(rows), 'shard')}, {size(answer['bytes'])} of {size(answer['cap'])}"
     show(answer, [listed, total], json_output)

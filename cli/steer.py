@@ -27,7 +27,7 @@ from swarmnode.cli.terminal import (
 )
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.storage.datadir import DataDir, DataDirError, explain
+from swarmnode.node.storage.datadir import DataDir, explain
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
 PUBLISH_TIMEOUT = 120.0  # s; a state is written to disk
@@ -130,18 +130,13 @@ def _delete(home: DataDir, run_id: str) -> list[str]:
     """Delete a run's directory while holding the lock, so that no daemon starts on it meanwhile."""
     path = home.run(run_id)
     with home.open():
-        return _delete_tree(path)
-
-
-def _delete_tree(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    try:
-        shutil.rmtree(path)
-    except OSError as error:
-        failed: DataDirError = explain(error, Path(error.filename or path))
-        raise failed from error
-    return [str(path)]
+        if not path.exists():
+            return []
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise explain(error, Path(error.filename or path)) from error
+        return [str(path)]
 
 
 # -- the run's owner

@@ -32,11 +32,7 @@ DataDirOption = Annotated[
         help="The node's data directory. [default: SWARMNODE_DATA_DIR, else ~/.local/share/swarmnode]",
     ),
 ]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print JSON on standard output. [default: text]", show_default=False),
-]
-
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output. [default: text]")]
 PassphraseOption = Annotated[
     Path | None,
     typer.Option(
@@ -73,11 +69,7 @@ def directory(data_dir: Path | None) -> Path:
 def group(help: str) -> typer.Typer:
     """A command that has commands of its own, such as `swarmnode shards`."""
     return typer.Typer(
-        help=help,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
+        help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
 
 

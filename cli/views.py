@@ -24,13 +24,7 @@ LABEL = 10  # characters of a line's label
 WIDE_LABEL = 14  # of a line of netcheck
 SPARK = 32  # characters of the loss's course
 
-_PHASE_STYLE = {
-    "training": "green",
-    "exchanging": "cyan",
-    "finished": "green",
-    "catching-up": "yellow",
-    "paused": "yellow",
-}
+_PHASE_STYLE = {"training": "green", "exchanging": "cyan", "finished": "green"}  # all others are yellow
 REACHABILITY = {
     "public": "public: peers can dial this node",
     "private": "private: this node dials, peers cannot (swarmnode netcheck)",
@@ -154,10 +148,10 @@ def _data(data: dict[str, Any]) -> str:
 def _reward(run: dict[str, Any], colour: bool) -> str:
     history = [reward for _, reward in run["reward_history"]]
     recent = history[-10:]
+    mean = sum(recent) / len(recent)
     if (run["round"] or 0) < LEARNS_BY and (chance := run.get("reward_by_chance")):
-        mean = sum(recent) / len(recent)
         return f"{mean:.3f} of 1 lately, {chance:.2g} by chance; learning shows by round {LEARNS_BY} or so"
-    text = f"{sum(recent) / len(recent):.3f} of 1 in the last {len(recent)} rounds"
+    text = f"{mean:.3f} of 1 in the last {len(recent)} rounds"
     return text + (f"   {style(sparkline(history, SPARK), 'cyan', on=colour)}" if len(history) > 1 else "")
 
 
@@ -178,10 +172,8 @@ def learned(told: dict[str, Any]) -> str:
 def sampled(told: dict[str, Any]) -> str:
     """For whom a node samples, and what came of it: one sentence for a person."""
     refused = [f"{number} {plain(reason, 24)}" for reason, number in sorted(told["refused"].items())]
-    return (
-        f"version {told['version']} of {short_peer(told['trainer'])}: {told['given']} given, "
-        f"{told['accepted']} accepted" + (f"; refused: {', '.join(refused)}" if refused else "")
-    )
+    text = f"version {told['version']} of {short_peer(told['trainer'])}: {told['given']} given, "
+    return f"{text}{told['accepted']} accepted" + (f"; refused: {', '.join(refused)}" if refused else "")
 
 
 def _loss(run: dict[str, Any], colour: bool) -> str:
@@ -231,27 +223,18 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "NAT", [NAT.get(answer["nat"], answer["nat"])]
     yield "filtering", [FILTERING.get(answer["filtering"], answer["filtering"])]
     mapping = answer["port_mapping"]
-    yield (
-        "port mapping",
-        [f"{mapping['address']}, by {mapping['way']}" if mapping["way"] else f"none: {mapping['state']}"],
-    )
+    mapped = f"{mapping['address']}, by {mapping['way']}" if mapping["way"] else f"none: {mapping['state']}"
+    yield "port mapping", [mapped]
     yield "relays", [f"{short_peer(r['peer_id'])}  {_milliseconds(r['rtt_ms'])}" for r in answer["relays"]]
     peers = answer["peers"]
     punched = f"; {answer['punched']} of {answer['punched'] + answer['not_punched']} holes punched"
     yield "peers", [f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed{punched}"]
     rates = answer["rates"]
-    yield (
-        "rate",
-        [
-            f"now in {size(rates['in'])}/s, out {size(rates['out'])}/s; "
-            f"at the most in {size(rates['most_in'])}/s, out {size(rates['most_out'])}/s"
-        ],
-    )
+    most = f"at the most in {size(rates['most_in'])}/s, out {size(rates['most_out'])}/s"
+    yield "rate", [f"now in {size(rates['in'])}/s, out {size(rates['out'])}/s; {most}"]
     serves = answer["serves"]
-    yield (
-        "relays for",
-        [f"{serves['reservations']} peers, {serves['circuits']} circuits now, {size(serves['bytes'])} so far"],
-    )
+    serving = f"{serves['reservations']} peers, {serves['circuits']} circuits now"
+    yield "relays for", [f"{serving}, {size(serves['bytes'])} so far"]
 
 
 def _place(address: str) -> str:

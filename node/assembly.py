@@ -174,7 +174,7 @@ class Node:
     def take_part(self) -> RunSession:
         """Build this node's life in the run, once the trainer told its layout and the run's parts run.
 
-        From now on the run's exchange method answers its peers. Raises NoRole.
+        From now on the run's exchange method answers its peers. Raises ExpectedError.
         """
         chosen, config, trainer = self.chosen, self.config, self.trainer
         assert chosen is not None and trainer is not None and self.membership is not None

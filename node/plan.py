@@ -132,15 +132,7 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
     table = needs(spec, pace.weight, Keeping(members=n), on_device=machine.device < float("inf"))
     day = DAY / seconds * moved
     return Predicted(
-        spec.exchange.method,
-        name,
-        seconds,
-        busy / seconds,
-        day,
-        day,
-        table.memory,
-        table.disk,
-        refusal(table, machine),
+        spec.exchange.method, name, seconds, busy / seconds, day, day, table.memory, table.disk, refusal(table, machine)
     )
 
 
@@ -279,10 +271,5 @@ def _arithmetic(spec: RunSpec, size: int) -> dict[str, Any]:
     centre, radius = clipped_centre(rows, shares)
     clip = warm(lambda: residual(rows, shares, *clipped_centre(rows, shares)))[1] / rows.size
     check = warm(lambda: checksum(part, centre, radius, b"", 0))[1] / part.size
-    return {
-        "settle": (stepped + hashed + 4 * copied) / size,
-        "encode": encode,
-        "decode": decode,
-        "clip": clip,
-        "check": check,
-    }
+    settle = (stepped + hashed + 4 * copied) / size
+    return {"settle": settle, "encode": encode, "decode": decode, "clip": clip, "check": check}

@@ -69,12 +69,6 @@ MEMBERS = Metric("swarmnode_members", GAUGE, "members of the round in hand, this
 PAUSED = Metric("swarmnode_paused", GAUGE, "1 while the owner has training paused, else 0")
 
 
-class NoRole(ExpectedError):
-    """The role that was asked for has no meaning in the run."""
-
-    exit_code = CONFIG
-
-
 class RunSession(Observer):
     """One node in one run. `run` owns its tasks; the other methods may be called while it runs.
 
@@ -95,7 +89,7 @@ class RunSession(Observer):
         """Builds the exchange method of the run, which answers its peers from then on. `emit` is told what happens.
 
         `samples`: it does nothing but sample answers for another node's policy. `checkpoint_every`: so many rounds.
-        Raises NoRole where the run has nothing to sample for.
+        Raises ExpectedError where the run has nothing to sample for.
         """
         self._context = context
         self._begin = begin
@@ -373,10 +367,8 @@ class RunSession(Observer):
         self.warn("cut off", cut_off)
         outcome = result.outcome
         missing = outcome.missing if isinstance(outcome, Partial) else ()
-        if result.learned is not None:
-            self.rewards.append((result.round, result.learned.reward))
-        elif result.sampled is not None:
-            self.rewards.append((result.round, result.sampled.reward))
+        if (answered := result.learned or result.sampled) is not None:
+            self.rewards.append((result.round, answered.reward))
         logger.info(
             "round %d: %s, %s%s, %.2g s",
             result.round,
@@ -426,14 +418,15 @@ class RunSession(Observer):
 
 
 def method_of(context: Context, *, samples: bool) -> Method:
-    """The exchange method that the run names; where a node only `samples`, what it does instead. Raises NoRole."""
+    """The exchange method that the run names; or what a node that only `samples` does instead. Raises ExpectedError."""
     spec = context.spec
     if not samples:
         return METHODS[spec.exchange.method](context)
     if spec.exchange.method != "sapo":
-        raise NoRole(
+        raise ExpectedError(
             f"the run {spec.run.name} shares no rollouts, so nobody can only sample for it; leave out "
-            "--role rollout, or name a run such as --task digits-rl"
+            "--role rollout, or name a run such as --task digits-rl",
+            exit_code=CONFIG,
         )
     return sapo.SapoSampler(context)
 

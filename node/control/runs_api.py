@@ -62,10 +62,8 @@ class RunsApi:
         held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
         chosen = [(group, used) for group, used in held if wanted in (None, group.author)]
         chosen.sort(key=lambda pair: pair[0].made_at, reverse=True)
-        return {
-            "groups": [{**_group(group), "used": used} for group, used in chosen[:limit]],
-            "more": len(chosen) > limit,
-        }
+        listed = [{**_group(group), "used": used} for group, used in chosen[:limit]]
+        return {"groups": listed, "more": len(chosen) > limit}
 
     async def rollouts_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """One group with its question, answers and what they earn."""
@@ -170,9 +168,8 @@ class RunsApi:
         spec, state = self._run()
         me = self._node.network.me
         if spec.owner != me:
-            whose = (
-                f"its owner is {spec.owner}" if spec.owner else "it has no owner ([run] owner, or [trust] validators)"
-            )
+            nobody = "it has no owner ([run] owner, or [trust] validators)"
+            whose = f"its owner is {spec.owner}" if spec.owner else nobody
             raise Declined(f"only a run's owner can say how it goes on: {whose}, and this node is {me}")
         return spec, state
 
@@ -274,9 +271,4 @@ def _group(signed: SignedGroup) -> dict[str, Any]:
 def _told(said: Succession | None) -> dict[str, Any]:
     if said is None:
         return {"successor": None, "ended": False, "round": None, "reason": ""}
-    return {
-        "successor": said.run_id or None,
-        "ended": not said.run_id,
-        "round": said.round,
-        "reason": said.reason,
-    }
+    return {"successor": said.run_id or None, "ended": not said.run_id, "round": said.round, "reason": said.reason}

@@ -232,11 +232,7 @@ class Walk:
     """One question to many peers, and what they say: a `lookup.Query`."""
 
     def __init__(
-        self,
-        kademlia: Kademlia,
-        question: Message,
-        providers: FoundProviders | None = None,
-        wanted: int | None = None,
+        self, kademlia: Kademlia, question: Message, providers: FoundProviders | None = None, wanted: int | None = None
     ) -> None:
         """`providers`: those that are known already; with `wanted` of them the walk ends."""
         self._kademlia = kademlia

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,74 +87,54 @@ def filtering(reachability: str) -> str:
     return CLOSED if reachability in ("private", "relayed") else UNKNOWN
 
 
-def problems(answer: Mapping[str, Any]) -> list[Problem]:
+def problems(answer: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong by a report, the worst first."""
-    found: list[Problem] = []
     reachability, relays = answer["reachability"], answer["relays"]
     endpoints = [endpoint for address in answer["listens"] if (endpoint := parse(address)) is not None]
     port = endpoints[0].port if endpoints else 4077
     forward = f"forward TCP port {port} to this machine on the router"
     if not answer["peers"]["connected"]:
-        found.append(
-            Problem("no peer is connected, so nothing could be tried", "join one: swarmnode run --join ADDRESS")
-        )
+        yield Problem("no peer is connected, so nothing could be tried", "join one: swarmnode run --join ADDRESS")
     elif reachability == "unknown":
-        found.append(Problem("no peer has tried to dial this node yet", "wait a minute and look again"))
+        yield Problem("no peer has tried to dial this node yet", "wait a minute and look again")
     if endpoints and all(endpoint.host in ("127.0.0.1", "::1") for endpoint in endpoints):
-        found.append(Problem("the node listens for this machine only", "start it with --listen 0.0.0.0"))
+        yield Problem("the node listens for this machine only", "start it with --listen 0.0.0.0")
     if reachability == "private":
-        found.append(
-            Problem(
-                "peers cannot dial this node, and no relay has a place for it: it works with those that it dials",
-                f"{forward}, or have somebody with a public address run: swarmnode run --role relay --join ADDRESS",
-            )
+        yield Problem(
+            "peers cannot dial this node, and no relay has a place for it: it works with those that it dials",
+            f"{forward}, or have somebody with a public address run: swarmnode run --role relay --join ADDRESS",
         )
     if reachability == "relayed" and len(relays) == 1:
-        found.append(
-            Problem(
-                "there is a place at one relay only; if it goes, peers lose this node until another is found",
-                "one more node with a public address mends that: swarmnode run --role relay --join ADDRESS",
-            )
+        yield Problem(
+            "there is a place at one relay only; if it goes, peers lose this node until another is found",
+            "one more node with a public address mends that: swarmnode run --role relay --join ADDRESS",
         )
     if reachability in ("private", "relayed"):
-        found += _closed(answer, forward)
-    return found
+        yield from _closed(answer, forward)
 
 
-def _closed(answer: Mapping[str, Any], forward: str) -> list[Problem]:
+def _closed(answer: Mapping[str, Any], forward: str) -> Iterator[Problem]:
     """Why peers cannot dial in, as far as that is known."""
-    found: list[Problem] = []
     mapping = answer["port_mapping"]
     outer = _host(mapping["address"]) if mapping["address"] else None
     seen = {_host(place) for place in answer["observed"]}
     if outer is not None and (is_local(outer) or (seen and outer not in seen)):
-        found.append(
-            Problem(
-                f"there are two NATs: the router's own outer address, {outer}, is not on the internet",
-                "set one of the two routers to bridge mode, or ask the provider for a public address",
-            )
+        yield Problem(
+            f"there are two NATs: the router's own outer address, {outer}, is not on the internet",
+            "set one of the two routers to bridge mode, or ask the provider for a public address",
         )
     elif outer is not None:
-        found.append(
-            Problem("the router mapped a port, and peers still cannot dial in", "look for a firewall: " + forward)
-        )
+        yield Problem("the router mapped a port, and peers still cannot dial in", "look for a firewall: " + forward)
     elif not mapping["asked"]:
-        found.append(Problem("the router is not asked for a port", "set upnp = true, or " + forward))
+        yield Problem("the router is not asked for a port", "set upnp = true, or " + forward)
     else:
-        found.append(
-            Problem(
-                f"the router opens no port ({mapping['state']})",
-                "switch on UPnP or NAT-PMP in the router, or " + forward,
-            )
-        )
+        switch = "switch on UPnP or NAT-PMP in the router, or " + forward
+        yield Problem(f"the router opens no port ({mapping['state']})", switch)
     if answer["nat"] == DEPENDENT:
-        found.append(
-            Problem(
-                "the router shows this node at another port to each peer, so peers behind such routers stay relayed",
-                forward + "; nothing else makes those connections direct",
-            )
+        yield Problem(
+            "the router shows this node at another port to each peer, so peers behind such routers stay relayed",
+            forward + "; nothing else makes those connections direct",
         )
-    return found
 
 
 def _host(address: str) -> str | None:

@@ -46,15 +46,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.node.host.stream import (
-    BadMessage,
-    agree,
-    ask,
-    peer_bytes,
-    places_in,
-    receive,
-    send,
-)
+from swarmnode.node.host.stream import BadMessage, agree, ask, peer_bytes, places_in, receive, send
 from swarmnode.protocols.network import Address, PeerId, Stream
 from swarmnode.protocols.peers.diversity import ip_of
 

@@ -263,14 +263,7 @@ def load(path: Path, manifest: CheckpointManifest) -> Saved:
     if state_hash(manifest.round, layout, state) != manifest.state_hash:
         raise ValueError("its parameters do not hash to the state that the manifest names")
     extra = found.tensors.get("extra", np.zeros(0, np.uint8)).tobytes()
-    return Saved(
-        manifest.round,
-        state,
-        vectors["residual"],
-        manifest.members,
-        manifest.method,
-        extra,
-    )
+    return Saved(manifest.round, state, vectors["residual"], manifest.members, manifest.method, extra)
 
 
 def _all_zero(vector: NDArray[Any]) -> bool:

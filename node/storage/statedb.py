@@ -66,6 +66,7 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_IO = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY)
 SOUGHT = 128  # keys that one statement asks about
 _STANDING = (  # a cross join fixes the order of loops: the index is looked up for each key
     f"WITH sought (author, key) AS (VALUES {', '.join(['(?, ?)'] * SOUGHT)}) "
@@ -362,13 +363,7 @@ def _explained(error: sqlite3.Error, path: Path) -> StateError:
             f"{path}: no space left on the disk, so nothing more of the replicated state is stored. What was stored is "
             "intact; free some space, and the node goes on by itself."
         )
-    if code in (
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_BUSY,
-    ):
+    if code in _IO:
         return Unwritable(
             f"{path}: the disk does not take the replicated state ({error}). What was stored is intact; look at the "
             "disk and at who may write there. The node tries again by itself."

@@ -76,13 +76,7 @@ class TrainerProcess(Trainer):
     capabilities = Capabilities(judges=True, draws=True, replays=True, rollouts=True)
 
     def __init__(
-        self,
-        spec: RunSpec,
-        *,
-        run_id: str,
-        peer_id: str,
-        settings: TrainerSettings = USUAL,
-        keeping: Keeping = KEEPING,
+        self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = USUAL, keeping: Keeping = KEEPING
     ) -> None:
         self._spec = spec
         self._run_id = run_id

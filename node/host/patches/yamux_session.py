@@ -36,12 +36,7 @@ from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.stream_muxer import muxer_multistream
-from libp2p.stream_muxer.exceptions import (
-    MuxedConnUnavailable,
-    MuxedStreamClosed,
-    MuxedStreamEOF,
-    MuxedStreamReset,
-)
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.patches.noise_transport import over
