@@ -126,19 +126,10 @@ def run(
     loaded = load_config(config_file, os.environ, given)
     for warning in loaded.warnings:
         say(f"warning: {warning}")
-    from swarmnode.node.daemon import run_daemon
+    from swarmnode.node.daemon import RunOptions, run_daemon
 
-    code = run_daemon(
-        loaded.config,
-        loaded.origins,
-        runspec=runspec,
-        run_id=run_id,
-        rounds=rounds,
-        stay=stay,
-        json_events=json_output,
-        roster=roster or "",
-    )
-    raise typer.Exit(code)
+    options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "")
+    raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))
 
 
 def _built_in(task: str) -> Path | None:

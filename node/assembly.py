@@ -230,10 +230,6 @@ class Node:
         self.trust.take_part(self.session.method)
         return self.session
 
-    def stop(self) -> None:
-        """Begin an orderly stop."""
-        self.stopping.set()
-
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""
         self.events.put(event)

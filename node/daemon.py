@@ -18,7 +18,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import trio
 
@@ -35,7 +34,6 @@ from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.receipts import PromiseChecks
 from swarmnode.protocols.runner import in_thread
@@ -50,17 +48,7 @@ STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancel
 TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 
 
-def run_daemon(
-    config: NodeConfig,
-    origins: dict[str, str],
-    *,
-    runspec: Path | None,
-    run_id: str | None,
-    rounds: int | None,
-    stay: bool,
-    json_events: bool,
-    roster: str = "",
-) -> int:
+def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
     needs_text("", config.task)  # a mistake in it is said before anything starts
     datadir = DataDir(config.directory).open()
@@ -72,8 +60,6 @@ def run_daemon(
         mapped.keep_in(datadir.path)
         for key, origin in origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
-
-        options = RunOptions(runspec, run_id, rounds, stay, json_events, roster)
 
         async def main() -> int:
             return await Daemon(Node(config, datadir, identity, logs, options)).run()
@@ -165,7 +151,7 @@ class Daemon:
                 logging.shutdown()
                 os._exit(FORCED)  # no part may hold this up; files are replaced whole, and the kernel ends the trainer
             logger.info("%s: leaving the swarm; once more ends at once", signal.Signals(number).name)
-            self._node.stop()
+            self._node.stopping.set()
 
     async def _stop_when_told(self) -> None:
         await self._node.stopping.wait()
@@ -185,13 +171,15 @@ class Daemon:
             await trio.sleep_forever()
         check_golden()
         await in_thread(lambda: release_forgotten(node.store, node.shard_store))
-        chosen = await self._choose_run()
+        if node.options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
+            node.discovery.set_rendezvous(bytes.fromhex(node.options.run_id))
+        chosen = await RunFinder(node).choose()
         state = node.join_run(chosen)
         assert node.sync is not None and node.membership is not None and node.successors is not None
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(_running(state.run))
             node.state = state
-            stack.callback(self._forget_state)
+            stack.callback(setattr, node, "state", None)  # it closes next: from now on nobody can ask for it
             await stack.enter_async_context(_running(node.sync.run))
             if node.data is not None:
                 await stack.enter_async_context(_running(node.data.run))
@@ -222,16 +210,6 @@ class Daemon:
             if node.options.stay:
                 with self._serving:
                     await session.serve_forever()
-
-    async def _choose_run(self) -> ChosenRun:
-        node, options = self._node, self._node.options
-        if options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
-            node.discovery.set_rendezvous(bytes.fromhex(options.run_id))
-        return await RunFinder(node).choose()
-
-    def _forget_state(self) -> None:
-        """The state closes next: from now on nobody can ask for it."""
-        self._node.state = None
 
     def _ready(self) -> None:
         node = self._node

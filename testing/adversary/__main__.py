@@ -41,15 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         stay_here(loaded.config)
         METHODS.update(methods_with(told.lie, dict(METHODS)))
         assembly.make_trainer = trainer_with(told.lie, assembly.make_trainer)
-        return daemon.run_daemon(
-            loaded.config,
-            loaded.origins,
-            runspec=None,
-            run_id=told.run,
-            rounds=told.rounds,
-            stay=True,
-            json_events=True,
-        )
+        options = assembly.RunOptions(None, told.run, told.rounds, stay=True, json_events=True)
+        return daemon.run_daemon(loaded.config, loaded.origins, options)
     except exitcodes.ExpectedError as error:
         print(f"adversary: {error}", file=sys.stderr)
         return error.exit_code
