@@ -45,11 +45,6 @@ class Identity:
     private_key: Ed25519PrivateKey
     peer_id: str  # base58btc, "12D3KooW…"
 
-    @property
-    def raw_public(self) -> bytes:
-        """The public key, 32 bytes."""
-        return self.private_key.public_key().public_bytes_raw()
-
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"
 
@@ -65,7 +60,7 @@ def work_of(identity: Identity) -> int:
     """Bits of work in the key; see `protocols.state.membership.py`."""
     from swarmnode.protocols.state.membership import work_of_key
 
-    return work_of_key(identity.raw_public)
+    return work_of_key(identity.private_key.public_key().public_bytes_raw())
 
 
 def mine(bits: int, *, processes: int = 0, progress: Progress = lambda tried, rate: None) -> Ed25519PrivateKey:
@@ -199,16 +194,10 @@ def load(path: Path, passphrase: bytes | None) -> Identity:
 
 def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> None:
     """Keep `key` at `path`, unless there is one."""
-    from cryptography.hazmat.primitives.serialization import (
-        BestAvailableEncryption,
-        Encoding,
-        KeySerializationEncryption,
-        NoEncryption,
-        PrivateFormat,
-    )
+    from cryptography.hazmat.primitives import serialization as form
 
-    encryption: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    encryption = form.BestAvailableEncryption(passphrase) if passphrase else form.NoEncryption()
+    pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
     with beside(path) as (file, written):
         write_all(file, pem)
     try:

@@ -51,11 +51,6 @@ def as_line(record: logging.LogRecord) -> Line:
     }
 
 
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(as_line(record), ensure_ascii=False)
-
-
 class _Console(logging.StreamHandler[Any]):
     """`12:00:00 WARNING node.daemon: …`, in local time, without the package's name.
 
@@ -79,6 +74,9 @@ class _RotatedFile(logging.handlers.RotatingFileHandler):
     """A full disk stops the log and is said once on the console; it does not stop the node."""
 
     _full = False
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(as_line(record), ensure_ascii=False)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -152,7 +150,6 @@ def setup_logs(folder: Path, level: str) -> Ring[Line]:
     ring: Ring[Line] = Ring()
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
     (folder / FILE_NAME).chmod(0o600)
-    file.setFormatter(_JsonLines())
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()

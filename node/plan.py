@@ -216,9 +216,8 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
 
     They are taken on tokens by chance, of which none takes longer than another.
     """
-    found: list[tuple[Weight, float, float]] = []
 
-    async def main(text: Path) -> None:
+    async def main(text: Path) -> tuple[Weight, float, float]:
         based, _ = await with_base(spec, settings.base)
         told = replace(settings, heldout=str(text), texts=(str(text),))
         trainer = TrainerProcess(_on_chance(based, text), run_id=spec.run_id, peer_id="plan", settings=told)
@@ -230,15 +229,15 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
             began = time.perf_counter()
             await trainer.evaluate(thorough=False)
             weight = trainer.weight or Weight(trainer.layout.parameters)
-            found.append((weight, done.seconds / max(1, done.steps), time.perf_counter() - began))
+            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began
             nursery.cancel_scope.cancel()
+        return measured
 
     try:
         with tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
-            trio.run(main, Path(folder, "text"))
+            weight, step, loss = trio.run(main, Path(folder, "text"))
     except BaseExceptionGroup as group:
         raise reason_of(group) from group
-    weight, step, loss = found[0]
     return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)))
 
 

@@ -136,10 +136,6 @@ def resident_bytes() -> float:
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
-class DaemonError(ExpectedError):
-    """A part of the daemon ended it; the text says why and what to do."""
-
-
 # Errors of parts that know no exit codes.
 EXIT_CODES: dict[type[Exception], int] = {
     KeyInUse: KEY_IN_USE,
@@ -157,7 +153,7 @@ def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     for kind in kinds:
         for leaf in leaves:
             if isinstance(leaf, kind):
-                return DaemonError(str(leaf), exit_code=EXIT_CODES[kind]) if kind in EXIT_CODES else leaf
+                return ExpectedError(str(leaf), exit_code=EXIT_CODES[kind]) if kind in EXIT_CODES else leaf
     return leaves[0]
 
 

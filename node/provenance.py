@@ -253,19 +253,16 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[Check]:
     yield _signed(record, signature)
     spec = _spec_of(record)
-    yield Check(
-        "specification", spec is not None, "it hashes to the run id" if spec else "it does not hash to the run id"
-    )
+    hashes = "it hashes to the run id" if spec else "it does not hash to the run id"
+    yield Check("specification", spec is not None, hashes)
     if spec is not None:
         data = {"index": spec.data.index, "heldout_sha256": spec.task.heldout_sha256}
         same = record["data"] == data and record["name"] == spec.run.name
         yield Check("data", same, "hashes as in the specification" if same else "other hashes than the specification's")
     model = record["model"]
-    rounds = [
-        PastRound(r, h, tuple(record["peers"][i] for i in who), roster, at)
-        for r, h, roster, at, who in record["rounds"]
-    ]
-    yield from _history(record, tuple(rounds))
+    peers, told = record["peers"], record["rounds"]
+    rounds = tuple(PastRound(r, h, tuple(peers[i] for i in who), roster, at) for r, h, roster, at, who in told)
+    yield from _history(record, rounds)
     path = beside.with_name(Path(str(model["file"])).name)
     try:
         found = read_tensors(path)
@@ -279,9 +276,8 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
     fits = shapes == {name: slot.shape for name, slot in zip(names, layout.slots, strict=True)}
     yield Check("tensors", fits, f"{layout.parameters:,} parameters in {len(layout.slots)} tensors")
     if fits and model["momentum"] == "left out":
-        yield Check(
-            "state", None, "its hash covers an outer momentum that the file does not contain (export --momentum)"
-        )
+        why = "its hash covers an outer momentum that the file does not contain (export --momentum)"
+        yield Check("state", None, why)
     elif fits:
         parameters = np.concatenate([found.tensors[name].reshape(-1) for name in names])
         momentum = found.tensors.get(MOMENTUM, np.zeros_like(parameters))

@@ -255,11 +255,18 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str, unit: str = "") -> str:
         return "not measured" if value is None else f"{value:{form}}{unit}"
 
+    common = [
+        ("share of time spent computing", number(summary.compute_share, ".0%")),
+        ("parameters", f"{summary.parameters:,}"),
+        ("nodes", str(summary.nodes)),
+        ("rounds", str(summary.rounds)),
+        ("time", f"{summary.seconds:.0f} s"),
+    ]
     if summary.hashes_agree is None:
         return [
             ("reward of the swarm", number(summary.reward, ".3f", " on fresh questions, mean of the nodes")),
             *([("reward of one node alone", f"{summary.solo_reward:.3f}")] if summary.solo_reward is not None else []),
-            *_common(summary),
+            *common,
         ]
     unit = f" {summary.loss_unit}"
     alone = [
@@ -271,18 +278,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         *(alone if summary.solo_bits_per_byte is not None else []),
         ("state hashes", "equal in every round" if summary.hashes_agree else "NOT equal in every round"),
         ("sent per parameter and round", number(summary.bytes_per_parameter_round, ".2f", " bytes")),
-        *_common(summary),
-    ]
-
-
-def _common(summary: Summary) -> list[tuple[str, str]]:
-    share = summary.compute_share
-    return [
-        ("share of time spent computing", "not measured" if share is None else f"{share:.0%}"),
-        ("parameters", f"{summary.parameters:,}"),
-        ("nodes", str(summary.nodes)),
-        ("rounds", str(summary.rounds)),
-        ("time", f"{summary.seconds:.0f} s"),
+        *common,
     ]
 
 

@@ -52,9 +52,7 @@ GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three 
 
 # Causes of a run's warnings that keep nobody from work.
 NOTICES = ("cut off", "roster", "share")
-WARNINGS = Metric(
-    "swarmnode_warnings", GAUGE, "warnings in swarmnode status; problems make health say degraded", "kind"
-)
+WARNINGS = Metric("swarmnode_warnings", GAUGE, "warnings in status; problems make health say degraded", "kind")
 
 
 class Api:
@@ -332,7 +330,7 @@ class Api:
         return {}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        self._node.stop()
+        self._node.stopping.set()
         return {}
 
     async def leave(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +344,7 @@ class Api:
         folder = self._node.store.folder(run_id)
         if run_id == present:
             self._node.forgetting = True
-            self._node.stop()
+            self._node.stopping.set()
             await self._node.left.wait()
         with trio.CancelScope(shield=True):  # the node ends meanwhile
             await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -362,7 +360,9 @@ def warnings_of(node: Node) -> list[str]:
     told = problems_of(node) + _of_run(node, notices=True)
     told += [node.state.clocks.doubt] if node.state is not None and node.state.clocks.doubt else []
     if node.trainer is not None:
-        told += _of_sampling(node.trainer) + _of_sandbox(node.trainer)
+        sampling = node.trainer.sampling
+        told += [sampling["why"]] if sampling is not None and sampling["why"] else []
+        told += _of_sandbox(node.trainer)
         within = exposed(node.trainer.rules, node.config.directory)
         if within:
             told.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
@@ -411,11 +411,6 @@ def _of_state(sync: StateSync | None, membership: Membership | None) -> list[str
     told = list(sync.complaints) if sync is not None else []
     lease = membership.complaint if membership is not None else ""
     return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
-
-
-def _of_sampling(trainer: TrainerProcess) -> list[str]:
-    told = trainer.sampling
-    return [told["why"]] if told is not None and told["why"] else []
 
 
 def _of_sandbox(trainer: TrainerProcess) -> list[str]:

@@ -133,9 +133,8 @@ class StoresApi:
         """The elements under a prefix, in order of key and author; one more than `limit` is looked for."""
         limit = max(1, min(int(params.get("limit") or 100), MOST))
         with _declining():
-            found = await self._open().select(
-                str(params.get("prefix") or ""), author=self._author(params), limit=limit + 1
-            )
+            prefix = str(params.get("prefix") or "")
+            found = await self._open().select(prefix, author=self._author(params), limit=limit + 1)
         return {"elements": [as_json(element) for element in found[:limit]], "more": len(found) > limit}
 
     async def state_get(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,16 +148,11 @@ class StoresApi:
                 found = await self._open().select(key, author=None, limit=MOST)
         elements = [as_json(element) for element in found if element.key == key and not element.tombstone]
         if not elements:
-            whose = (
-                "nobody says"
-                if author is None
-                else "this node says"
-                if author == self._node.network.me
-                else f"{author[:80]} says"
-            )
-            what = f"{whose} {'anything' if author is None else 'nothing'} under {key[:80]!r}"
-            what += " any more" if any(one.key == key for one in found) else ""
-            raise Declined(f"{what}; swarmnode state ls shows what there is")
+            what = "nobody says anything"
+            if author is not None:
+                what = f"{'this node' if author == self._node.network.me else author[:80]} says nothing"
+            when = " any more" if any(one.key == key for one in found) else ""
+            raise Declined(f"{what} under {key[:80]!r}{when}; swarmnode state ls shows what there is")
         return {"key": key, "elements": elements}
 
     async def state_put(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -219,13 +219,10 @@ class RecordStore(CheckedStore):
             raise BadRecord("older", f"sequence {old.sequence if old else 0} is here already")
         if old is None:
             self.cleanup_expired()
-            own = self._per_author[record.author]
-            if len(self._records) >= self._limits.records or own >= self._limits.records_per_author:
-                self.refusals["full"] += 1
-                raise BadRecord("full", "there is no room for another record")
-        before = self._records.get(key)
+        own, before = self._per_author[record.author], self._records.get(key)
+        many = len(self._records) >= self._limits.records or own >= self._limits.records_per_author
         size = self._size + len(raw) - (len(before[1]) if before is not None else 0)
-        if size > self._limits.record_bytes:
+        if size > self._limits.record_bytes or (old is None and many):
             self.refusals["full"] += 1
             raise BadRecord("full", "there is no room for another record")
         self._per_author[record.author] += before is None

@@ -461,12 +461,8 @@ class DataSet(Texts):
             told = self.status()
             rate = self._fetched_bytes / max(1e-9, now - self._began)
             left = max(0, told["of"] - told["bytes"]) / rate if rate else 0.0
-            logger.info(
-                "%d of %d shards of text are here: %s",
-                told["shards"],
-                told["wanted"],
-                pace(told["bytes"], told["of"], rate),
-            )
+            how = pace(told["bytes"], told["of"], rate)
+            logger.info("%d of %d shards of text are here: %s", told["shards"], told["wanted"], how)
             self._emit({"event": "data", **told, "rate": round(rate), "left": round(left, 1)})
 
 

@@ -78,12 +78,10 @@ class RunStore:
         found = []
         for run_id in self.known():
             try:
-                spec = self.load(run_id)
+                found.append(self.load(run_id))
             except SettingError as error:
                 logger.warning("%s", error)
-            else:
-                found += [spec] if spec is not None else []
-        return tuple(found)
+        return tuple(spec for spec in found if spec is not None)
 
     def forgotten(self) -> tuple[tuple[str, str], ...]:
         """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more."""

@@ -193,7 +193,9 @@ class TrainerProcess(Trainer):
         return Learned(**await self._ask("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation)))
 
     async def mark(self) -> Marked:
-        answer = await self._present_child().call("mark")
+        if self._child is None:  # of its successor there is nothing to ask yet
+            raise TrainerDied("the trainer is being started again")
+        answer = await self._child.call("mark")
         return Marked(answer["life"], stretches_of(answer["stretches"]))
 
     @property
@@ -392,12 +394,6 @@ class TrainerProcess(Trainer):
         answer = await child.call(op, **arguments)
         self._tell_sampling(child.sampling)
         return answer
-
-    def _present_child(self) -> TrainerChild:
-        """The child, of which nothing is left to ask where it is being started again. Raises TrainerDied."""
-        if self._child is None:
-            raise TrainerDied("the trainer is being started again")
-        return self._child
 
     def _shared(self) -> Vector:
         if self._vector is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarmnode.node.process import DaemonError, reason_of
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.process import reason_of
 from swarmnode.training import golden, open_step, outer
 from swarmnode.training.codecs import CODECS
 from swarmnode.training.codecs.topk import TopK
@@ -67,4 +68,4 @@ def test_a_sum_in_another_order_and_another_choice_of_ties_are_found(monkeypatch
 def test_the_daemon_ends_with_words_for_a_person() -> None:
     mismatch = golden.GoldenMismatch("this machine computes other bits than the swarm: outer_step")
     reason = reason_of(BaseExceptionGroup("", [ExceptionGroup("", [mismatch])]))
-    assert isinstance(reason, DaemonError) and "other bits" in str(reason)
+    assert isinstance(reason, ExpectedError) and "other bits" in str(reason)
