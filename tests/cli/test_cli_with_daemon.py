@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from swarmnode.cli.main import main
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
-from swarmnode.node.exitcodes import DEGRADED, ERROR, OK
+from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, ExpectedError
 
 
 def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> None:
@@ -126,6 +127,20 @@ def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(
         "members": None,
         "peers": 3,
     }
+
+
+def test_plan_takes_the_round_trip_that_the_daemon_measures(
+    home: Any, daemon: Any, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[tuple[float, float, float]] = []
+
+    def planned(*_: Any, link: tuple[float, float, float], members: int) -> None:
+        links.append(link)
+        raise ExpectedError("that is enough")
+
+    monkeypatch.setattr("swarmnode.node.plan.planned", planned)
+    assert main(["plan", "run.toml", "--peer", answer["peer_id"], "--data-dir", str(home)]) == ERROR
+    assert links[0][2] == 0.0015
 
 
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
