@@ -140,7 +140,6 @@ def _built_in(task: str) -> Path | None:
     folder = Path(str(files("swarmnode.training.rl")))
     built_in = {path.stem: path for path in folder.glob("*.toml")}
     if task not in built_in:
-        raise UsageMistake(
-            f"--task {task}: built in is {', '.join(sorted(built_in))}; a task of your own is FILE.py:CLASS"
-        )
+        listed = ", ".join(sorted(built_in))
+        raise UsageMistake(f"--task {task}: built in is {listed}; a task of your own is FILE.py:CLASS")
     return built_in[task]

@@ -130,16 +130,8 @@ class Daemon:
         node = self._node
         serve_hello(node.network, AGENT)
         serve_runs(node.rpc, node.listings, node.store.encoded)
-        for part in (
-            node.network.run,
-            node.rpc.run,
-            node.bulk.run,
-            node.liveness.run,
-            node.shards.run,
-            node.nat.run,
-            Api(node).run,
-            node.discovery.run,
-        ):
+        carriers = (node.network.run, node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run)
+        for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run):
             await stack.enter_async_context(_running(part))
         rest_what_stays()
 

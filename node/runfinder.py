@@ -71,11 +71,10 @@ class RunFinder:
         else:
             spec = await self._only_known_run()
         _check_task(spec, config.task)
-        if not needs_text(spec.task.name, config.task):
-            pass
-        elif creator:
+        with_text = needs_text(spec.task.name, config.task)
+        if with_text and creator:
             spec = await self._published(spec, config.tokenizer or tokenizer)
-        elif not spec.data.index:
+        elif with_text and not spec.data.index:
             raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
         if creator:
             resolved = spec

@@ -188,9 +188,8 @@ def draw_losses(file: Path, results: Results) -> None:
     for label, points, colour in curves:
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=colour, marker=".", markersize=4)
     axes.set_xlabel("round")
-    axes.set_ylabel(
-        "reward of own answers (mean of ten rounds)" if rewarded else f"held-out loss ({results.summary.loss_unit})"
-    )
+    loss = f"held-out loss ({results.summary.loss_unit})"
+    axes.set_ylabel("reward of own answers (mean of ten rounds)" if rewarded else loss)
     axes.set_title(results.run)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -209,9 +208,8 @@ def _page(results: Results, picture: Path | None) -> str:
     drawn = "<p>No picture: matplotlib is not installed.</p>"
     if picture is not None:
         encoded = base64.b64encode(picture.read_bytes()).decode("ascii")
-        drawn = (
-            f'<img alt="{"Reward" if rewarded else "Held-out loss"} over rounds" src="data:image/png;base64,{encoded}">'
-        )
+        what = "Reward" if rewarded else "Held-out loss"
+        drawn = f'<img alt="{what} over rounds" src="data:image/png;base64,{encoded}">'
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in results.notes)
     return _TEMPLATE.format(
         title=html.escape(f"Local swarm: {results.run}"),

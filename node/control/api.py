@@ -117,11 +117,9 @@ class Api:
             return None
         place = node.place()
         last = session.last if session is not None else None
-        usual, speed, share = (
-            (session.usual_seconds, session.tokens_per_second, session.compute_share)
-            if session is not None
-            else (None, None, None)
-        )
+        usual = session.usual_seconds if session is not None else None
+        speed = session.tokens_per_second if session is not None else None
+        share = session.compute_share if session is not None else None
         outcome = session.outcome if session is not None else None
         return {
             "run_id": chosen.run_id,

@@ -77,9 +77,10 @@ class RunsApi:
         if len(found) > 1:
             raise Declined(f"{len(found)} rollout groups here have ids that begin with {wanted!r}; give more digits")
         (signed,) = found
-        group = signed.group
+        group, chosen = signed.group, self._node.chosen
+        judged = chosen is not None and chosen.spec.rollouts.judge != "none"
         try:
-            scored = score(signed.author, group, judged=self._judged())
+            scored = score(signed.author, group, judged=judged)
         except RefusedGroup as refusal:
             raise Declined(f"the group cannot be read here: {refusal}") from refusal
         return {
@@ -113,10 +114,6 @@ class RunsApi:
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
             **(session.method.status() if session is not None else {}),
         }
-
-    def _judged(self) -> bool:
-        chosen = self._node.chosen
-        return chosen is not None and chosen.spec.rollouts.judge != "none"
 
     def _rollouts(self) -> Rollouts:
         session = self._node.session
