@@ -28,7 +28,7 @@ def _flag(key: str, metavar: str | None, *names: str) -> Any:
     """The typer option of a setting: help, unit, range and default from its description."""
     field, described = _KNOWN[key]
     allowed = described.allowed()
-    limits = f" ({allowed})" if described.choices or described.minimum is not None else ""
+    limits = f" ({allowed})" if described.choices or described.between else ""
     default = "none" if field.default in ((), "") else as_toml(field.default).strip('"')
     unit = f" {described.unit}" if described.unit and default != "none" else ""
     text = described.help[0].upper() + described.help[1:]

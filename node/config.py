@@ -38,7 +38,7 @@ class NodeConfig:
         "~/.local/share/swarmnode",
         "directory of the key, logs, checkpoints and control socket; XDG_DATA_HOME is honoured",
     )
-    port: int = option(4077, "TCP port to listen on; 0 takes any free one", minimum=0, maximum=65535)
+    port: int = option(4077, "TCP port to listen on; 0 takes any free one", between=(0, 65535))
     listen: str = option(
         "0.0.0.0", "IP address to listen on; 0.0.0.0 is every IPv4 interface, 127.0.0.1 this machine only"
     )
@@ -64,35 +64,30 @@ class NodeConfig:
         "processes that train, each on a device of its own and with its part of every batch; 0 is one for each CUDA "
         "GPU, and one where there is none",
         unit="processes",
-        minimum=0,
-        maximum=64,
+        between=(0, 64),
     )
     sharded: bool = option(
         False,
         "have the ranks divide the model among them as well (FSDP2), for one that is too large for a device with its "
         "gradients and moments: slower, with a share of the memory each",
     )
-    threads: int = option(
-        0, "CPU threads of the trainer; 0 takes one for each core", unit="threads", minimum=0, maximum=1024
-    )
+    threads: int = option(0, "CPU threads of the trainer; 0 takes one for each core", unit="threads", between=(0, 1024))
     micro_batch: int = option(
         0,
         "sequences of a step that the trainer computes at once, for a device with little memory; steps are the same. "
         "0: all, or as many as a GPU has memory for",
         unit="sequences",
-        minimum=0,
-        maximum=65536,
+        between=(0, 65536),
     )
     nice: int = option(
-        10, "niceness of the trainer; 0 is the priority of other programs, 19 the lowest", minimum=0, maximum=19
+        10, "niceness of the trainer; 0 is the priority of other programs, 19 the lowest", between=(0, 19)
     )
     memory: float = option(
         0.0,
         "memory of the trainer's own at the most, parameters and mapped files not counted; 0 is no cap. Above it the "
         "trainer ends, and is started again",
         unit="GB",
-        minimum=0,
-        maximum=1_000_000,
+        between=(0, 1_000_000),
     )
     sandbox: str = option(
         "auto",
@@ -103,9 +98,9 @@ class NodeConfig:
     sandbox_read: tuple[str, ...] = option(
         (), "further files and directories that the trainer may read, for a task of your own"
     )
-    up: float = option(0.0, "upload cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
-    down: float = option(0.0, "download cap; 0 is no cap", unit="Mbit/s", minimum=0, maximum=1_000_000)
-    max_peers: int = option(64, "peers to be connected to at the most", unit="peers", minimum=1, maximum=4096)
+    up: float = option(0.0, "upload cap; 0 is no cap", unit="Mbit/s", between=(0, 1_000_000))
+    down: float = option(0.0, "download cap; 0 is no cap", unit="Mbit/s", between=(0, 1_000_000))
+    max_peers: int = option(64, "peers to be connected to at the most", unit="peers", between=(1, 4096))
     corpus: str = option(
         "",
         "file or folder with this node's own text (text, .jsonl, .parquet, or tokens: .bin, .npy), or "
@@ -138,23 +133,22 @@ class NodeConfig:
         "or vllm, and no training where it does not work",
         choices=("auto", "torch", "vllm"),
     )
-    checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", minimum=1, maximum=100_000)
-    checkpoint_keep: int = option(3, "newest checkpoints kept of a run", unit="checkpoints", minimum=1, maximum=10_000)
+    checkpoint_every: int = option(5, "rounds between two checkpoints", unit="rounds", between=(1, 100_000))
+    checkpoint_keep: int = option(3, "newest checkpoints kept of a run", unit="checkpoints", between=(1, 10_000))
     checkpoint_hours: float = option(
         24.0,
         "older checkpoints kept: one 1 to 2 hours old, one 2 to 4, and so on up to this; 0 keeps the newest only",
         unit="h",
-        minimum=0,
-        maximum=100_000,
+        between=(0, 100_000),
     )
     shards_cap: float = option(
-        10.0, "disk that shards may take; above it the least recently used go", unit="GB", minimum=0, maximum=1e6
+        10.0, "disk that shards may take; above it the least recently used go", unit="GB", between=(0, 1e6)
     )
     wait_peers: int = option(
-        0, "who begins or resumes a run starts when this many others are there", unit="peers", minimum=0, maximum=4096
+        0, "who begins or resumes a run starts when this many others are there", unit="peers", between=(0, 4096)
     )
     wait_seconds: float = option(
-        60.0, "it starts without the missing ones after this long", unit="s", minimum=0, maximum=86400
+        60.0, "it starts without the missing ones after this long", unit="s", between=(0, 86400)
     )
     log_level: str = option("info", "least serious messages to be logged", choices=LOG_LEVELS)
     passphrase_file: str = option(

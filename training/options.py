@@ -30,8 +30,7 @@ class Option:
 
     help: str
     unit: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
+    between: tuple[float, float] | None = None  # the least and the greatest
     choices: tuple[str, ...] = ()
     form: tuple[str, str] = ("", "")  # regular expression that a text matches whole, and what it asks for in words
     later: bool = False  # whether the key came after the schema was raised: it is left out of the run id at its default
@@ -41,11 +40,7 @@ class Option:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         unit = f" {self.unit}" if self.unit else ""
-        if self.minimum is not None and self.maximum is not None:
-            return f"{self.minimum:g} to {self.maximum:g}{unit}"
-        if self.minimum is not None:
-            return f"at least {self.minimum:g}{unit}"
-        return f"any value{unit}"
+        return "{:g} to {:g}".format(*self.between) + unit if self.between else f"any value{unit}"
 
 
 def option(
@@ -53,14 +48,13 @@ def option(
     help: str = "",
     *,
     unit: str = "",
-    minimum: float | None = None,
-    maximum: float | None = None,
+    between: tuple[float, float] | None = None,
     choices: tuple[str, ...] = (),
     form: tuple[str, str] = ("", ""),
     later: bool = False,
 ) -> Any:
     """A dataclass field with an `Option` in its metadata."""
-    described = Option(help, unit, minimum, maximum, choices, form, later)
+    described = Option(help, unit, between, choices, form, later)
     return dataclasses.field(default=default, metadata={"option": described})
 
 
@@ -116,9 +110,7 @@ def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
         number = wanted(value)
         if not math.isfinite(number):
             raise wrong(f"a finite number, {described.allowed()}")
-        if (described.minimum is not None and number < described.minimum) or (
-            described.maximum is not None and number > described.maximum
-        ):
+        if described.between and not described.between[0] <= number <= described.between[1]:
             raise wrong(described.allowed())
         return number
     if wanted is str:

@@ -34,6 +34,7 @@ LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and fo
 DECAY_SHARE = 0.2  # of the steps, at the end of wsd (Hägele et al. 2405.18392)
 GROWTH = 0.03  # of the steps done: H, where it grows
 LOSS_EVERY = 10  # steps, or more: the loss of 32 sequences takes as long as some three steps
+FILLED_IN = ("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
@@ -57,7 +58,7 @@ class RunSection:
             "1 to 64 lower case letters, digits, '.', '_' or '-', starting with a letter or digit",
         ),
     )
-    seed: int = option(0, "seed of the initial parameters and of all sampling", minimum=0, maximum=2**53)
+    seed: int = option(0, "seed of the initial parameters and of all sampling", between=(0, 2**53))
     trust: str = option(
         "known",
         "known: all who take part are believed; open: anybody may, and validators check what each one sends",
@@ -93,24 +94,19 @@ class DataSection:
         "own text, and only the held-out part is the creator's",
         choices=("shards", "local"),
     )
-    index: str = option(
-        "",
-        "id of the shard that lists the others; filled in when the run is created",
-        form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
-    )
+    index: str = option("", "id of the shard that lists the others; filled in when the run is created", form=FILLED_IN)
     vocabulary: int = option(
         256,
         "tokens: 256 trains on bytes; with more, the run's creator brings a tokenizer (--tokenizer) or trains one of "
         "this size on its corpus, or its corpus is tokens already",
         unit="tokens",
-        minimum=2,
-        maximum=1 << 20,
+        between=(2, 1 << 20),
     )
     tokenizer: str = option(
         "",
         "id of the shard with the tokenizer; filled in when the run is created; empty where tokens are bytes, or came "
         "without a tokenizer",
-        form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
+        form=FILLED_IN,
     )
     sealed: str = option(
         "",
@@ -122,10 +118,10 @@ class DataSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    layers: int = option(4, "transformer blocks", minimum=1, maximum=128)
-    heads: int = option(4, "attention heads", minimum=1, maximum=128)
-    width: int = option(128, "width of the residual stream", minimum=8, maximum=16384)
-    context: int = option(128, "length of a training sequence", unit="tokens", minimum=8, maximum=65536)
+    layers: int = option(4, "transformer blocks", between=(1, 128))
+    heads: int = option(4, "attention heads", between=(1, 128))
+    width: int = option(128, "width of the residual stream", between=(8, 16384))
+    context: int = option(128, "length of a training sequence", unit="tokens", between=(8, 65536))
     activation: str = option(
         "relu2",
         "between the matrices of an MLP: relu2 or swiglu, of about as many parameters",
@@ -143,19 +139,16 @@ class ModelSection:
         "hub; of the keys above only context then has a meaning",
     )
     base_sha256: str = option(
-        "",
-        "hash of its weights and config.json, the same for all; filled in when the run is created",
-        form=("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created"),
+        "", "hash of its weights and config.json, the same for all; filled in when the run is created", form=FILLED_IN
     )
     lora_rank: int = option(
         0,
         "rank of the adapters (LoRA) beside all linear layers of the base, which alone are trained and exchanged; 0 "
         "trains all of its parameters",
-        minimum=0,
-        maximum=4096,
+        between=(0, 4096),
     )
     lora_alpha: float = option(
-        32.0, "scale of the adapters: they change a layer by lora_alpha / lora_rank B A", minimum=1e-6, maximum=1e6
+        32.0, "scale of the adapters: they change a layer by lora_alpha / lora_rank B A", between=(1e-6, 1e6)
     )
 
 
@@ -175,25 +168,20 @@ class InnerSection:
         "inner optimizer; muon updates the matrices of hidden layers by Muon and everything else by AdamW",
         choices=("adamw", "muon"),
     )
-    lr: float = option(1e-3, "inner learning rate of AdamW", minimum=1e-8, maximum=10)
+    lr: float = option(1e-3, "inner learning rate of AdamW", between=(1e-8, 10))
     muon_lr: float = option(
         4e-3,
         "inner learning rate of Muon, whose steps are scaled to be as large as AdamW's of the same rate",
-        minimum=1e-8,
-        maximum=10,
+        between=(1e-8, 10),
     )
-    warmup: int = option(
-        20, "inner steps of linear warm-up at the start of a run", unit="steps", minimum=0, maximum=10**6
-    )
+    warmup: int = option(20, "inner steps of linear warm-up at the start of a run", unit="steps", between=(0, 10**6))
     schedule: str = option(
         "constant",
         "learning rates after the warm-up: constant; cosine, which falls to a twentieth over `rounds`; or wsd, "
         "constant until a fifth of them is left, then falling as far in a straight line",
         choices=("constant", "cosine", "wsd"),
     )
-    rounds: int = option(
-        0, "length of the run, over which cosine or wsd are laid", unit="rounds", minimum=0, maximum=10**7
-    )
+    rounds: int = option(0, "length of the run, over which cosine or wsd are laid", unit="rounds", between=(0, 10**7))
     precision: str = option(
         "fp32",
         "what models compute in: fp32, or bf16, by autocast with parameters, gradients and moments in float32",
@@ -202,12 +190,10 @@ class InnerSection:
     checkpointing: bool = option(
         False, "compute activations anew in the backward pass instead of keeping them: less memory, a third more time"
     )
-    weight_decay: float = option(0.1, "decoupled weight decay", minimum=0, maximum=10)
-    clip: float = option(
-        1.0, "gradient norm above which gradients are scaled down; 0 turns it off", minimum=0, maximum=1e6
-    )
-    batch: int = option(4, "sequences in an inner step", unit="sequences", minimum=1, maximum=65536)
-    steps: int = option(80, "inner steps in a round (H), at the most", unit="steps", minimum=1, maximum=10**6)
+    weight_decay: float = option(0.1, "decoupled weight decay", between=(0, 10))
+    clip: float = option(1.0, "gradient norm above which gradients are scaled down; 0 turns it off", between=(0, 1e6))
+    batch: int = option(4, "sequences in an inner step", unit="sequences", between=(1, 65536))
+    steps: int = option(80, "inner steps in a round (H), at the most", unit="steps", between=(1, 10**6))
     interval: str = option(
         "auto",
         "fixed: all rounds have `steps` inner steps; growing: each has 3 % of those of all rounds before, one at the "
@@ -253,8 +239,8 @@ class InnerSection:
 
 @dataclass(frozen=True)
 class OuterSection:
-    lr: float = option(1.0, "outer learning rate", minimum=0, maximum=10)
-    momentum: float = option(0.0, "outer Nesterov momentum", minimum=0, maximum=0.9999)
+    lr: float = option(1.0, "outer learning rate", between=(0, 10))
+    momentum: float = option(0.0, "outer Nesterov momentum", between=(0, 0.9999))
 
 
 @dataclass(frozen=True)
@@ -276,17 +262,14 @@ class ExchangeSection:
         "members that exchange parts with one another in a round of diloco; more of them make several groups, drawn "
         "anew for each round, whose sums are added up to one mean",
         unit="nodes",
-        minimum=1,
-        maximum=256,
+        between=(1, 256),
     )
     weight_cap: float = option(
-        2.0, "weight of a member at the most, as a multiple of the median member's", minimum=1, maximum=1000
+        2.0, "weight of a member at the most, as a multiple of the median member's", between=(1, 1000)
     )
-    deadline_floor: float = option(
-        5.0, "shortest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=3600
-    )
+    deadline_floor: float = option(5.0, "shortest time given to a phase of the exchange", unit="s", between=(0.1, 3600))
     deadline_ceiling: float = option(
-        120.0, "longest time given to a phase of the exchange", unit="s", minimum=0.1, maximum=86400
+        120.0, "longest time given to a phase of the exchange", unit="s", between=(0.1, 86400)
     )
 
 
@@ -302,35 +285,27 @@ class TrustSection:
         "work in the key of who takes part: bits at the front of its twice hashed public key that are zero; each "
         "doubles what an identity costs. 0 asks for none; peers that the run names need none (swarmnode id --mine)",
         unit="bits",
-        minimum=0,
-        maximum=40,
+        between=(0, 40),
     )
     participants: int = option(
         64,
         "contributions a round is meant to have; of more nodes a sample takes part in each round",
         unit="nodes",
-        minimum=2,
-        maximum=96,  # commits that a judge's cut has room for
+        between=(2, 96),  # commits that a judge's cut has room for
     )
     revert_above: float = option(
         0.05,
         "worsening of the held-out loss by a round from which on the round is undone",
         unit="bits per byte",
-        minimum=0,
-        maximum=8,
+        between=(0, 8),
     )
-    shortest_window: float = option(
-        1.0, "time for training in a round at the least", unit="s", minimum=0.1, maximum=86400
-    )
-    longest_window: float = option(
-        86400.0, "time for training in a round at the most", unit="s", minimum=0.1, maximum=86400
-    )
+    shortest_window: float = option(1.0, "time for training in a round at the least", unit="s", between=(0.1, 86400))
+    longest_window: float = option(86400.0, "time for training in a round at the most", unit="s", between=(0.1, 86400))
     audit_share: float = option(
         0.03,
         "part of a node's training time that it spends on repeating slices of others' work; 0: nobody records theirs, "
         "and nobody is audited",
-        minimum=0,
-        maximum=0.5,
+        between=(0, 0.5),
     )
 
 
@@ -343,10 +318,10 @@ class RolloutsSection:
         "policy of a node that names no other: gpt or gru, layers x width; or hf:MODEL, a model of transformers that "
         "is on the machine already (hf-full:MODEL trains all of its parameters)",
     )
-    answers: int = option(8, "answers to a question, which are compared with one another (G)", minimum=2, maximum=64)
-    batch: int = option(8, "questions with their answers in an update (I + J)", minimum=1, maximum=256)
+    answers: int = option(8, "answers to a question, which are compared with one another (G)", between=(2, 64))
+    batch: int = option(8, "questions with their answers in an update (I + J)", between=(1, 256))
     external: int = option(
-        4, "of these, how many are others' rollouts where that is not adaptive (J)", minimum=0, maximum=256
+        4, "of these, how many are others' rollouts where that is not adaptive (J)", between=(0, 256)
     )
     adaptive: bool = option(
         True,
@@ -359,18 +334,17 @@ class RolloutsSection:
         "finds of the whole answer, so that text beside a right answer earns nothing",
         choices=("none", "task"),
     )
-    share: float = option(0.25, "part of an update that one peer's rollouts may have", minimum=0, maximum=1)
+    share: float = option(0.25, "part of an update that one peer's rollouts may have", between=(0, 1))
     sampled: int = option(
         32,
         "groups in an update, at the most, that nodes which only sample wrote for the policy; they come on top",
-        minimum=0,
-        maximum=1024,
+        between=(0, 1024),
     )
     staleness: int = option(
-        4, "updates that a policy may be ahead of the weights such groups were written with", minimum=0, maximum=64
+        4, "updates that a policy may be ahead of the weights such groups were written with", between=(0, 64)
     )
     audit: float = option(
-        0.25, "part of each sampling node's groups that are looked at, one at the least", minimum=0, maximum=1
+        0.25, "part of each sampling node's groups that are looked at, one at the least", between=(0, 1)
     )
     weights: str = option(
         "pull",
@@ -378,16 +352,15 @@ class RolloutsSection:
         "while they sample with those before",
         choices=("pull", "push"),
     )
-    difficulty: int = option(5, "of the questions: the base of the digits", minimum=2, maximum=10)
+    difficulty: int = option(5, "of the questions: the base of the digits", between=(2, 10))
     pace: float = option(
         1.0,
         "time of a round at the least: what others share meanwhile is learned from in the same round",
         unit="s",
-        minimum=0,
-        maximum=3600,
+        between=(0, 3600),
     )
     warm_up: int = option(
-        120, "supervised steps before, which teach the form of an answer", unit="steps", minimum=0, maximum=10**5
+        120, "supervised steps before, which teach the form of an answer", unit="steps", between=(0, 10**5)
     )
 
 
