@@ -53,14 +53,14 @@ class ByteLM:
         self.device = device
         self.tokens_per_sample = spec.model.context
         self._window = spec.model.context + 1
-        self._spelling = Spelling(spec.data, _read("tokenizer", assignment.tokenizer))
-        self._text = Text(self._spelling.dtype)
+        self.spelling = Spelling(spec.data, _read("tokenizer", assignment.tokenizer))
+        self._text = Text(self.spelling.dtype)
         self.feed(assignment.texts)
-        heldout = self._spelling.items(_read("held-out text", assignment.heldout, spec.task.heldout_sha256))
+        heldout = self.spelling.items(_read("held-out text", assignment.heldout, spec.task.heldout_sha256))
         self._check_long_enough(self._text.size)
         self._gate, self._report = divided(heldout)
         self._check_long_enough(len(self._report))
-        self.bytes_per_token = self._spelling.bytes_in(heldout) / len(heldout) or 1.0
+        self.bytes_per_token = self.spelling.bytes_in(heldout) / len(heldout) or 1.0
         torch.manual_seed(spec.run.seed)
         self.model = self.build(spec, assignment).to(device)
 
@@ -83,16 +83,16 @@ class ByteLM:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
         starts = self._starts(samples, generator, self._text.size)
         windows = np.stack([self._text.window(start, self._window) for start in starts])
-        if windows.max() >= self._spelling.vocabulary:
+        if windows.max() >= self.spelling.vocabulary:
             raise CorpusError(
-                f"the text has the token {windows.max()}, and [data] vocabulary = {self._spelling.vocabulary}; begin a "
+                f"the text has the token {windows.max()}, and [data] vocabulary = {self.spelling.vocabulary}; begin a "
                 "new run with a larger one"
             )
         return torch.from_numpy(windows).to(self.device)
 
     def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
         """Where `draw` reads in a text of `size` bytes: (start, stop) of each window. Raises CorpusError."""
-        item = self._spelling.dtype.itemsize
+        item = self.spelling.dtype.itemsize
         self._check_long_enough(size // item)
         starts = self._starts(samples, generator, size // item)
         return [(start * item, (start + self._window) * item) for start in starts]
@@ -100,7 +100,7 @@ class ByteLM:
     @contextmanager
     def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> Iterator[None]:
         """Draw from a text of `size` bytes for as long as the block lasts, of which these, by offset, are known."""
-        own, self._text = self._text, Text(self._spelling.dtype)
+        own, self._text = self._text, Text(self.spelling.dtype)
         self._text.know(size, pieces)
         try:
             yield
@@ -122,53 +122,25 @@ class ByteLM:
         """Bits per byte of held-out windows: spread evenly where no judge draws, or a judge's few by `seed`."""
         if seed is not None:
             return float(self.loss(self.heldout(seed)))
-        windows = self._spread(THOROUGH_WINDOWS if thorough else QUICK_WINDOWS)
-        return _mean_loss(self.model, windows, self._spelling)
+        windows = self.spread(THOROUGH_WINDOWS if thorough else QUICK_WINDOWS)
+        return _mean_loss(self.model, windows, self.spelling)
 
     def heldout(self, seed: int) -> Tensor:
         """The held-out windows that `seed` draws for a judge, (SEQUENCES, context + 1): the same on every machine."""
         starts = self._starts(SEQUENCES, torch.Generator().manual_seed(seed), len(self._gate))
         return _windows(self._gate, starts, self._window).to(self.device)
 
-    @torch.no_grad()
-    def next_word_accuracy(self, windows: int = THOROUGH_WINDOWS) -> float:
-        """Share of held-out words that the model would write as they are, after the text before them.
-
-        Words of as many windows as of a thorough evaluation. A word begins with the token that begins with white space
-        and ends before the next such token, in bytes as in other tokens; words of white space alone do not count. It is
-        right where each of its tokens is the likeliest after those before (as in LAMBADA, 1606.06031). To count, it
-        must begin in the second half of a window, so that there is text before it, and end in it. Where tokens have no
-        tokenizer, each is a word. nan where there is no word.
-        """
-        begins, solid = self._spelling.words()  # (V,) each
-        right = counted = 0
-        for batch in self._spread(windows).split(EVALUATION_BATCH):
-            B, T = batch.shape[0], self._window - 1
-            hits = self.model(batch[:, :-1].to(self.device)).argmax(-1).cpu() == batch[:, 1:]  # (B, T)
-            opening = begins[batch[:, 1:]]  # (B, T)
-            word = opening.cumsum(1) + (T + 1) * torch.arange(B)[:, None]  # (B, T): 0 of a row is what it begins within
-            late = opening & (torch.arange(T) >= T // 2)
-            # Of each word, how many tokens begin it so late, have more than white space, are not what is expected:
-            tokens_of = [
-                torch.bincount(word[each], minlength=B * (T + 1)) for each in (late, solid[batch[:, 1:]], ~hits)
-            ]
-            counts = (tokens_of[0] > 0) & (tokens_of[1] > 0)
-            counts[word[:, -1]] = False  # it may go on
-            right += int((counts & (tokens_of[2] == 0)).sum())
-            counted += int(counts.sum())
-        return right / counted if counted else math.nan
-
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """`length` tokens after `prompt`, as text; an empty prompt starts from where a text or a line begins.
 
         Raises TaskError where the prompt cannot be encoded.
         """
-        start = torch.tensor(self._spelling.prompt(prompt), device=self.device)
+        start = torch.tensor(self.spelling.prompt(prompt), device=self.device)
         generator = torch.Generator().manual_seed(seed)
         written = self.model.continue_text(start, length=length, temperature=temperature, generator=generator)
-        return tokens.decode(written.tolist(), self._spelling.spelled)
+        return tokens.decode(written.tolist(), self.spelling.spelled)
 
-    def _spread(self, count: int) -> Tensor:
+    def spread(self, count: int) -> Tensor:
         """Windows of the report, (count, context + 1), at even distances."""
         starts = torch.linspace(0, len(self._report) - self._window, count, dtype=torch.float64).long()
         return _windows(self._report, starts.tolist(), self._window)
@@ -176,7 +148,7 @@ class ByteLM:
     def _check_long_enough(self, size: int) -> None:
         if size < self._window:
             raise CorpusError(
-                f"{size} {self._spelling.unit} of text are too few for windows of {self._window}; name a larger corpus "
+                f"{size} {self.spelling.unit} of text are too few for windows of {self._window}; name a larger corpus "
                 "with --corpus or lower [model] context"
             )
 
@@ -264,13 +236,6 @@ class Spelling:
     def bytes_in(self, text: Tokens) -> int:
         """How many bytes these tokens stand for."""
         return int(self._lengths[text].sum())
-
-    def words(self) -> tuple[Tensor, Tensor]:
-        """Of each token, (vocabulary,): whether it begins with white space, and whether it has anything else."""
-        if not self.spelled:
-            return torch.ones(self.vocabulary, dtype=torch.bool), torch.ones(self.vocabulary, dtype=torch.bool)
-        begins = torch.tensor([spelling[:1].isspace() for spelling in self.spelled])
-        return begins, torch.tensor([bool(spelling.strip()) for spelling in self.spelled])
 
     def prompt(self, text: bytes) -> list[int]:
         """The tokens that a text begins with, one at the least. Raises TaskError."""

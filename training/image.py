@@ -89,12 +89,6 @@ class DigitImages:
         return self._gate[torch.randint(len(self._gate), (SEQUENCES,), generator=torch.Generator().manual_seed(seed))]
 
     @torch.no_grad()
-    def accuracy(self) -> float:
-        """Share of the pictures that no judge draws from which it takes for what they are."""
-        found = self.model(self._report[:, :PIXELS]).argmax(-1) == self._report[:, PIXELS]
-        return float(found.float().mean())
-
-    @torch.no_grad()
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         """A held-out picture that `seed` draws, in characters, and what the model takes it for."""
         picture = self._report[seed % len(self._report)]

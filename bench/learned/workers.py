@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learned.words import next_word_accuracy
 from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
@@ -100,7 +101,7 @@ class Workers:
     def heldout(self, parameters: Vector) -> tuple[float, float]:
         """Thorough held-out loss, bits per byte, and next-word accuracy, 0 to 1, on the same windows."""
         self._judged.numpy()[:] = parameters
-        return self.map(lambda task: (task.evaluate(thorough=True), task.next_word_accuracy()), [self._judge])[0]
+        return self.map(lambda task: (task.evaluate(thorough=True), next_word_accuracy(task)), [self._judge])[0]
 
     def drawn_by(self, number: int, parameters: Vector, *, stream: str, round: int, steps: Sequence[int]) -> float:
         """Loss on what a worker's steps draw from its own slice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -27,8 +28,9 @@ def test_digits_are_learned_in_seconds(spec: RunSpec) -> None:
     loop = InnerLoop(spec, task, peer_id="alice", vector=vector, keep=False)
     loop.train(round=0, steps=300, seconds=60, between=lambda: False)
     assert task.evaluate(thorough=True) < 0.8
-    assert task.accuracy() > 0.9
-    assert b", and it is " in task.sample(b"", length=1, temperature=0, seed=3)
+    told = [task.sample(b"", length=1, temperature=0, seed=seed) for seed in range(300)]
+    found = [re.search(rb"found (\d), and it is (\d)\n", each) for each in told]
+    assert sum(match is not None and match[1] == match[2] for match in found) > 270
 
 
 def test_judges_draw_the_same_pictures_everywhere_and_others_than_people_read(spec: RunSpec) -> None:
