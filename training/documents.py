@@ -44,7 +44,6 @@ ROWS = 256  # of a table at a time
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _NOT_STDLIB_PREFIX = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -92,12 +91,8 @@ class Documents:
         self.root = Path(path).expanduser() if path else Path(sysconfig.get_path("stdlib"))
         self._odd = False  # whether a file was told to be no text
         self.size = 0  # bytes of the files, packed as they are; 0 where nobody knows
-        self.signature: list[Any] = [
-            path,
-            0,
-            0,
-            0,
-        ]  # what changes where the files do: their number, bytes and newest change
+        # What changes where the files do: their number, bytes and newest change.
+        self.signature: list[Any] = [path, 0, 0, 0]
         found = set()
         if self._dataset:
             self.tokens = False

@@ -64,12 +64,7 @@ def sorted_by_distance(key: bytes, peers: Iterable[PeerId]) -> list[PeerId]:
 
 
 async def lookup(
-    key: bytes,
-    first_hand: Sequence[PeerId],
-    query: Query,
-    *,
-    me: PeerId,
-    limits: LookupLimits = LookupLimits(),
+    key: bytes, first_hand: Sequence[PeerId], query: Query, *, me: PeerId, limits: LookupLimits = LookupLimits()
 ) -> list[PeerId]:
     """Ask ever closer peers; returns those that answered, closest to `key` first. What `ask` raises passes through."""
     search = _Search(key, query, me, limits)

@@ -145,13 +145,7 @@ class StateBackend(ABC):
     """The elements of one run, with the clock of their owner. Methods that are not async do not block."""
 
     def __init__(
-        self,
-        run_id: str,
-        *,
-        me: str,
-        sign: Sign,
-        now: Callable[[], int],
-        admitted: Container[str] = EVERYBODY,
+        self, run_id: str, *, me: str, sign: Sign, now: Callable[[], int], admitted: Container[str] = EVERYBODY
     ) -> None:
         """`now` gives real time in ms; `admitted` are those whose elements are shared."""
         self.run_id = run_id

@@ -76,14 +76,7 @@ class Inserted:
 class StateIntake:
     """The door to one state."""
 
-    def __init__(
-        self,
-        backend: StateBackend,
-        *,
-        verify: Verify,
-        runner: Runner,
-        violations: Violations,
-    ) -> None:
+    def __init__(self, backend: StateBackend, *, verify: Verify, runner: Runner, violations: Violations) -> None:
         self._backend = backend
         self._verify = verify
         self._runner = runner

@@ -151,12 +151,7 @@ class Membership:
     """This node's lease and those of others, in one run."""
 
     def __init__(
-        self,
-        *,
-        network: Network,
-        state: StateBackend,
-        sync: StateSync,
-        rng: random.Random | None = None,
+        self, *, network: Network, state: StateBackend, sync: StateSync, rng: random.Random | None = None
     ) -> None:
         """`state` and `sync` run for as long as this does, and a little longer."""
         self._network = network

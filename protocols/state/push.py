@@ -154,13 +154,7 @@ class Pusher:
     """Passes on what one state stores; `run` until cancelled."""
 
     def __init__(
-        self,
-        backend: StateBackend,
-        rpc: Rpc,
-        *,
-        me: PeerId,
-        neighbours: Neighbours,
-        rng: random.Random,
+        self, backend: StateBackend, rpc: Rpc, *, me: PeerId, neighbours: Neighbours, rng: random.Random
     ) -> None:
         self._me = me
         self._backend = backend

@@ -81,13 +81,7 @@ class StateSync:
     """Keeps one state like that of others. `run` owns its tasks; the rest may be called while it runs."""
 
     def __init__(
-        self,
-        backend: StateBackend,
-        *,
-        network: Network,
-        rpc: Rpc,
-        runner: Runner,
-        rng: random.Random | None = None,
+        self, backend: StateBackend, *, network: Network, rpc: Rpc, runner: Runner, rng: random.Random | None = None
     ) -> None:
         """Signatures are verified where `runner` says."""
         self._backend = backend

@@ -391,11 +391,7 @@ class Bulk:
     # -- offering
 
     def offer(
-        self,
-        key: Key,
-        buffer: bytes | bytearray | memoryview | StreamingBuffer,
-        *,
-        to: frozenset[PeerId] | None = None,
+        self, key: Key, buffer: bytes | bytearray | memoryview | StreamingBuffer, *, to: frozenset[PeerId] | None = None
     ) -> None:
         """Let peers (`to`, or any) fetch `buffer` under `key` until withdrawn, in place of what was offered there.
 

@@ -164,11 +164,7 @@ class CatchUp:
     # --- fetching ---------------------------------------------------------------------------------------------------
 
     async def fetch(
-        self,
-        peers: Iterable[PeerId],
-        *,
-        state_hash: str | None = None,
-        observer: Observer = NOBODY,
+        self, peers: Iterable[PeerId], *, state_hash: str | None = None, observer: Observer = NOBODY
     ) -> tuple[int, str, OuterState]:
         """Fetch a state from `peers`: the one with this hash, or the one that most of them stand on.
 

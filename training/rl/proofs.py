@@ -36,15 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from swarmnode.training.rl.defence import (
-    Floats,
-    Reading,
-    SumOfDraws,
-    improbable,
-    looks_drawn,
-    misclaimed,
-    repetition,
-)
+from swarmnode.training.rl.defence import Floats, Reading, SumOfDraws, improbable, looks_drawn, misclaimed, repetition
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.sampling import Sampling, read
 

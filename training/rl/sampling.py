@@ -213,10 +213,7 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> li
 
 @torch.no_grad()
 def read_tokens(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    how: Sampling = HONEST,
+    policy: Policy, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], how: Sampling = HONEST
 ) -> list[TokenReading]:
     """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place."""
     texts = list(zip(prompts, answers, strict=True))

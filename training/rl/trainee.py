@@ -73,11 +73,7 @@ class DigitsRL:
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.start_from(beginning)
         self.audit = RolloutAudit(
-            policy,
-            share=rollouts.audit,
-            seed=self.learner.seed,
-            how=settings.sampling,
-            keep=rollouts.staleness + 1,
+            policy, share=rollouts.audit, seed=self.learner.seed, how=settings.sampling, keep=rollouts.staleness + 1
         )
         self.model = policy
         self._own: list[Scored] = []

@@ -342,12 +342,7 @@ class AllReduce(Reducer):
             await self._take_mean(attempt, attempt.owner(column), ("mean", index), arriving, None)
 
     async def _take_mean(
-        self,
-        attempt: ReduceAttempt,
-        owner: PeerId,
-        name: Name,
-        arriving: ChunkStream,
-        checked: ChunkStream | None,
+        self, attempt: ReduceAttempt, owner: PeerId, name: Name, arriving: ChunkStream, checked: ChunkStream | None
     ) -> None:
         """Fetch means from their owner; `checked`, if any, grows by what could be decoded."""
 

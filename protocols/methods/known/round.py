@@ -150,10 +150,7 @@ class DilocoRounds:
         self._gradient = gradient
         with self._catch_up.eased():  # those who wait for this round go before those who join
             decision = await self._agreement.agree(
-                samples=worked.samples,
-                train_seconds=worked.seconds,
-                rates=dict(self._allreduce.rates),
-                exchange=self,
+                samples=worked.samples, train_seconds=worked.seconds, rates=dict(self._allreduce.rates), exchange=self
             )
         outcome = await self._apply(decision, gradient, worked)
         self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains

@@ -104,15 +104,7 @@ class Contributions:
     first. What no encoder makes is remembered as malformed, without its bytes.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        bulk: Bulk,
-        runner: Runner,
-        codec_name: str,
-        elements: int,
-    ) -> None:
+    def __init__(self, *, run_id: str, bulk: Bulk, runner: Runner, codec_name: str, elements: int) -> None:
         """`elements`: values in each of them."""
         self._run_id, self._bulk, self._runner = run_id, bulk, runner
         self._codec_name, self._elements = codec_name, elements

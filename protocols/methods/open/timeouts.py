@@ -176,12 +176,7 @@ class Timeouts:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     async def _wait_for(
-        self,
-        phase: str,
-        lacking: Callable[[], set[PeerId]],
-        *,
-        since: float | None = None,
-        until: float = float("inf"),
+        self, phase: str, lacking: Callable[[], set[PeerId]], *, since: float | None = None, until: float = float("inf")
     ) -> None:
         """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took.
 

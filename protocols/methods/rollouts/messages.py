@@ -110,14 +110,7 @@ class SignedGroup:
 
 
 def seal(
-    group: RolloutGroup,
-    *,
-    run_id: str,
-    author: PeerId,
-    counter: int,
-    made_at: int,
-    sign: Sign,
-    trainer: PeerId = "",
+    group: RolloutGroup, *, run_id: str, author: PeerId, counter: int, made_at: int, sign: Sign, trainer: PeerId = ""
 ) -> SignedGroup:
     """Sign a group that this node wrote; `made_at` in ms, `trainer`: whose policy it was, where not its own.
 

@@ -43,12 +43,7 @@ from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Ver
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.rollouts.messages import (
-    MAX_AUTHOR,
-    MAX_COUNTER,
-    TIMEOUT,
-    SignedGroup,
-)
+from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, TIMEOUT, SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import admit
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations

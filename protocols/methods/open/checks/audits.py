@@ -77,15 +77,7 @@ from swarmnode.training.verify.replay import (
     which,
     whom,
 )
-from swarmnode.training.verify.trace import (
-    MAX_TRACE,
-    BadTrace,
-    Origin,
-    Stretch,
-    Trace,
-    root_of,
-    vector_id,
-)
+from swarmnode.training.verify.trace import MAX_TRACE, BadTrace, Origin, Stretch, Trace, root_of, vector_id
 from swarmnode.training.verify.vectors import Vectors
 
 logger = logging.getLogger(__name__)
@@ -266,9 +258,8 @@ class Audits(WorkCheck):
             work = self._work(block, author, commit)
             self._bare[author] = 0 if work.reveal.trace else self._bare[author] + 1
             if self._bare[author] > PATIENCE and self._local.records:
-                self._conclude(
-                    self._blank(work, Verdict.LIED, f"no record of {self._bare[author]} contributions in a row")
-                )
+                why = f"no record of {self._bare[author]} contributions in a row"
+                self._conclude(self._blank(work, Verdict.LIED, why))
         super().consider(block)
 
     def _work(self, block: Block, author: PeerId, commit: bytes, by: PeerId = "", shown: bool = False) -> _Work:
