@@ -38,7 +38,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -408,22 +408,24 @@ class Audits(WorkCheck):
         self._records[root] = raw
         return Trace.decode(raw)
 
-    async def _vectors(self, work: _Work, ids: set[bytes]) -> dict[bytes, Vector]:
+    async def _vectors(self, work: _Work, parameters: set[bytes], moments: Iterable[bytes] = ()) -> dict[bytes, Vector]:
         """Parameters (P,) and moments (P to 2 P,) or (0,) by their ids, all finite, mapped. Raises NotShown, Wrong."""
-        found, parameters = {}, self._local.feedback.size
+        found, size = {}, self._local.feedback.size
+        ids = parameters.union(moments)
         missing = sorted(id for id in ids if id not in self._have)
         if missing:
             await self._ask(work, tuple(missing))
         for id in missing:
-            into = await self._parts.runner(lambda: self._vectors_here.room(8 * parameters))
-            came = await self._fetch(work, id, 8 * parameters, into=into)
+            into = await self._parts.runner(lambda: self._vectors_here.room(8 * size))
+            came = await self._fetch(work, id, 8 * size, into=into)
             vector = np.frombuffer(came[: len(came) // 4 * 4], "<f4")
             if await self._parts.runner(lambda vector=vector: self._vectors_here.put(vector)) != id:  # type: ignore[misc]
                 raise NotShown("it sent another state than the one that it signed")
             self._have[id] = vector
         for id in ids:
             vector = found[id] = self._have[id]
-            if vector.size and not parameters <= vector.size <= 2 * parameters:
+            most = size if id in parameters else 2 * size
+            if not size <= vector.size <= most and (vector.size or id in parameters):
                 raise Wrong("states of another model")
             if not np.isfinite(vector).all():
                 raise Wrong("states that are not finite")
@@ -476,8 +478,6 @@ class Audits(WorkCheck):
         before = await self._before(work, trace) if trace.origin is Origin.AFTER else None
         wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
         vectors = await self._vectors(work, wanted)
-        if not all(vector.size == self._local.feedback.size for vector in vectors.values()):
-            raise Wrong("states of another model")
         states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
         residual = vectors[trace.residual]
         starts = {base: self._start(shared, residual) for base, shared in states.items()}
@@ -545,9 +545,7 @@ class Audits(WorkCheck):
 
     async def _replay(self, work: _Work, trace: Trace, stretch: Stretch) -> Distance:
         points = (stretch.start, stretch.end)
-        vectors = await self._vectors(work, {id for point in points for id in point.vectors})
-        if any(vectors[point.parameters].size != self._local.feedback.size for point in points):
-            raise Wrong("states of another model")
+        await self._vectors(work, {point.parameters for point in points}, {point.moments for point in points})
         slice = Slice(work.author, stretch)
         if stretch.texts and not self._parts.texts.shared:
             raise Unknown("this node has no access to the run's text")
@@ -588,10 +586,8 @@ def _within(size: int) -> float:
 
 def _has_moments(trace: Trace) -> bool:
     """Whether the first step began with moments of steps before."""
-    if not trace.stretches:
-        return False
-    first = trace.stretches[0].start
-    return first.updates > 0 or first.moments != vector_id(np.zeros(0, np.float32))
+    none = vector_id(np.zeros(0, np.float32))
+    return any(first.start.updates > 0 or first.start.moments != none for first in trace.stretches[:1])
 
 
 def _check_follows(before: Trace, trace: Trace, revealed: Reveal) -> None:
