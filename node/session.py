@@ -378,7 +378,7 @@ class RunSession(Observer):
             result.seconds,
             extra={"ahead": self._ahead(result.round + 1)},
         )
-        self._tell_of_members()
+        self._tell_of_members(result.counted)
         self._emit(
             {
                 "event": "round",
@@ -408,8 +408,9 @@ class RunSession(Observer):
         left = f", all {last} in {timedelta(seconds=round((last - coming) * usual))}" if last else ""
         return f"round {coming} ends in {timedelta(seconds=round(usual))}{left}" if coming != last else "the last one"
 
-    def _tell_of_members(self) -> None:
-        here = set(self._context.membership.connected())
+    def _tell_of_members(self, counted: tuple[PeerId, ...]) -> None:
+        """Who came, with work that counted, or is connected no more."""
+        here = {view.peer for view in self._context.network.peers()} & {*self._here, *counted}
         for peers, what in ((here - self._here, "came"), (self._here - here, "went")):
             if peers:
                 names = ", ".join(f"…{peer[-6:]}" for peer in sorted(peers))

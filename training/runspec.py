@@ -220,7 +220,9 @@ class InnerSection:
     def measured_after(self, round: int) -> bool:
         """Whether the held-out loss is measured after this round, as measuring takes as long as some short rounds."""
         every = min(LOSS_EVERY, self.steps)
-        return not round or self.steps_before(round + 1) // every > self.steps_before(round) // every
+        if self.interval != "growing" or not round:
+            return True
+        return self.steps_before(round + 1) // every > self.steps_before(round) // every
 
     def rate_at(self, round: int, step: int) -> float:
         """Share of the learning rates in this step: of these two alone, so that restarts and replays agree.
