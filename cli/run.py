@@ -126,8 +126,7 @@ def run(
     loaded = load_config(config_file, os.environ, given)
     for warning in loaded.warnings:
         say(f"warning: {warning}")
-    from swarmnode.node.assembly import RunOptions
-    from swarmnode.node.daemon import run_daemon
+    from swarmnode.node.daemon import RunOptions, run_daemon
 
     options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "")
     raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))

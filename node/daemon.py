@@ -22,7 +22,8 @@ from functools import partial
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.assembly import AGENT, Node, RunOptions, invitation
+from swarmnode.node.assembly import AGENT, Node, invitation
+from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.control.api import Api
 from swarmnode.node.exitcodes import FORCED, OK
