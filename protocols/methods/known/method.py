@@ -206,10 +206,11 @@ class Diloco(Method):
 
     async def _begin(self, begin: Begin) -> None:
         """Begin at the checkpoint, else at round 0, with those who have asked to join so far."""
-        round, state = 0, OuterState.start(self._parts.trainer.parameters())
         if begin.saved is not None:
             logger.info("nobody of the run answers; going on from the checkpoint of round %d", begin.saved.round)
             round, state = begin.saved.round, begin.saved.state
+        else:
+            round, state = 0, OuterState.start(self._parts.trainer.parameters())
         await self.rounds.begin(round, state, (self._parts.me,), ())
         waited = trio.current_time() + begin.wait_seconds
         while trio.current_time() < waited:
