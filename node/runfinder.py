@@ -5,6 +5,7 @@ A specification that a peer sends must hash to the run id, and contains numbers 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import sys
@@ -28,7 +29,7 @@ from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.documents import Meter
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
-from swarmnode.training.tasks import BUILT_IN, needs_text
+from swarmnode.training.tasks import BUILT_IN, needs_text, task_source
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class RunFinder:
             spec = await self._from_peers(listing.run_id)
         else:
             spec = await self._only_known_run()
-        _check_task(spec, config.task)
+        spec = await in_thread(lambda: _with_task(spec, config.task, creator))
         with_text = needs_text(spec.task.name, config.task)
         if with_text and creator:
             spec = await self._published(spec, config.tokenizer or tokenizer)
@@ -228,21 +229,32 @@ def _is_by(run: RunSpec, file: RunSpec) -> bool:
     return run == file or (not file.run.nonce and run.updated(run={"nonce": ""}) == file)
 
 
-def _check_task(spec: RunSpec, local: str) -> None:
-    """Raises SettingError where a task is neither built in nor on this machine, or both.
+def _with_task(spec: RunSpec, local: str, creator: bool) -> RunSpec:
+    """The run with the hash of its local task's file, which its creator fills in and all others must have. Blocking.
 
-    A member without --task would train the built-in task of that name beside those who train the local one.
+    Raises SettingError where the file is another one, and where a task is neither built in nor on this machine, or
+    both: a member without --task would train the built-in task of that name beside those who train the local one.
     """
     if not local and spec.task.name not in BUILT_IN:
         raise SettingError(
             f"the run {spec.run.name} learns {spec.task.name!r}, which is none of the built-in tasks: add --task "
             "FILE.py:CLASS, the same file that its other members have (code never comes from a peer; docs/tasks.md)"
         )
-    if local and spec.task.name in BUILT_IN:
+    if not local:
+        return spec
+    if spec.task.name in BUILT_IN:
         raise SettingError(
             f"--task: the run's task is {spec.task.name!r}, which is built in; give [task] name in the run file a name "
             "of its own, or leave out --task"
         )
+    here, wanted = hashlib.sha256(task_source(local)).hexdigest(), spec.task.code_sha256
+    if wanted and here != wanted:
+        raise SettingError(
+            f"--task {local}: the run's members have another file, with sha-256 {wanted[:12]}…, and this one has "
+            f"{here[:12]}…: get theirs, as nodes that run different code cannot train together. Who changed the code "
+            "begins a new run with it"
+        )
+    return spec.updated(task={"code_sha256": here}) if creator else spec
 
 
 def _ask_which_run(listings: list[RunListing]) -> RunListing:

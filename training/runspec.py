@@ -84,6 +84,12 @@ class TaskSection:
     name: str = option("byte-lm", "what is learned: a built-in task or, with --task, the name of a local one")
     corpus: str = option("python-stdlib", "label of the corpus, for people; the creator's --corpus says where it is")
     heldout_sha256: str = option("", "hash of the held-out text; filled in when the run is created")
+    code_sha256: str = option(
+        "",
+        "hash of the file that defines a local task, the same for all members; filled in when the run is created",
+        form=FILLED_IN,
+        later=True,
+    )
 
 
 @dataclass(frozen=True)

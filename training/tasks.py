@@ -112,14 +112,23 @@ def needs_text(name: str, local: str) -> bool:
     """
     if not local:
         return name not in WITHOUT_TEXT
-    path, _, named = local.rpartition(":")
+    named = local.rpartition(":")[2]
     try:
-        module = ast.parse(Path(path).expanduser().read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SettingError(f"--task {local!r}: {path} cannot be read: {error}") from error
+        module = ast.parse(task_source(local))
+    except (SyntaxError, ValueError) as error:
+        raise SettingError(f"--task {local!r} cannot be read: {error}") from error
     bodies = (each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == named)
     said = [ast.unparse(line).replace(": bool", "") for body in bodies for line in body]
     return "needs_text = True" in said
+
+
+def task_source(local: str) -> bytes:
+    """The file that defines the task `file.py:Class`. Raises SettingError."""
+    path = local.rpartition(":")[0]
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise SettingError(f"--task {local!r}: {path} cannot be read: {error}") from error
 
 
 def load_task(name: str, local: str) -> type[Any]:

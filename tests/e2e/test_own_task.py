@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from realnodes import RUN_TOML, Node, agree
 
+from swarmnode.node.exitcodes import CONFIG
+
 ROOT = Path(__file__).parents[2]
 IMAGE = """
 [run]
@@ -52,6 +54,19 @@ def test_the_example_of_the_page_trains_in_a_swarm_of_two(tmp_path: Path) -> Non
     assert agree(one, two) > 0
     rounds = [event for event in one.events if event["event"] == "round"]
     assert rounds[-1]["loss"] < 0.5 * rounds[0]["loss"]
+
+
+def test_who_has_another_file_is_refused_before_it_trains(tmp_path: Path) -> None:
+    run_file, task = _example(tmp_path)
+    (tmp_path / "else").mkdir()
+    _, other = _example(tmp_path / "else")
+    changed = tmp_path / "else" / "sine.py"
+    changed.write_text(changed.read_text().replace("REACH, NOISE = 4.0", "REACH, NOISE = 5.0"))
+    with Node(tmp_path / "one", run_file, "--task", task, corpus=None) as one:
+        join = ("--join", one.ready["multiaddr"], "--run", one.ready["run_id"])
+        with Node(tmp_path / "two", *join, "--task", other, corpus=None) as two:
+            assert two.wait() == CONFIG
+            assert "members have another file" in two.log() and "get theirs" in two.log()
 
 
 def test_digits_are_learned_from_pictures_that_nobody_publishes(tmp_path: Path) -> None:
