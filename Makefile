@@ -18,14 +18,14 @@ ROOMS := cli crdt node protocols testing training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: swarm test test-all check lint format typecheck bench soak scale thorough fuzz attacks crashes interop netlab ci venv clean
+.PHONY: swarm test test-all check lint format typecheck docs bench soak scale thorough fuzz attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | bench | soak | scale | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
+	@echo "also: make lint | format | typecheck | docs | bench | soak | scale | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
 
 venv: .venv/.installed
 
@@ -90,6 +90,10 @@ bench: .venv/.installed-bench
 	    test -e "$$file" || { echo "there are no benchmarks in bench/" >&2; exit 1; }; \
 	    echo "$$file" >&2; $(BIN)/python "$$file" $(BENCH_ARGS) || exit 1; \
 	done
+
+# The documentation as a site of its own, in build/site.
+docs: .venv/.installed
+	$(BIN)/zensical build --strict
 
 # Six real nodes and a fault every 5 seconds, an hour long; SOAK_ARGS="--minutes 3" is the short form. Best as root.
 soak: .venv/.installed

@@ -1,22 +1,29 @@
-"""The pages of the documentation that follow from the code: every setting, every metric, all memory.
+"""The pages of the documentation that follow from the code: every setting, every metric, all memory, every error.
 
 python docs/generate.py configuration > docs/configuration.md
 python docs/generate.py memory > docs/memory.md
 python docs/generate.py metrics > docs/metrics.md
+python docs/generate.py troubleshooting > docs/troubleshooting.md
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import swarmnode.node.daemon  # noqa: F401 (with it come all parts of a node, and so their metrics)
+from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.process import EXIT_CODES
 from swarmnode.protocols.metrics import Metric
 from swarmnode.training.memory import Weight, needs
-from swarmnode.training.options import as_toml, describe
+from swarmnode.training.options import SettingError, as_toml, describe
 from swarmnode.training.runspec import SECTIONS, parse_runspec
 
 
@@ -165,7 +172,81 @@ def memory() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"configuration": configuration, "memory": memory, "metrics": metrics}
+ROOT = Path(__file__).parents[1]
+
+# What helps with all errors of an exit code, before their own words do.
+HELP = {
+    "ERROR": "What was asked for could not be done; nothing else is wrong with the node.",
+    "USAGE": "`swarmnode COMMAND --help` lists what a command takes.",
+    "CONFIG": "A value, a file or a folder that you named cannot be used. `swarmnode config check FILE` names all "
+    "mistakes of a file at once, `swarmnode config show` where each value came from. Nothing was changed.",
+    "DATADIR_BUSY": "One node, one data directory: `--data-dir DIR` gives a second node its own.",
+    "DATADIR_VERSION": "Another version of the program wrote what lies there. Nothing was changed.",
+    "PORT_TAKEN": "`swarmnode status` shows whether your own node has it; `--port PORT` takes another one.",
+    "NO_SPACE": "Free some room, or raise the cap that the message names. What was saved before stays as it is.",
+    "RUN_UNAVAILABLE": "Check the address and the run id (`swarmnode id --join` prints both on a node of the run), and "
+    "that its port is open: `nc -vz 192.0.2.7 4077`. Behind a router: [nat.md](nat.md).",
+    "NOT_RUNNING": "Start it: `swarmnode run`. A node elsewhere on this machine: `--data-dir DIR`.",
+    "KEY_IN_USE": "Two daemons must never have one key: copy a data directory only to move it.",
+}
+
+
+def troubleshooting() -> str:
+    """docs/troubleshooting.md: every error message for a person, by the exit code of the program."""
+    found: dict[int, dict[str, str]] = {}
+    for path in sorted(ROOT.glob("[cnpt]*/**/*.py")):
+        if path.relative_to(ROOT).parts[0] in ("cli", "node", "protocols", "training"):
+            for code, text in _messages(path):
+                found.setdefault(code, {}).setdefault(text, path.relative_to(ROOT).as_posix())
+    lines = [
+        "# Troubleshooting",
+        "",
+        "Written by `python docs/generate.py troubleshooting > docs/troubleshooting.md` from the messages in the code;",
+        "change those, not this page.",
+        "",
+        "Every error says what happened, what it means and what to do. Here is all that the program says when it ends,",
+        "by its exit code, to be searched for; `…` stands for what differs. Symptoms without a message are in the",
+        "[quickstart](quickstart.md#when-it-does-not-work); `swarmnode health` and `swarmnode netcheck` look for more.",
+    ]
+    names = {value: name for name, value in vars(exitcodes).items() if name.isupper()}
+    for code in sorted(found):
+        lines += ["", f"## Exit code {code}, {names[code]}", "", HELP[names[code]], ""]
+        lines += [
+            f"- {text} (`{place}`)" for text, place in sorted(found[code].items(), key=lambda item: item[0].lower())
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _messages(path: Path) -> Iterator[tuple[int, str]]:
+    """What the file raises for a person, with its exit code: ExpectedErrors, settings' and those in EXIT_CODES."""
+    module = importlib.import_module(".".join(("swarmnode", *path.relative_to(ROOT).with_suffix("").parts)))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
+            continue
+        kind = getattr(module, ast.unparse(node.exc.func), None)
+        if not isinstance(kind, type):
+            continue
+        codes: dict[type, int] = {**EXIT_CODES, SettingError: exitcodes.CONFIG}
+        code = getattr(kind, "exit_code", next((code for base, code in codes.items() if issubclass(kind, base)), None))
+        for keyword in node.exc.keywords:
+            code = getattr(module, ast.unparse(keyword.value), code) if keyword.arg == "exit_code" else code
+        text = _text(node.exc.args[0]).strip()
+        if code is not None and len(text.replace("…", "").split()) > 1:
+            yield int(code), text
+
+
+def _text(expression: ast.expr) -> str:
+    """The words of a message, with … for what is filled in; of one that is only passed on, nothing."""
+    if isinstance(expression, ast.Constant):
+        return " ".join(str(expression.value).replace("`", "'").split(" ")).replace("\n", " ")
+    if isinstance(expression, ast.JoinedStr):
+        return "".join(_text(value) if isinstance(value, ast.Constant) else "…" for value in expression.values)
+    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
+        return _text(expression.left) + _text(expression.right)
+    return "…"
+
+
+PAGES = {"configuration": configuration, "memory": memory, "metrics": metrics, "troubleshooting": troubleshooting}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PAGES:

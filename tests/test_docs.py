@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_commands_and_options_in_documents_exist(name: str) -> None:
         for word in words:
             if word.startswith("--"):
                 assert re.search(rf"{re.escape(word)}\b", helped), f"{name}: {line}: no {word}"
+
+
+@pytest.mark.parametrize("page", ["configuration", "memory", "metrics", "troubleshooting"])
+def test_pages_that_follow_from_the_code_are_up_to_date(page: str) -> None:
+    done = subprocess.run([sys.executable, "docs/generate.py", page], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == text_of(f"docs/{page}.md"), f"run: python docs/generate.py {page} > docs/{page}.md"
+
+
+def test_the_site_has_every_page_and_is_built_without_a_warning(tmp_path: Path) -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r": ([\w-]+\.md)$", text_of("mkdocs.yml"), re.MULTILINE)) == pages
+    (tmp_path / "mkdocs.yml").write_text(text_of("mkdocs.yml"))
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    build = [Path(sys.executable).with_name("zensical"), "build", "--strict"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "No issues found" in done.stderr, done.stdout + done.stderr
+    assert (tmp_path / "build" / "site" / "index.html").is_file()
 
 
 @pytest.mark.parametrize("name", NAMES)

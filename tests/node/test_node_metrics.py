@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,15 +22,6 @@ from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-
-
-def test_every_metric_is_documented_and_no_other() -> None:
-    command = [sys.executable, "docs/generate.py", "metrics"]
-    printed = subprocess.run(
-        command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert PAGE.read_text() == printed, "run: python docs/generate.py metrics > docs/metrics.md"
-    assert printed.count("\n| `swarmnode_") > 25
 
 
 def test_names_say_what_kind_they_are_and_every_metric_says_what_it_means() -> None:
