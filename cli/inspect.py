@@ -1,9 +1,10 @@
-"""Commands that look at a running daemon and change nothing: status, health, peers, netcheck, ping, metrics, logs; and
-sample, which has its model write.
+"""Commands that look at a running daemon and change nothing: status, health, open, peers, netcheck, ping, metrics,
+logs; and sample, which has its model write.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import suppress
@@ -31,6 +32,7 @@ from swarmnode.cli.terminal import (
 from swarmnode.cli.views import render_netcheck, render_status
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import DEGRADED, OK
+from swarmnode.node.storage.datadir import DataDir, write_atomic
 
 PING_TIMEOUT = 10.0  # s for one ping, beside the time to connect
 SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
@@ -96,6 +98,30 @@ def health(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
     lines += [f"! {plain(problem)}" for problem in problems] + [f"- {plain(notice)}" for notice in answer["notices"]]
     show(answer, lines, json_output)
     raise typer.Exit(DEGRADED if problems else OK)
+
+
+def open_page(
+    print_only: Annotated[bool, typer.Option("--print", help="Open no browser. [default: open one]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Open the running node's page in a browser, and print its address.
+
+    Whoever has the address can steer the node: it contains the page's token. Give it to nobody.
+    """
+    home, page = DataDir(directory(data_dir)), ask(data_dir, "status", timeout=10.0)["dashboard"]
+    if not page:
+        raise ControlError("the node serves no page: it was started with --no-dashboard, or swarmnode logs says why")
+    address = f"{page}#{home.dashboard_token.read_text(encoding='ascii').strip()}"
+    show({"address": address}, address, json_output)
+    shows = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if shows and not print_only and not json_output:
+        import webbrowser
+
+        # By way of a file that nobody else may read: everybody sees the arguments of a browser that is started.
+        go = home.path / "dashboard.html"
+        write_atomic(go, f'<meta http-equiv="refresh" content="0; url={address}">'.encode())
+        webbrowser.open(go.as_uri())
 
 
 def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("swarmnode.cli.plan", "plan"),
     "status": ("swarmnode.cli.inspect", "status"),
     "health": ("swarmnode.cli.inspect", "health"),
+    "open": ("swarmnode.cli.inspect", "open_page"),
     "peers": ("swarmnode.cli.inspect", "peers"),
     "netcheck": ("swarmnode.cli.inspect", "netcheck"),
     "metrics": ("swarmnode.cli.inspect", "metrics"),

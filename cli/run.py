@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, say
-from swarmnode.node.config import NodeConfig, load_config
+from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.training.options import as_toml, describe
 
 _KNOWN = describe(NodeConfig)
@@ -96,6 +96,8 @@ def run(
     shards_cap: Annotated[float | None, _flag("shards_cap", "GB", "--shards-cap")] = None,
     wait_peers: Annotated[int | None, _flag("wait_peers", "N", "--wait-peers")] = None,
     wait_seconds: Annotated[float | None, _flag("wait_seconds", "SECONDS", "--wait-seconds")] = None,
+    dashboard: Annotated[str | None, _flag("dashboard", "HOST:PORT", "--dashboard")] = None,
+    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="The same as --dashboard off.")] = False,
     log_level: Annotated[str | None, _flag("log_level", "LEVEL", "--log-level")] = None,
     passphrase_file: Annotated[str | None, _flag("passphrase_file", "FILE", "--passphrase-file")] = None,
     json_output: JsonOption = False,
@@ -112,6 +114,7 @@ def run(
         if runspec is not None or run_id is not None:
             raise UsageMistake(f"--task {task} is a run by itself; leave out the run file and --run")
         runspec, task = built_in, None
+    dashboard = OFF if no_dashboard else dashboard
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
         raise UsageMistake(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")

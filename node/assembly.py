@@ -110,6 +110,7 @@ class Node:
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, runner=in_thread)
         self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
+        self.dashboard = ""  # address of the page; empty where none is served
         self.stopping = trio.Event()  # an orderly stop has begun
         self.left = trio.Event()  # the session is over and saved
         self.forgetting = False  # `leave` deletes what was saved

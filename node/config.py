@@ -27,6 +27,7 @@ DEVICES = ("auto", "cpu", "cuda")
 GIGABYTE = 1e9  # bytes
 MEGABIT = 1e6 / 8  # bytes
 SANDBOX = ("auto", "require", "off")
+OFF = "off"  # no dashboard
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -149,6 +150,12 @@ class NodeConfig:
     )
     wait_seconds: float = option(
         60.0, "it starts without the missing ones after this long", unit="s", between=(0, 86400)
+    )
+    dashboard: str = option(
+        "127.0.0.1:4078",
+        "HOST:PORT of the page that shows the node in a browser, with any free port where that one is taken, and off "
+        "for none. Whoever reads the network can take the page's token, and with it steer the node, so name no address "
+        "but this machine's own",
     )
     log_level: str = option("info", "least serious messages to be logged", choices=LOG_LEVELS)
     passphrase_file: str = option(
@@ -289,6 +296,15 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
     for address in config.announce:
         if not address.startswith("/") or address.count("/") < 2:
             wrong("announce", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077")
+    if config.dashboard != OFF:
+        host, _, port = config.dashboard.rpartition(":")
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+            coerced = 0 <= int(port) < 65536
+        except ValueError:
+            coerced = False
+        if not coerced:
+            wrong("dashboard", config.dashboard, "an IP address and a port such as 127.0.0.1:4078, or off")
     if config.task:
         file, _, name = config.task.rpartition(":")
         if not file.endswith(".py") or not name.isidentifier():

@@ -24,9 +24,9 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.assembly import AGENT, Node, invitation
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
-from swarmnode.node.config import NodeConfig
+from swarmnode.node.config import OFF, NodeConfig
 from swarmnode.node.control.api import Api
-from swarmnode.node.exitcodes import FORCED, OK
+from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
 from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs
 from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, rest_what_stays
@@ -132,9 +132,24 @@ class Daemon:
         serve_hello(node.network, AGENT)
         serve_runs(node.rpc, node.listings, node.store.encoded)
         carriers = (node.network.run, node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run)
-        for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run):
+        for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run, *self._dashboard()):
             await stack.enter_async_context(_running(part))
         rest_what_stays()
+
+    def _dashboard(self) -> list[Callable[..., Awaitable[None]]]:
+        """What serves the owner's page, where one is wanted and its address can be had."""
+        node, home = self._node, self._node.config.directory
+        if node.config.dashboard == OFF:
+            return []
+        from swarmnode.node.dashboard.server import Dashboard, listen, token_in
+
+        try:
+            served = Dashboard([("", home)], token_in(home), listen(node.config.dashboard))
+        except (OSError, ExpectedError) as error:
+            logger.warning("there is no dashboard: %s cannot be served: %s", node.config.dashboard, error)
+            return []
+        node.dashboard = served.address
+        return [served.run]
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
@@ -229,5 +244,6 @@ class Daemon:
         if node.chosen is not None:
             lines.append(f"  run {node.chosen.spec.run.name}, {node.parameters():,} parameters")
             lines.append(invitation(node.join_line(), node.network.addresses))
+        lines += [f"  its page is {node.dashboard} (swarmnode open)"] if node.dashboard else []
         lines.append("Look at it with `swarmnode status`; Ctrl-C leaves the swarm in order.")
         print("\n".join(lines), file=sys.stdout, flush=True)

@@ -343,7 +343,8 @@ class LocalSwarm:
         (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.options.threads, join=join))
         # as flags too: the environment of whoever runs `local` must not move a node elsewhere
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
-        options += ["--threads", str(self.options.threads), "--rounds", str(self.options.rounds), "--stay", "--json"]
+        options += ["--threads", str(self.options.threads), "--rounds", str(self.options.rounds)]
+        options += ["--stay", "--json", "--no-dashboard"]
         program = [*LIAR, node.lie] if node.lie else NODE
         node.start([*program, "run", *what, *options], self._events)
 

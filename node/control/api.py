@@ -100,6 +100,7 @@ class Api:
             "addresses": list(node.network.addresses),
             "join": node.join_line(),
             "data_dir": str(node.config.directory),
+            "dashboard": node.dashboard or None,
             "paused": node.session is not None and node.session.paused,
             "reachability": node.nat.how_reached,
             "run": self._run_status(),

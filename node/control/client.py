@@ -42,7 +42,7 @@ class ControlClient:
     def call(self, method: str, *, timeout: float = 30.0, **params: Any) -> Any:
         """The result of `method`. Raises NotRunning, or ControlError where it fails or takes more than `timeout` s."""
         lines = self._request(method, params, timeout)
-        return _result(next(lines, None), method)
+        return result_of(next(lines, None), method)
 
     def stream(self, method: str, *, timeout: float | None = None, **params: Any) -> Iterator[Any]:
         """The items of a stream as they come; `timeout` is the longest silence between two, None for any.
@@ -51,7 +51,7 @@ class ControlClient:
         """
         for message in self._request(method, params, timeout):
             if message.get("method") != "item":
-                _result(message, method)
+                result_of(message, method)
                 return
             yield message["params"]["item"]
         raise ControlError("the daemon ended while it was sending; swarmnode logs says why")
@@ -93,7 +93,8 @@ def _messages(connection: socket.socket) -> Iterator[dict[str, Any]]:
                 raise ControlError(f"the daemon sent a line of more than {LINE_LIMIT} bytes; is it of another version?")
 
 
-def _result(message: dict[str, Any] | None, method: str) -> Any:
+def result_of(message: dict[str, Any] | None, method: str) -> Any:
+    """What the daemon's answer says; None stands for a closed connection. Raises ControlError."""
     if message is None:
         raise ControlError(f"the daemon closed the connection before it answered {method}; swarmnode logs says why")
     error = message.get("error")

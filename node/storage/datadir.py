@@ -4,6 +4,7 @@
     config.toml        the owner's settings, optional          lock     held by the daemon, contains its pid
     address-book.json  peers met before                        logs/    one JSON object a line, rotated
     control.sock       where the command line asks             runs/<run_id>/   checkpoints and state of a run
+    dashboard.token    with which a browser asks
 
 The directory is 0700. Files are replaced whole: written beside, synced, renamed, and the directory synced, so that a
 crash leaves the old content or the new one. The lock is the kernel's (flock): it ends with its process, however that
@@ -150,6 +151,7 @@ class DataDir:
         self.identity = self.path / "identity.key"
         self.config = self.path / "config.toml"
         self.address_book = self.path / "address-book.json"
+        self.dashboard_token = self.path / "dashboard.token"
         self.layout = self.path / "layout"
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"

@@ -1,0 +1,247 @@
+"""The dashboard's server over real sockets, before a control socket with a few methods: who may ask, what is told."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarmnode.node.control import Declined
+from swarmnode.node.control.server import ControlServer
+from swarmnode.node.dashboard.server import BODY_LIMIT, Dashboard, listen, token_in
+from swarmnode.node.storage.datadir import DataDir
+
+JSON = {"Content-Type": "application/json"}
+
+
+class FakeNode:
+    """The methods of a daemon, as far as the page needs them, and what they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.problems: list[str] = []
+        self.send, self.receive = trio.open_memory_channel[dict[str, Any]](10)
+        self.readers = 0
+
+    def methods(self) -> dict[str, Any]:
+        def answering(name: str, result: Callable[[], Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+            async def answer(params: dict[str, Any]) -> Any:
+                self.asked.append((name, params))
+                return result()
+
+            return answer
+
+        return {
+            "status": answering("status", lambda: {"peer_id": "12D3KooWme", "problems": self.problems}),
+            "peers": answering("peers", lambda: {"peers": [], "kept_out": []}),
+            "metrics": answering("metrics", lambda: {"text": "# TYPE a gauge\na 1\n", "metrics": []}),
+            "pause": answering("pause", dict),
+            "leave": answering("leave", dict),
+            "ping": self._decline,
+            "events": self._events,
+        }
+
+    async def _decline(self, params: dict[str, Any]) -> Any:
+        raise Declined("no connected peer is called that", exit_code=8)
+
+    async def _events(self, params: dict[str, Any]) -> AsyncIterator[Any]:
+        self.readers += 1
+        try:
+            async for item in self.receive:
+                yield item
+        finally:
+            self.readers -= 1
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Site:
+    """A dashboard that serves one node, and how to ask it."""
+
+    dashboard: Dashboard
+    node: FakeNode
+    token: str
+    port: int
+    stop: Callable[[], None]
+    nursery: trio.Nursery
+    extra: dict[str, str] = field(default_factory=dict)
+
+    async def request(
+        self, method: str, path: str, body: bytes = b"", *, token: str | None = None, **headers: str
+    ) -> trio.SocketStream:
+        """Send a request with the token and what else a browser sends; its connection."""
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        sent = {
+            "Host": f"127.0.0.1:{self.port}",
+            "Authorization": f"Bearer {self.token if token is None else token}",
+            "Content-Length": str(len(body)),
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items() if value)]
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)
+        return stream
+
+    async def ask(self, method: str, path: str, body: bytes = b"", **headers: Any) -> Answer:
+        async with await self.request(method, path, body, Connection="close", **headers) as stream:
+            got = b"".join([chunk async for chunk in stream])
+        head, _, rest = got.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        told = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        return Answer(int(first.split()[1]), told, rest)
+
+    async def call(self, method: str, **params: Any) -> Answer:
+        return await self.ask(
+            "POST", f"/api/nodes/0/{method}", json.dumps(params).encode(), Content_Type="application/json"
+        )
+
+
+def serve(home: Path, check: Callable[[Site], Awaitable[None]], *, address: str = "127.0.0.1:0") -> None:
+    """Run `check` while a dashboard serves a fake node that lives in `home`."""
+
+    async def main() -> None:
+        data_dir, node = DataDir(home), FakeNode()
+        data_dir.prepare()
+        listener = listen(address)
+        dashboard = Dashboard([("first", home)], token_in(home), listener)
+        port = listener.getsockname()[1]
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(ControlServer(data_dir.prepare_socket(), node.methods()).run)
+                async with trio.open_nursery() as inner:
+                    await inner.start(dashboard.run)
+                    stop = inner.cancel_scope.cancel
+                    await check(Site(dashboard, node, token_in(home), port, stop, nursery))
+                    stop()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_the_page_comes_without_a_token_and_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        page = await site.ask("GET", "/", token="")
+        assert page.status == 200 and b"<script src=" in page.body
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; ")
+        assert "unsafe" not in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["referrer-policy"] == "no-referrer"
+        assert page.headers["cache-control"] == "no-store"
+        assert not [name for name in page.headers if name.startswith("access-control")]
+        for path in ("/../server.py", "/%2e%2e/server.py", "/server.py", "/..%2fserver.py"):
+            assert (await site.ask("GET", path)).status == 404
+
+    serve(tmp_path, check)
+
+
+@pytest.mark.parametrize("path", ["/api/nodes", "/api/nodes/0/live", "/metrics", "/api/nodes/0/pause"])
+def test_without_the_token_nothing_is_told_and_nothing_changes(tmp_path: Path, path: str) -> None:
+    async def check(site: Site) -> None:
+        for token in ("", "wrong", site.token[:-1], site.token + "x", "ü"):
+            for method in ("GET", "POST"):
+                refused = await site.ask(method, path, b"{}", token=token, **JSON)
+                assert refused.status == 401 and refused.headers["www-authenticate"] == "Bearer"
+                assert refused.json["error"]["message"]
+        assert site.node.asked == []
+
+    serve(tmp_path, check)
+
+
+def test_the_token_is_long_private_and_kept(tmp_path: Path) -> None:
+    token = token_in(tmp_path)
+    assert token == token_in(tmp_path) != token_in(tmp_path.parent)
+    assert len(token) == 43 and stat.S_IMODE((tmp_path / "dashboard.token").stat().st_mode) == 0o600
+    (tmp_path / "dashboard.token").write_text("")  # a disk that was full
+    assert len(token_in(tmp_path)) == 43
+
+
+def test_other_origins_and_names_may_not_ask(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        here = f"127.0.0.1:{site.port}"
+        origins = ("http://evil.example", "null", f"https://{here}", f"http://127.0.0.1:{site.port + 1}", here)
+        for origin in origins:
+            assert (await site.ask("POST", "/api/nodes/0/pause", b"{}", Origin=origin, **JSON)).status == 403
+        for host in (
+            "evil.example",
+            f"evil.example:{site.port}",
+            f"127.0.0.1.evil.example:{site.port}",
+            "10.0.0.1",
+            "@",
+        ):
+            assert (await site.ask("GET", "/api/nodes", Host=host)).status in (400, 403)
+            assert (await site.ask("GET", "/", Host=host)).status in (400, 403)
+        assert site.node.asked == []
+        assert (await site.ask("GET", "/api/nodes", Origin=f"http://{here}")).status == 200
+        assert (await site.ask("GET", "/api/nodes", Host="localhost:8080")).status == 200  # ssh -L
+
+    serve(tmp_path, check)
+
+
+def test_only_json_that_is_posted_changes_anything(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        path = "/api/nodes/0/pause"
+        for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            assert (await site.ask("POST", path, b"{}", Content_Type=kind)).status == 415
+        for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
+            assert (await site.ask(method, path, **JSON)).status == 405
+        for body in (b"{", b"[]", b"1", b"[" * 50_000):
+            assert (await site.ask("POST", path, body, **JSON)).status == 400
+        assert (await site.ask("POST", path, b"{" + b" " * BODY_LIMIT, **JSON)).status == 413
+        assert site.node.asked == []
+        assert (await site.call("pause")).json == {}
+        assert site.node.asked == [("pause", {})]
+
+    serve(tmp_path, check)
+
+
+def test_what_takes_paths_deletes_or_never_ends_is_not_served(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        for method in ("leave", "shards_put", "shards_get", "state_export", "successor_publish", "events", "logs", "x"):
+            assert (await site.call(method)).status == 404
+        assert site.node.asked == []
+
+    serve(tmp_path, check)
+
+
+def test_a_method_that_says_no_says_why(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        refused = await site.call("ping", peer="x")
+        assert refused.status == 400
+        assert refused.json == {"error": {"exit_code": 8, "message": "no connected peer is called that"}}
+        nobody = await site.ask("POST", "/api/nodes/1/status", b"{}", **JSON)
+        assert nobody.status == 400 and "the first is 0" in nobody.json["error"]["message"]
+        unknown = await site.call("scores")  # by this daemon, of another version
+        assert unknown.status == 400 and "no method" in unknown.json["error"]["message"]
+
+    serve(tmp_path, check)
+
+
+def test_nodes_metrics_health_and_readiness(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        assert (await site.ask("GET", "/api/nodes")).json == [{"node": 0, "name": "first", "peer_id": "12D3KooWme"}]
+        metrics = await site.ask("GET", "/metrics")
+        assert metrics.body == b"# TYPE a gauge\na 1\n"
+        assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert (await site.ask("GET", "/metrics?node=x")).status == 400
+        assert (await site.ask("GET", "/healthz", token="")).status == 200
+        assert (await site.ask("GET", "/readyz", token="")).status == 200
+        site.node.problems = ["the disk is full: /secret"]
+        unready = await site.ask("GET", "/readyz", token="")
+        assert unready.status == 503 and b"secret" not in unready.body
+
+    serve(tmp_path, check)
