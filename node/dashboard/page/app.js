@@ -1,29 +1,557 @@
-// Shows what the node tells, as it comes. The token comes in the fragment and is kept for this tab.
-if (location.hash.length > 1) {
-  sessionStorage.setItem("token", location.hash.slice(1));
-  history.replaceState(null, "", location.pathname);
-}
-const headers = { Authorization: `Bearer ${sessionStorage.getItem("token")}` };
-const shown = document.getElementById("view");
+// The page: one node of a daemon, live, or a finished swarm from the report inside this file.
+//
+// Each part is a function from what is known of the node to elements. It runs again only when what it shows has
+// changed, so that what a person has focused, opened or selected stays as it is.
 
-async function follow(node) {
-  const answer = await fetch(`/api/nodes/${node}/live`, { headers });
-  if (!answer.ok) {
-    shown.textContent = (await answer.json()).error.message;
-    return;
+import { Curve, Swarm, Timeline, presence, spark } from "./charts.js";
+import { Daemon, Refused, Rounds, reportIn } from "./feed.js";
+import { $, count, decimal, duration, h, known, mean, percent, plural, shortId, size, words } from "./text.js";
+
+const ASK_EVERY = 10000; // ms between questions for what the stream does not bring: scores, shards, rollouts, traffic
+const RATES = 300; // samples of traffic kept, one a view
+const GROUPS = 8; // newest groups of answers shown
+const SMOOTH = 10; // rounds a reward is the mean of: the answers of one round are few
+
+const report = reportIn(document);
+const feeds = []; // of each node: what is known of it
+let at = 0; // which one is shown
+let other = null; // the report that this one is compared with
+let daemon = null;
+let following = null; // ends the stream
+let link = "connecting";
+let measure = "learning";
+const shown = new Map(); // what each part shows, to see whether it has changed
+
+const feed = () => feeds[at];
+const run = () => feed().status?.run ?? {};
+const isReward = () => feed().rounds.list.some((round) => known(round.reward));
+
+function feedOf({ name, peer_id, status = null, peers = null, history = null, ...rest }) {
+  const rounds = new Rounds();
+  for (const round of history?.rounds ?? []) rounds.add(round);
+  return { name, peer_id, status, peers, rounds, rates: [], groups: new Map(), asked: 0, ...rest };
+}
+
+/** A node's name, or the end of its peer id. */
+function nameOf(peer) {
+  const own = feeds.length > 1 && feeds.find((one) => one.peer_id === peer);
+  const said = own || feed().peers?.peers.find((one) => one.peer_id === peer);
+  if (peer === feed().peer_id && feeds.length === 1) return "this node";
+  return said?.name ? words(said.name, 16) : shortId(peer);
+}
+
+const scoreOf = (peer) => feed().scores?.peers.find((one) => one.peer_id === peer);
+const connected = () => [...(feed().peers?.peers ?? [])].sort((a, b) => (a.peer_id < b.peer_id ? -1 : 1));
+const ownWork = (rounds, peer) => rounds.filter((round) => round.own === "accepted" || presence(round, peer)[0] === "good");
+
+/** Good, fair, bad or plain: the colour of a peer. */
+function tone(score, standing) {
+  if (score?.contained || standing === "banned" || standing === "refused") return "bad";
+  if (standing === "slowed") return "fair";
+  if (!score || (score.probation && !score.rounds)) return "plain";
+  return score.score >= 0.5 ? "good" : "fair";
+}
+
+/** Fill a part anew if what it shows has changed. Without children it is hidden. */
+function part(id, facts, make) {
+  const told = JSON.stringify(facts);
+  if (shown.get(id) === told) return;
+  shown.set(id, told);
+  const children = make().flat().filter(Boolean);
+  $(id).hidden = !children.length;
+  $(id).replaceChildren(...children);
+}
+
+const facts = (pairs) =>
+  h("dl", { class: "facts" }, pairs.filter((pair) => pair && pair[1] != null).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+/** A table; a head that begins with "#" is of numbers. */
+function table(heads, rows, kind = "cards") {
+  const clean = heads.map((head) => head.replace("#", ""));
+  const align = heads.map((head) => (head.startsWith("#") ? "number" : null));
+  return h("table", { class: kind },
+    h("thead", {}, h("tr", {}, clean.map((head, n) => h("th", { scope: "col", class: align[n] }, head)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, n) => h("td", { class: align[n], "data-head": n ? clean[n] : null }, cell))))));
+}
+
+/** A duration that a glance a minute keeps true: "under a minute", "12 min", "3 h 5 min". */
+const minutes = (seconds) => (seconds < 60 ? "under a minute" : duration(60 * Math.floor(seconds / 60)).replace(" 00 s", ""));
+
+const peerCell = (peer) => h("span", { class: "peer", title: peer }, nameOf(peer));
+
+// --- parts ------------------------------------------------------------------------------------------------------------
+
+const LINKS = {
+  connecting: "connecting",
+  live: "live",
+  gone: "the node does not answer",
+  refused: "not let in",
+  report: "report",
+};
+const TROUBLE = {
+  gone: "The node does not answer. What you see is the last that it said; this page tries again every few seconds. If it was stopped, swarmnode run starts it again.",
+  refused: "This page was not let in: its link belongs to an earlier start of the node. swarmnode open opens a new one.",
+};
+
+function alerts() {
+  const status = feed()?.status;
+  part("alerts", [link, status?.problems, status?.warnings, report?.verdict, report?.notes, at], () => {
+    const wrong = new Set(status?.problems ?? []);
+    const line = (text, kind, head) => h("p", { class: kind }, head ? h("b", {}, `${head} `) : null, words(text, 1200));
+    return [
+      report && line(report.verdict, "verdict", ""),
+      TROUBLE[link] && line(TROUBLE[link], "wrong", ""),
+      !report && (status?.warnings ?? []).map((text) => line(text, wrong.has(text) ? "wrong" : "", wrong.has(text) ? "To mend:" : "Note:")),
+      (report?.notes ?? []).map((text) => line(text, "", "")),
+    ].flat();
+  });
+}
+
+function runPart() {
+  const status = feed().status;
+  part("run", [at, status?.run, status?.paused, status?.peers, status?.role, feed().rounds.last], () => {
+    if (!status?.run) return [h("h2", {}, status ? `No run yet: this node has the role ${status.role}` : "Waiting for the node")];
+    const now = status.run;
+    const phase = status.paused ? "paused" : now.phase;
+    const last = feed().rounds.last;
+    const before = feed().rounds.list.at(-2);
+    const tile = (name, value, unit, below) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, value, " ", unit ? h("small", {}, unit) : ""), below ? h("dd", { class: "soft" }, below) : null);
+    const reward = isReward();
+    const rewards = feed().rounds.list.slice(-SMOOTH).map((one) => one.reward).filter(known);
+    const change = last && before && known(last.loss) && known(before.loss) ? last.loss - before.loss : null;
+    const due = known(now.next_round_s) && phase !== "finished" && phase !== "paused" ? `next in ${duration(now.next_round_s)}` : "";
+    const lost = now.missing?.length ? `missing: ${now.missing.map(nameOf).slice(0, 3).join(", ")}` : "";
+    const measured = reward
+      ? tile("Reward", decimal(mean(rewards)), "of 1", `mean of ${plural(rewards.length, "round")}; by chance ${decimal(now.reward_by_chance, 2)}`)
+      : tile("Held-out loss", decimal(now.loss ?? last?.loss), now.loss_unit, change === null ? "" : `${change > 0 ? "+" : ""}${decimal(change)} in the last round`);
+    const second = reward
+      ? known(last?.heldout_reward) && tile("On fresh questions", decimal(last.heldout_reward), "of 1", "expected reward")
+      : known(last?.trained_loss) && tile("Training loss", decimal(last.trained_loss), now.loss_unit, "of this node's own steps");
+    return [
+      h("header", {}, h("h2", {}, words(now.name)), h("p", { class: "soft" }, `run ${now.run_id.slice(0, 12)}, ${count(now.parameters)} parameters, ${now.codec}`)),
+      h("dl", { class: "tiles" },
+        h("div", {}, h("dt", {}, "Round"), h("dd", {}, now.round ?? "–", h("small", {}, now.rounds ? ` of ${now.rounds}` : "")),
+          h("dd", { class: "soft" }, `${phase}${due ? `, ${due}` : ""}`),
+          now.rounds ? h("dd", {}, h("progress", { value: now.round ?? 0, max: now.rounds, "aria-label": "rounds done" })) : null,
+          now.arriving ? h("dd", { class: "soft" }, `${size(now.arriving[0])} of ${size(now.arriving[1])} fetched from members`) : null),
+        measured, second,
+        tile("Members", now.members || "–", "", lost || `${plural(status.peers.connected, "peer")}, ${status.peers.relayed} through relays`),
+        tile("Speed", known(now.tokens_per_second) ? count(now.tokens_per_second) : "–", "tokens/s", known(now.compute_share) ? `${percent(now.compute_share)} of the time computing` : ""),
+        tile("A round takes", duration(now.round_seconds), "", known(now.round_age_s) && !report ? `the last ended ${duration(now.round_age_s)} ago` : "")),
+    ];
+  });
+}
+
+/** (round, mean over the nodes that told) of one figure. */
+function meanOf(rounds, figure) {
+  const found = new Map();
+  for (const round of rounds.flat()) {
+    const value = figure(round);
+    if (known(value)) found.set(round.round, [...(found.get(round.round) ?? []), value]);
   }
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let pending = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (pending + value).split("\n\n");
-    pending = events.pop();
-    for (const event of events) {
-      const [kind, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
-      if (kind === "view") shown.textContent = JSON.stringify(JSON.parse(data), null, 1);
+  return [...found].sort((a, b) => a[0] - b[0]).map(([round, values]) => [round, mean(values)]);
+}
+
+const smooth = (points) => points.map(([round], n) => [round, mean(points.slice(Math.max(0, n - SMOOTH + 1), n + 1).map((point) => point[1]))]);
+
+const MEASURES = {
+  learning: ["Learning", null],
+  speed: ["Speed", (round) => (round.seconds ? round.tokens / round.seconds : null), count, "tokens/s"],
+  time: ["Time of a round", (round) => round.seconds, duration, ""],
+  traffic: ["Traffic", (round) => round.bytes_in + round.bytes_out, size, "in and out, of one node"],
+};
+
+function curvePart() {
+  const all = feeds.map((one) => one.rounds.list);
+  part("measures", measure, () => Object.entries(MEASURES).map(([id, [name]]) => h("button", { "aria-pressed": `${id === measure}`, click: () => pick(id) }, name)));
+  const known_ = [at, measure, other?.run_id, all.map((rounds) => [rounds.length, rounds.at(-1)])];
+  if (shown.get("curve") === JSON.stringify(known_)) return;
+  shown.set("curve", JSON.stringify(known_));
+  const swarm = feeds.length > 1 ? `, mean of ${feeds.length} nodes` : "";
+  const alone = report?.solo ? [{ name: "one node alone", tone: "third", rounds: report.solo.rounds }] : [];
+  const compared = other ? [{ name: "the other report", tone: "fourth", rounds: other.nodes.map((one) => feedOf(one).rounds.list) }] : [];
+  const extra = [...alone.map((one) => ({ ...one, rounds: [feedOf({ history: one }).rounds.list] })), ...compared];
+  const [name, figure, format, unit] = MEASURES[measure];
+  if (figure) {
+    const series = [{ name: name.toLowerCase() + swarm, tone: "first", points: meanOf(all, figure) }];
+    return curve.show({ series: [...series, ...extra.map((one) => ({ ...one, points: meanOf(one.rounds, figure) }))], format, unit });
+  }
+  const reward = isReward();
+  const first = (round) => (reward ? round.reward : round.loss);
+  const even = reward ? smooth : (points) => points;
+  const main = meanOf(all, first);
+  const faint = reward && feeds.length > 1 ? all.map((rounds) => ({ tone: "first", faint: true, points: even(meanOf([rounds], first)) })) : [];
+  const second = meanOf(all, (round) => (reward ? round.heldout_reward : round.trained_loss));
+  const chance = run().reward_by_chance;
+  curve.show({
+    series: [
+      ...faint,
+      { name: (reward ? `reward, mean of ${SMOOTH} rounds` : "held-out loss") + swarm, tone: "first", points: even(main) },
+      ...(second.length ? [{ name: reward ? "expected on fresh questions" : "training loss", tone: "second", points: even(second) }] : []),
+      ...(reward && known(chance) && main.length ? [{ name: "by chance", tone: "chance", points: [[main[0][0], chance], [main.at(-1)[0], chance]] }] : []),
+      ...extra.map((one) => ({ ...one, points: even(meanOf(one.rounds, first)) })),
+    ],
+    unit: reward ? "of 1" : run().loss_unit,
+  });
+}
+
+function pick(id) {
+  measure = id;
+  render();
+}
+
+function swarmPart() {
+  const me = feed().peer_id;
+  const told = (peer, standing) => ({ peer, name: nameOf(peer), tone: tone(scoreOf(peer), standing), title: peer });
+  const people = [told(me), ...connected().map((one) => told(one.peer_id, one.standing))];
+  const linksOf = (one) => (one.peers?.peers ?? []).map((peer) => ({ from: one.peer_id, to: peer.peer_id, relayed: peer.path === "relayed", rtt: peer.rtt_ms }));
+  const links = [...feeds.filter((one) => one !== feed()).flatMap(linksOf), ...linksOf(feed())];
+  const now = JSON.stringify([people, links]);
+  if (shown.get("swarm") === now) return;
+  shown.set("swarm", now);
+  swarm.show({ me, people, links });
+  $("swarm-told").textContent = `${plural(people.length - 1, "peer")} connected`;
+}
+
+function roundsPart() {
+  const { rounds, peer_id: me } = feed();
+  const named = new Set([me]);
+  for (const round of rounds.list.slice(-60)) for (const peer of [...(round.counted ?? []), ...round.missing, ...Object.keys(round.verdicts ?? {})]) named.add(peer);
+  const others = [...named].filter((peer) => peer !== me).map((peer) => ({ peer, name: nameOf(peer) }));
+  const people = [{ peer: me, name: nameOf(me) }, ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
+  const now = JSON.stringify([at, people, rounds.list.length, rounds.last]);
+  if (shown.get("rounds") === now) return;
+  shown.set("rounds", now);
+  timeline.show({ rounds: rounds.list, people });
+  const open = rounds.list.some((round) => round.stages.judge);
+  for (const key of document.querySelectorAll("[data-method=open]")) key.hidden = !open;
+}
+
+function ownPart() {
+  const score = feed().scores?.peers.find((one) => one.me);
+  const rounds = feed().rounds.list;
+  part("own", [score, rounds.length, rounds.at(-1)?.round], () => {
+    if (!rounds.length && !score) return [];
+    const recent = rounds.slice(-20).filter((round) => round.own || round.counted);
+    const sum = (figure) => rounds.reduce((total, round) => total + (round[figure] ?? 0), 0);
+    return [
+      h("h2", {}, feeds.length > 1 ? `What ${words(feed().name, 20)} gave` : "What this node gave"),
+      facts([
+        recent.length && !isReward() && ["its work counted", `in ${ownWork(recent, feed().peer_id).length} of the last ${plural(recent.length, "round")}`],
+        ["trained on", `${count(sum("tokens"))} tokens in ${plural(rounds.length, "round")}`],
+        ["sent", size(sum("bytes_out"))],
+        run().learned && ["the last update is from", run().learned.taken ? `${plural(run().learned.taken, "group")} of ${plural(run().learned.authors, "peer")}, and its own` : "its own answers"],
+        score && ["score", `${decimal(score.score, 2)} (${decimal(score.low, 2)} to ${decimal(score.high, 2)} of 1)`],
+        score && ["weight of its work", `${decimal(score.weight, 2)}, ${percent(score.share, 1)} of all`],
+        score && ["standing", score.contained ? "contained" : score.probation ? "on probation" : "full"],
+      ]),
+      score?.reasons && [h("h3", {}, "Why this score"), h("ul", {}, score.reasons.map((reason) => h("li", {}, words(reason, 300))))],
+    ].flat();
+  });
+}
+
+const opened = new Set(); // peers whose reasons are open
+
+function peersPart() {
+  const people = connected();
+  const kept = feed().peers?.kept_out ?? [];
+  const scores = feed().scores;
+  // Ages and round trips change with every view and are told to the minute and to two digits.
+  const near = people.map((one) => [one.peer_id, one.path, one.relay, one.standing, one.round, one.name, one.agent, one.rtt_ms?.toPrecision(2), Math.floor(one.age_s / 60)]);
+  part("peers", [at, near, kept.map((one) => one.peer_id), scores], () => [
+    h("h2", {}, "Peers"),
+    ...kept.map((one) => h("p", { class: "soft" }, peerCell(one.peer_id), ` is kept out for ${duration(one.for_s)} more: ${words(one.why)}`)),
+    people.length
+      ? table(["Peer", "Path", "#Round trip", "#Score", "Standing", "#Round", "#Since"], people.map((one) => {
+          const score = scoreOf(one.peer_id);
+          const flip = (event) => (event.target.open ? opened.add(one.peer_id) : opened.delete(one.peer_id));
+          const why = score?.reasons && h("details", { open: opened.has(one.peer_id), toggle: flip },
+            h("summary", {}, "why"), h("ul", {}, score.reasons.map((reason) => h("li", {}, words(reason, 300)))));
+          return [ // who runs the same version says nothing of its agent
+            [h("i", { class: tone(score, one.standing) }), peerCell(one.peer_id), one.agent === `swarmnode/${feed().status?.version}` ? null : h("span", { class: "soft" }, ` ${words(one.agent, 40)}`), why],
+            one.relay ? ["through ", peerCell(one.relay)] : one.path,
+            known(one.rtt_ms) ? `${Number(one.rtt_ms.toPrecision(2))} ms` : "–",
+            score && !(score.probation && !score.rounds) ? decimal(score.score, 2) : "–",
+            score?.contained ? "contained" : score?.probation && one.standing === "good" ? "on probation" : one.standing,
+            one.round ?? "–",
+            minutes(one.age_s),
+          ];
+        }))
+      : h("p", { class: "soft" }, "Nobody is connected. The invitation below, pasted on another machine, brings somebody."),
+  ]);
+}
+
+function rolloutsPart() {
+  const groups = [...feed().groups.values()].sort((a, b) => b.made_at_ms - a.made_at_ms).slice(0, GROUPS);
+  part("rollouts", [groups.map((group) => group.id), feed().pool], () => {
+    if (!groups.length) return [];
+    const refused = (feed().pool?.authors ?? []).flatMap((one) => Object.entries(one.refused).map(([why, number]) => `${number} of ${nameOf(one.author)}: ${words(why)}`));
+    return [
+      h("h2", {}, "Answers"),
+      h("p", { class: "soft" }, "The newest questions that policies answered, own and others'; what is right here is green."),
+      table(["Question", "Right", "Answers", "By", "#Reward"], groups.map((group) => [
+        h("code", {}, words(group.question, 200)),
+        h("code", {}, words(group.key, 60)),
+        h("div", { class: "answers" }, group.answers.map((one) => h("span", { class: one.reward >= 0.99 ? "right" : null, title: `reward ${one.reward}` }, words(one.text, 120)))),
+        peerCell(group.author),
+        decimal(mean(group.answers.map((one) => one.reward)), 2),
+      ])),
+      refused.length ? h("p", { class: "soft" }, `Refused: ${refused.slice(0, 6).join("; ")}`) : null,
+    ];
+  });
+}
+
+/** Bytes by what they are for, from the daemon's counters; what is left are rounds, state and talk. */
+function bytesByKind({ metrics }) {
+  const value = (name, label) => metrics?.find((one) => one.name === `swarmnode_${name}`)?.samples.find((one) => !label || Object.values(one.labels)[0] === label)?.value ?? 0;
+  const byProtocol = metrics?.find((one) => one.name === "swarmnode_protocol_bytes_total");
+  if (byProtocol) return byProtocol.samples.map((one) => [words(Object.values(one.labels).join(" ")), one.value]).sort((a, b) => b[1] - a[1]);
+  const kinds = [
+    ["text for others", value("shards_total", "bytes_served")],
+    ["text fetched", value("shards_total", "bytes_fetched")],
+    ["shown to auditors", value("audit_shown_bytes_total")],
+  ];
+  const all = value("bytes_total", "in") + value("bytes_total", "out");
+  const rest = all - kinds.reduce((sum, [, bytes]) => sum + bytes, 0);
+  return all ? [...kinds, ["rounds, state and talk", Math.max(0, rest)]].filter(([, bytes]) => bytes) : [];
+}
+
+function trafficPart() {
+  const { traffic } = feed().status ?? {};
+  const kinds = bytesByKind(feed());
+  part("traffic", [traffic, kinds], () => traffic ? [
+    h("h2", {}, "Traffic"),
+    facts([
+      ["received", size(traffic.bytes_in)], ["sent", size(traffic.bytes_out)],
+      !report && ["now in", [`${size(traffic.rate_in)}/s`, spark(feed().rates.map((rate) => rate[0]))]],
+      !report && ["now out", [`${size(traffic.rate_out)}/s`, spark(feed().rates.map((rate) => rate[1]))]],
+    ]),
+    kinds.length ? [h("h3", {}, "For what"), facts(kinds.map(([kind, bytes]) => [kind, size(bytes)]))] : null,
+  ].flat() : []);
+}
+
+function shardsPart() {
+  const data = run().data;
+  const held = feed().shards;
+  part("shards", [data, held?.bytes, held?.cap, held?.shards.length], () => [
+    (data || held?.shards.length) && h("h2", {}, "Text"),
+    data?.source === "local" && h("p", { class: "soft" }, "It trains on text of its own, which others do not get."),
+    data && data.source !== "local" && facts([
+      ["of its part here", [`${data.shards} of ${plural(data.wanted, "shard")}`, h("progress", { value: data.shards, max: data.wanted || 1, "aria-label": "shards here" })]],
+      ["in the whole run", plural(data.in_run, "shard")],
+      ["fetched from others", size(data.fetched)],
+    ]),
+    held?.shards.length && facts([["kept for others too", `${plural(held.shards.length, "shard")}, ${size(held.bytes)} of at most ${size(held.cap)}`]]),
+  ]);
+}
+
+const REACH = { public: "yes, peers can dial it", private: "no, it dials out only", relayed: "through relays", unknown: "not known yet" };
+
+function machinePart() {
+  const status = feed().status;
+  const trainer = status?.trainer;
+  part("machine", [trainer, status?.version, status?.join, status?.reachability, status?.limits, Math.floor((status?.uptime_s ?? 0) / 60)], () => status ? [
+    h("h2", {}, "Machine"),
+    facts([
+      ["node", h("code", {}, status.peer_id)],
+      ["version", `${status.version}, up ${minutes(status.uptime_s)}`],
+      ["reached from outside", REACH[status.reachability] ?? status.reachability],
+      trainer && ["trains on", `${trainer.ranks > 1 ? `${trainer.ranks} × ` : ""}${trainer.device}, ${plural(trainer.threads, "thread")}`],
+      trainer?.restarts && ["trainer restarted", plural(trainer.restarts, "time")],
+      trainer?.sandbox && ["sandbox", !trainer.sandbox.enforced?.length ? "none" : trainer.sandbox.missing.length ? "in part" : "whole"],
+    ]),
+    !report && status.join && [h("h3", {}, "Invite"), h("p", {}, h("code", {}, status.join)), h("p", { class: "row" }, h("button", { click: copy }, "Copy the line"))],
+  ].flat() : []);
+}
+
+async function copy(event) {
+  await navigator.clipboard.writeText(feed().status.join);
+  event.target.textContent = "Copied";
+}
+
+// --- a finished swarm -------------------------------------------------------------------------------------------------
+
+const flat = (settings, before = "") =>
+  Object.entries(settings ?? {}).flatMap(([key, value]) => (value && typeof value === "object" && !Array.isArray(value) ? flat(value, `${before}${key}.`) : [[before + key, JSON.stringify(value)]]));
+
+function reportParts() {
+  part("work", 0, () => [
+    h("h2", {}, "Who did what"),
+    table(["Node", "At the end", "#Rounds", "#Tokens", "#Computing", "#Received", "#Sent", "#Loss or reward"], feeds.map((one) => {
+      const rounds = one.rounds.list;
+      const sum = (figure) => rounds.reduce((total, round) => total + (figure(round) ?? 0), 0);
+      const last = rounds.findLast((round) => known(round.loss ?? round.reward));
+      return [[words(one.name), " ", h("span", { class: "peer soft", title: one.peer_id }, shortId(one.peer_id ?? ""))], one.state, rounds.length, count(sum((round) => round.tokens)),
+        percent(sum((round) => round.stages.train) / (sum((round) => round.seconds) || 1)), size(sum((round) => round.bytes_in)), size(sum((round) => round.bytes_out)), decimal(last?.loss ?? last?.reward)];
+    })),
+    h("h3", {}, "Bytes by kind, of all nodes"),
+    facts([...feeds.flatMap(bytesByKind).reduce((sums, [kind, bytes]) => sums.set(kind, (sums.get(kind) ?? 0) + bytes), new Map())].map(([kind, bytes]) => [kind, size(bytes)])),
+  ]);
+  part("attack", 0, () => report.attack ? [
+    h("h2", {}, "The attack"),
+    ...report.attack.words.map((text) => h("p", {}, words(text, 400))),
+    table(["Node", "Told", "#Accepted", "#Refused", "#Score", "Why refused"], report.attack.nodes.map((one) => [
+      `node ${one.node}`, [h("i", { class: one.lie ? "bad" : "good" }), one.lie ? words(one.lie) : "the truth"], one.accepted,
+      Object.values(one.refused).reduce((sum, number) => sum + number, 0), decimal(one.score, 2),
+      Object.entries(one.refused).map(([why, number]) => `${number} × ${words(why)}`).join(", "),
+    ])),
+  ] : []);
+  part("settings", 0, () => [
+    h("h2", {}, "Figures"), facts(report.figures),
+    h("details", {}, h("summary", {}, "Settings and versions"), facts([...Object.entries(report.versions ?? {}), ...flat(report.settings)])),
+  ]);
+  $("compare").hidden = false;
+  const [chosen] = $("compare").getElementsByTagName("input");
+  chosen.onchange = async () => {
+    try {
+      other = reportIn(new DOMParser().parseFromString(await chosen.files[0].text(), "text/html"));
+      if (!other?.nodes) throw new Error();
+      $("compare").lastElementChild.replaceChildren(differences());
+    } catch {
+      other = null;
+      $("compare").lastElementChild.replaceChildren(h("p", {}, "That file is no report of swarmnode local."));
     }
+    render();
+  };
+}
+
+function differences() {
+  const lines = (one) => new Map([...one.figures, ...Object.entries(one.versions ?? {}), ...flat(one.settings)]);
+  const [here, there] = [lines(report), lines(other)];
+  const names = [...new Set([...here.keys(), ...there.keys()])].filter((name) => here.get(name) !== there.get(name));
+  return table(["", "this report", "the other"], names.map((name) => [words(name), words(here.get(name) ?? "–", 200), words(there.get(name) ?? "–", 200)]));
+}
+
+// --- what happens -----------------------------------------------------------------------------------------------------
+
+let frame = 0;
+
+/** Draw before the next frame, once, however much has come until then. */
+function render() {
+  frame ||= requestAnimationFrame(draw);
+}
+
+function draw() {
+  frame = 0;
+  document.body.className = link;
+  $("link").className = link;
+  $("link").textContent = report ? `report of ${new Date(1000 * report.made).toLocaleString()}` : LINKS[link];
+  alerts();
+  if (!feed()) return;
+  for (const show of [runPart, curvePart, swarmPart, roundsPart, ownPart, peersPart, rolloutsPart, trafficPart, shardsPart, machinePart]) show();
+  const status = feed().status;
+  const steers = !report && link === "live" && status;
+  $("pause").hidden = !steers || !status.run;
+  $("pause").textContent = status?.paused ? "Resume" : "Pause";
+  $("stop").hidden = !steers;
+  const last = feed().rounds.last;
+  if (last) document.title = `round ${last.round}, ${decimal(last.loss ?? last.reward)}: ${words(run().name ?? "swarmnode", 40)}`;
+}
+
+/** Follow the chosen node from now on, if the page can be seen. */
+function follow() {
+  following?.abort();
+  if (report || document.hidden || !feeds.length) return;
+  following = new AbortController();
+  const [here, signal] = [at, following.signal];
+  daemon.follow(here, {
+    signal,
+    state: (state) => {
+      link = state;
+      if (state === "live") learn(here);
+      render();
+    },
+    heard: (name, told) => {
+      const one = feeds[here];
+      if (name === "view") {
+        Object.assign(one, { status: told.status, peers: told.peers });
+        one.rates = [...one.rates, [told.status.traffic.rate_in, told.status.traffic.rate_out]].slice(-RATES);
+      } else if (name === "round" && known(told.round) && (told.event ?? "round") === "round") one.rounds.add(told);
+      if (Date.now() - one.asked > ASK_EVERY) learn(here);
+      render();
+    },
+  });
+}
+
+/** Ask for what the stream does not bring. What a node has nothing of, it declines: then that part stays away. */
+async function learn(here) {
+  const one = feeds[here];
+  one.asked = Date.now();
+  const ask = (node, method, params) => daemon.call(node, method, params).catch((error) => (error instanceof Refused ? null : undefined));
+  for (const each of feeds) {
+    const number = feeds.indexOf(each);
+    const told = await ask(number, "history", { since: each.rounds.last?.round ?? 0 });
+    for (const round of told?.rounds ?? []) each.rounds.add(round);
+    if (number !== here) each.peers = (await ask(number, "peers")) ?? null;
+  }
+  one.scores = await ask(here, "scores", { why: (one.peers?.peers.length ?? 0) <= 32 });
+  one.shards = await ask(here, "shards_ls");
+  one.metrics = (await ask(here, "metrics"))?.metrics;
+  if (one.status?.run && !one.status.run.data) {
+    const listed = await ask(here, "rollouts_ls", { limit: GROUPS });
+    for (const { id } of listed?.groups ?? []) {
+      const group = one.groups.get(id) ?? (await ask(here, "rollouts_show", { id }));
+      if (group) one.groups.set(id, group);
+    }
+    while (one.groups.size > 4 * GROUPS) one.groups.delete(one.groups.keys().next().value);
+    one.pool = await ask(here, "rollouts_pool");
+  }
+  render();
+}
+
+async function steer(method) {
+  try {
+    await daemon.call(at, method);
+    learn(at);
+  } catch (error) {
+    $("link").textContent = words(error.message, 200);
   }
 }
 
-follow(0);
+function choices() {
+  $("nodes").hidden = feeds.length < 2;
+  const [select] = $("nodes").getElementsByTagName("select");
+  select.replaceChildren(...feeds.map((one, number) => h("option", { value: number }, words(one.name, 30))));
+  select.onchange = () => {
+    at = Number(select.value);
+    follow();
+    render();
+  };
+}
+
+async function start() {
+  if (report) {
+    link = "report";
+    feeds.push(...report.nodes.map(feedOf));
+    reportParts();
+  } else {
+    const token = location.hash.slice(1) || sessionStorage.getItem("token");
+    if (token) sessionStorage.setItem("token", token);
+    history.replaceState(null, "", location.pathname); // the token does not stay in the address bar
+    daemon = new Daemon(token);
+    while (!feeds.length) {
+      try {
+        feeds.push(...(await daemon.nodes()).map(feedOf));
+      } catch (error) {
+        link = error instanceof Refused ? "refused" : "gone";
+        render();
+        if (link === "refused") return;
+        await new Promise((wake) => setTimeout(wake, 2000));
+      }
+    }
+    $("pause").onclick = () => steer(feed().status.paused ? "resume" : "pause");
+    $("stop").onclick = () => $("sure").showModal();
+    $("stop-no").onclick = () => $("sure").close();
+    $("stop-yes").onclick = () => $("sure").close() ?? steer("stop");
+    document.addEventListener("visibilitychange", follow);
+    follow();
+  }
+  choices();
+  render();
+}
+
+const curve = new Curve($("curve"), "The curve over rounds; arrow keys move through it", 320);
+const swarm = new Swarm($("swarm"), "The swarm as a graph; the table of peers tells the same", 300);
+const timeline = new Timeline($("rounds"), "Rounds: their time, and who took part; arrow keys move through them", 160);
+start();

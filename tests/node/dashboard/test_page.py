@@ -1,0 +1,315 @@
+"""The page in a real browser, before a daemon that is made up: what is shown, how soon, and what it may not do."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, Page, needs_chromium
+
+import swarmnode.node.dashboard
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+PAGE = Path(swarmnode.node.dashboard.__file__).parent / "page"
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+PEERS = [f"12D3KooWmadeUpPeerThatIsAsLongAsARealOneIsHere0000{number}" for number in range(8)]
+HOUR = 3600  # views
+HEAP = 60e6  # bytes
+
+
+class FakeDaemon:
+    """Serves the page, and answers as the daemon of PEERS[0] does in a run of eight."""
+
+    def __init__(self) -> None:
+        self.round = 5
+        self.agent = "swarmnode/0.1.0"
+        self.warnings: list[str] = []
+        self.groups: dict[str, Any] = {}
+        self.called: list[str] = []
+        self.asked_without_token = 0
+        self.gone = False  # it closes connections without a word
+        self.streams: list[queue.Queue[tuple[str, Any] | None]] = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def parse_request(self) -> bool:
+                understood = super().parse_request()
+                self.close_connection |= fake.gone
+                return understood and not fake.gone
+
+            def answer(self, body: bytes, kind: str = "application/json", status: int = 200) -> None:
+                self.send_response(status)
+                told = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": CSP}
+                for name, value in told.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self) -> None:
+                if self.path.startswith("/api") and self.headers.get("Authorization") != "Bearer secret":
+                    fake.asked_without_token += 1
+                    self.answer(b"{}", status=401)
+                elif self.path == "/api/nodes":
+                    self.answer(json.dumps([{"node": 0, "name": "home", "peer_id": PEERS[0]}]).encode())
+                elif self.path == "/api/nodes/0/live":
+                    self.stream()
+                else:
+                    file = PAGE / (self.path.strip("/") or "index.html")
+                    self.answer(file.read_bytes(), KINDS[file.suffix])
+
+            def stream(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Connection", "close")
+                self.end_headers()
+                events: queue.Queue[tuple[str, Any] | None] = queue.Queue(maxsize=100)
+                events.put(("view", fake.view()))
+                fake.streams.append(events)
+                try:
+                    while (event := events.get()) is not None:
+                        self.wfile.write(f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n".encode())
+                        self.wfile.flush()
+                except OSError:
+                    pass
+                finally:
+                    fake.streams.remove(events)
+                    self.close_connection = True
+
+            def do_POST(self) -> None:
+                params = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                result = fake.call(self.path.rpartition("/")[2], params)
+                if result is None:
+                    self.answer(b'{"error": {"exit_code": 1, "message": "there is none"}}', status=400)
+                else:
+                    self.answer(json.dumps(result).encode())
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.origin = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def push(self, name: str, data: Any) -> None:
+        for stream in list(self.streams):
+            stream.put((name, data))
+
+    def cut(self) -> None:
+        """End the streams."""
+        for stream in list(self.streams):
+            stream.put(None)
+
+    def close(self) -> None:
+        self.cut()
+        self.server.shutdown()
+        self.server.server_close()
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        self.called.append(method)
+        match method:
+            case "history":
+                return {"rounds": [self.told(number) for number in range(params["since"], self.round)]}
+            case "rollouts_ls":
+                return {"groups": [{"id": group} for group in self.groups]}
+            case "rollouts_show":
+                return self.groups[params["id"]]
+            case "pause" | "stop":
+                return {}
+        return None
+
+    def told(self, number: int) -> dict[str, Any]:
+        """A round as an event tells it."""
+        late = PEERS[7:] if number == 4 else []
+        return {
+            **{"event": "round", "round": number, "loss": 8.0 - 0.1 * number, "outcome": "Completed", "seconds": 12.5},
+            **{"compute_seconds": 9.0, "exchange_seconds": 1.5, "tokens": 4096, "bytes_in": 9_000, "bytes_out": 8_000},
+            **{"members": 8, "missing": late, "why": dict.fromkeys(late, "not connected")},
+            "counted": [peer for peer in PEERS if peer not in late],
+        }
+
+    def view(self, peers: int = 7) -> dict[str, Any]:
+        by_rollouts = bool(self.groups)
+        run = {
+            **{"run_id": "ab" * 32, "name": "a run", "round": self.round, "rounds": 40, "phase": "training"},
+            **{"members": 8, "parameters": 851_968, "codec": "int8", "loss": 8.0 - 0.1 * (self.round - 1)},
+            **{"loss_unit": "bits per byte", "missing": [], "next_round_s": 3.0, "round_seconds": 12.5},
+            **{"tokens_per_second": 327.0, "compute_share": 0.72, "round_age_s": 1.0, "arriving": None},
+            "data": None if by_rollouts else {"source": "local"},
+        }
+        status = {
+            **{"version": "0.1.0", "peer_id": PEERS[0], "uptime_s": 100.0, "role": "train", "paused": False},
+            **{"join": "swarmnode run --join /ip4/192.0.2.7/tcp/4077", "reachability": "public", "run": run},
+            "peers": {"connected": peers, "direct": peers, "relayed": 0},
+            "traffic": {"bytes_in": 5_000_000, "bytes_out": 7_000_000, "rate_in": 1000.0, "rate_out": 2000.0},
+            **{"trainer": None, "problems": self.warnings, "warnings": self.warnings},
+        }
+        near = [
+            {
+                **{"peer_id": peer, "address": "", "path": "direct", "relay": None, "inbound": True, "age_s": 60.0},
+                **{"rtt_ms": 12.0, "agent": self.agent, "member": True, "standing": "good", "round": self.round},
+            }
+            for peer in PEERS[1 : 1 + peers]
+        ]
+        return {"status": status, "peers": {"peers": near, "kept_out": []}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def daemon() -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon()
+    yield daemon
+    daemon.close()
+
+
+def opened(browser: Browser, daemon: FakeDaemon, **size: Any) -> Page:
+    """The page once it shows something."""
+    page = browser.open(f"{daemon.origin}/#secret", **size)
+    page.wait("document.querySelector('#link').innerText === 'live'")
+    page.wait("document.querySelectorAll('#rounds .mark').length >= 40")
+    return page
+
+
+def test_the_page_loads_within_a_second_and_shows_round_loss_and_peers(browser: Browser, daemon: FakeDaemon) -> None:
+    daemon.warnings = ["the disk is full: make room"]
+    page = opened(browser, daemon)
+    took = page.js("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert 0 < took < 1000, f"{took} ms"
+    assert page.text("#alerts") == "To mend: the disk is full: make room"
+    assert "a run" in page.text("#run") and "5 of 40" in page.text("#run")
+    assert "7.600 bits per byte" in page.text("#run")
+    assert page.text("#curve .detail").startswith("held-out loss 7.600")
+    assert page.js("document.querySelectorAll('#peers tbody tr').length") == 7
+    assert page.js("document.querySelectorAll('#swarm .node').length") == 8
+    assert "not connected" in page.text("#rounds .detail")  # why the eighth is missing in round 4
+    assert page.js("document.querySelectorAll('#rounds .mark.late').length") == 1
+    assert page.js("document.title") == "round 4, 7.600: a run"
+
+
+def test_it_asks_nobody_but_its_daemon_breaks_no_rule_and_hides_its_token(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    assert {url.split("/")[2] for url in page.requests} == {daemon.origin.partition("//")[2]}
+    assert not [error for error in page.errors if "status of 400" not in error]
+    assert page.js("location.href") == f"{daemon.origin}/"
+    assert not daemon.asked_without_token
+
+
+def test_it_follows_an_event_within_a_second_and_lets_go_of_the_dead(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    daemon.push("round", daemon.told(5))
+    assert page.wait("document.querySelector('#curve .detail').innerText.includes('round 5')") < 1.0
+    daemon.push("view", daemon.view(peers=6))
+    assert page.wait("document.querySelectorAll('#swarm .node').length === 7") < 1.0
+
+
+def test_an_hour_of_events_leaves_the_heap_small(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    for number in range(HOUR):
+        daemon.round = 5 + number // 2
+        daemon.push("view", daemon.view())
+        if number % 2:
+            daemon.push("round", daemon.told(daemon.round))
+        if number % 30 == 0:
+            page.js("new Promise(requestAnimationFrame)")  # what comes between two frames is drawn once
+    page.wait(f"document.title.startsWith('round {daemon.round},')", within=90)
+    assert page.heap() < HEAP
+    assert not [error for error in page.errors if "status of 400" not in error]
+
+
+def test_a_hidden_page_closes_its_stream_and_asks_nothing_until_it_is_seen(
+    browser: Browser, daemon: FakeDaemon
+) -> None:
+    page = opened(browser, daemon)
+    assert len(daemon.streams) == 1
+    page.hide()
+    give_up = time.monotonic() + 5
+    while daemon.streams:
+        daemon.push("view", daemon.view())  # a server notices when it writes
+        time.sleep(0.05)
+        assert time.monotonic() < give_up
+    asked = len(daemon.called)
+    time.sleep(1.5)
+    assert len(daemon.called) == asked and not daemon.streams
+    daemon.round = 9
+    page.hide(False)
+    page.wait("document.querySelector('#run').innerText.includes('9 of 40')", within=2)
+
+
+def test_it_says_when_the_daemon_is_gone_and_when_it_is_back(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    daemon.gone = True
+    daemon.cut()
+    page.wait("document.querySelector('#alerts').innerText.includes('does not answer')")
+    assert "5 of 40" in page.text("#run"), "what it said last stays"
+    daemon.gone = False
+    page.wait("document.querySelector('#link').innerText === 'live'")
+
+
+def test_a_link_with_another_token_says_what_to_do(browser: Browser, daemon: FakeDaemon) -> None:
+    page = browser.open(f"{daemon.origin}/#wrong")
+    page.wait("document.querySelector('#alerts').innerText.includes('swarmnode open')")
+
+
+def test_what_peers_say_is_text_and_never_html(browser: Browser, daemon: FakeDaemon) -> None:
+    nasty = "<img src=x onerror='window.hurt=1'><b>bold</b>"
+    daemon.agent = nasty
+    daemon.groups["aa"] = {
+        **{"id": "aa", "author": nasty, "made_at_ms": 1, "question": nasty, "key": nasty},
+        "answers": [{"text": nasty, "reward": 1.0, "advantage": 0.0, "tokens": 3}],
+    }
+    page = opened(browser, daemon)
+    page.wait("document.querySelector('#rollouts').innerText.includes('<b>bold</b>')")
+    assert nasty[:30] in page.text("#peers")
+    assert page.js("document.querySelectorAll('main img, main b b').length") == 0
+    assert page.js("window.hurt") is None
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_no_part_is_wider_than_a_phone(browser: Browser, daemon: FakeDaemon, width: int) -> None:
+    page = opened(browser, daemon, width=width, height=800)
+    assert page.js("document.documentElement.scrollWidth") <= width
+
+
+def test_pause_and_stop_reach_the_daemon_and_stop_asks_first(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    page.js("document.querySelector('#pause').click()")
+    page.js("document.querySelector('#stop').click()")
+    assert "stop" not in daemon.called
+    assert page.js("document.querySelector('#sure').open")
+    page.js("document.querySelector('#stop-yes').click()")
+    give_up = time.monotonic() + 5
+    while not {"pause", "stop"} <= set(daemon.called):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_every_control_can_be_reached_by_keyboard_and_has_a_name(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    unnamed = page.js(
+        "[...document.querySelectorAll('button, select, input, [tabindex]')]"
+        ".filter(e => !(e.innerText || e.getAttribute('aria-label') || e.labels?.length)).map(e => e.outerHTML)"
+    )
+    assert not unnamed
+    page.js("document.querySelector('#curve svg').focus()")
+    for kind in ("rawKeyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
+    assert "round 3" in page.text("#curve .detail")
