@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "local": ("swarmnode.cli.local.command", "local"),
     "plan": ("swarmnode.cli.plan", "plan"),
     "status": ("swarmnode.cli.inspect", "status"),
+    "history": ("swarmnode.cli.history", "history"),
     "health": ("swarmnode.cli.inspect", "health"),
     "open": ("swarmnode.cli.inspect", "open_page"),
     "peers": ("swarmnode.cli.inspect", "peers"),

@@ -18,6 +18,7 @@ from swarmnode.cli.terminal import (
     UsageMistake,
     absolute,
     ask,
+    current_run,
     directory,
     group,
     one_run,
@@ -102,16 +103,13 @@ def leave(
 def _choose(home: DataDir, wanted: str | None) -> str:
     """The full id of the run that is meant. Raises ExpectedError for none, UsageMistake for several."""
     known = list(home.known_runs())
-    try:
-        current = (ControlClient(home.path).call("status", timeout=10.0).get("run") or {}).get("run_id")
-    except NotRunning:
-        current = None
+    current = current_run(home.path)
     if current and current not in known:
         known.append(current)
     if not known:
         raise ExpectedError(f"{home.path}: holds no run, so there is nothing to leave")
     if wanted is None and current and len(known) > 1:
-        return str(current)
+        return current
     return one_run(known, wanted, home.path)
 
 

@@ -19,9 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.node.config import Loaded, default_data_dir, load_config
-from swarmnode.node.control.client import ControlClient
+from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.training.options import number_of as number_of  # for the commands
 
 DataDirOption = Annotated[
     Path | None,
@@ -100,6 +101,15 @@ def own_home(data_dir: Path | None, passphrase_file: Path | None) -> tuple[DataD
     return DataDir(config.directory), read_passphrase(named, os.environ)
 
 
+def current_run(home: Path) -> str | None:
+    """The run that the daemon is in; None where none is running, or it is in none."""
+    try:
+        run = ControlClient(home).call("status", timeout=10.0)["run"]
+    except NotRunning:
+        return None
+    return str(run["run_id"]) if run is not None else None
+
+
 def one_run(known: Sequence[str], wanted: str | None, home: Path, option: str = "") -> str:
     """The full id of the run that begins with `wanted`, or of the only one; it is named after `option`.
 
@@ -126,6 +136,7 @@ def say(text: str) -> None:
 
 
 _BARS = "▁▂▃▄▅▆▇█"
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a braille character: left, right, from the top
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -191,6 +202,26 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in finite)
 
 
+def curve(values: Sequence[float], width: int, height: int) -> list[str]:
+    """`height` lines with a curve of braille dots, `width` characters wide, behind a scale of 10 characters."""
+    finite = [v for v in values if abs(v) < float("inf")]
+    if not finite:
+        return []
+    low, high = min(finite), max(finite)
+    columns, rows = 2 * width, 4 * height
+    cells = [[0] * width for _ in range(height)]
+    before = None
+    for x in range(columns):
+        value = finite[round(x * (len(finite) - 1) / (columns - 1))]
+        y = round((high - value) / (high - low) * (rows - 1)) if high > low else rows // 2
+        for dot in range(min(y, before + 1), max(y, before - 1) + 1) if before is not None else (y,):
+            cells[dot // 4][x // 2] |= _DOTS[x % 2][dot % 4]
+        before = y
+    scale = {0: high, height // 2: (high + low) / 2, height - 1: low} if high > low else {height // 2: high}
+    lines = ["".join(chr(0x2800 + dots) for dots in line) for line in cells]
+    return [(f"{scale[y]:9.4g}" if y in scale else "").rjust(9) + " " + line for y, line in enumerate(lines)]
+
+
 def bar(done: float, width: int) -> str:
     """A progress bar of `width` characters for a part `done` between 0 and 1."""
     filled = round(min(1.0, max(0.0, done)) * width)
@@ -207,11 +238,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
         "  ".join(c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)).rstrip()
         for row in cells
     )
-
-
-def number_of(count: int, what: str) -> str:
-    """`1 shard`, `2 shards`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def age(since: float) -> str:

@@ -32,9 +32,10 @@ from swarmnode.node.process import metrics_of
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import RunSession
-from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History
+from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.datasets import DataSet
+from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore

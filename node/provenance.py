@@ -50,15 +50,9 @@ from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
-from swarmnode.node.storage.checkpoints import (
-    HISTORY,
-    CheckpointManifest,
-    Checkpoints,
-    PastRound,
-    newest_whole,
-    read_history,
-)
+from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_whole
 from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
+from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
@@ -195,7 +189,7 @@ def make_record(
             "layout": [[slot.name, list(slot.shape)] for slot in manifest.table.slots],
         },
         "peers": peers,
-        "rounds": [[e.round, e.state_hash, e.roster, e.at, [number[p] for p in e.counted]] for e in history],
+        "rounds": [[e.round, e.state_hash, e.roster, int(e.at), [number[p] for p in e.counted]] for e in history],
         "contributors": dict(sorted(_accepted(history).items())),
         "maker": maker,
         "made": int(time.time()),

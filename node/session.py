@@ -20,8 +20,9 @@ from typing import Any
 import trio
 
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter, History, PastRound
+from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.history import History, PastRound
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
@@ -44,6 +45,7 @@ from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId, Traffic
+from swarmnode.training.options import number_of
 from swarmnode.training.rl.groups import Learned
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ CUT_OFF = (
     "the side with fewer members gives up its rounds when they meet again"
 )
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
+ABANDONED = 4  # reasons why a round was tried again that its line in the history gives, the last ones
 RECENT = 16  # rounds that averages shown to people go over
 
 ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
@@ -118,6 +121,7 @@ class RunSession(Observer):
         self._together_at = math.inf  # trio's time at the end of the last round with another member
         self._last_at: float | None = None  # trio's time at the end of the last round
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
+        self._abandoned: list[str] = []  # why there was no result since the last round
         self._arriving: tuple[int, int] | None = None
         self._here: set[PeerId] = set()  # other members that were connected at the end of the last round
 
@@ -268,8 +272,7 @@ class RunSession(Observer):
             except LostPlace as error:
                 lost = error
         if result is not None:
-            self._tell(result)
-            await self._note(result)
+            await self._note(result, self._tell(result))
             self._save_if_due()
         elif lost is not None:
             if not isinstance(lost, Overtaken):
@@ -304,18 +307,55 @@ class RunSession(Observer):
 
     # --- what is kept and told --------------------------------------------------------------------------------------
 
-    async def _note(self, result: RoundResult) -> None:
-        """Write the round into the run's history, from which a provenance record is made."""
+    async def _note(self, result: RoundResult, spent: Traffic) -> None:
+        """Write the round into the run's history, with the bytes `spent` since the last one."""
+        figures = self._figures(result) | {"bytes_in": spent.bytes_in, "bytes_out": spent.bytes_out}
+        self._abandoned = []
         if self._history is None:
             return
-        history, at = self._history, int(time.time())
-        entry = PastRound(result.round, result.state_hash, result.counted, result.roster, at)
+        history, at = self._history, round(time.time(), 2)
+        entry = PastRound(result.round, result.state_hash, result.counted, result.roster, at, figures)
         try:
             await self._context.runner(lambda: history.append(entry))
         except DataDirError as error:
             self.warn("history", f"round {result.round} is missing in the run's history: {error}")
         else:
             self.warn("history", None)
+
+    def _figures(self, result: RoundResult) -> dict[str, Any]:
+        """What people look at, as node/storage/history.py names it."""
+        worked, learned, me = result.worked, result.learned, self._context.network.me
+        answered = learned or result.sampled
+        parts = {"trained": worked.seconds, **result.stages}
+        missing = result.outcome.missing if isinstance(result.outcome, Partial) else ()
+        why = {peer: self._why(peer, result) for peer in missing}
+        numbers = {
+            "loss": result.loss,
+            "trained_loss": worked.loss,
+            "reward": answered.reward if answered is not None else math.nan,
+            "heldout_reward": learned.heldout if learned is not None else math.nan,
+            "seconds": result.seconds,
+            **{f"{name}_s": seconds for name, seconds in parts.items()},
+            "waited_s": max(0.0, result.seconds - sum(parts.values())),
+            "share": result.share if result.share is not None else math.nan,
+        }
+        return {
+            **{name: round(number, 4) for name, number in numbers.items() if math.isfinite(number)},
+            "steps": worked.steps,
+            "tokens": worked.tokens,
+            "members": result.members,
+            "outcome": type(result.outcome).__name__,
+            "own": result.verdicts.get(me) or ("accepted" if me in result.counted else why.get(me, "none")),
+            **({"missing": list(missing), "why": why} if missing else {}),
+            **({"abandoned": self._abandoned} if self._abandoned else {}),
+        }
+
+    def _why(self, peer: PeerId, result: RoundResult) -> str:
+        """What is known of why its work is not in the result."""
+        if (verdict := result.verdicts.get(peer)) is not None:
+            return verdict
+        here = {self._context.network.me, *(view.peer for view in self._context.network.peers())}
+        return "late" if peer in here else "not connected"
 
     def _save_if_due(self) -> None:
         place = self.place
@@ -347,10 +387,12 @@ class RunSession(Observer):
         """The round brought no result to this node. No `round` event is told: its state hash is not that round's."""
         round = self.place.round if self.place is not None else 0
         self.outcome = Abandoned(reason)
+        self._abandoned = [*self._abandoned, reason][-ABANDONED:]
         logger.warning("round %d brought no result here, its work is kept for a later one: %s", round, reason)
         self._emit({"event": "abandoned", "round": round, "reason": reason})
 
-    def _tell(self, result: RoundResult) -> None:
+    def _tell(self, result: RoundResult) -> Traffic:
+        """Say that the round is over; what it cost in traffic."""
         self.last, self.outcome, self._last_at = result, result.outcome, trio.current_time()
         self._paces.append((result.seconds, result.worked.seconds, result.worked.tokens))
         if math.isfinite(result.loss):
@@ -395,12 +437,13 @@ class RunSession(Observer):
                 "members": result.members,
                 "missing": list(missing),
                 "counted": list(result.counted),
-                **({"exchange_seconds": round(result.exchanged, 3)} if result.exchanged is not None else {}),
+                **{f"{stage}_seconds": round(seconds, 3) for stage, seconds in result.stages.items()},
                 **({"verdicts": dict(result.verdicts)} if result.verdicts else {}),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),
             }
         )
+        return spent
 
     def _ahead(self, coming: int) -> str:
         """When the coming round ends, and the last one, for a terminal."""
@@ -440,7 +483,7 @@ def _what_came(result: RoundResult, unit: str) -> str:
     if result.sampled is not None:
         sampled = result.sampled
         return (
-            f"{_count(sampled.groups, 'group')} by version {sampled.version} for {sampled.trainer}, reward "
+            f"{number_of(sampled.groups, 'group')} by version {sampled.version} for {sampled.trainer}, reward "
             f"{sampled.reward:.3f}; {sampled.given} given, {sampled.accepted} accepted"
         )
     if result.learned is not None:
@@ -450,13 +493,9 @@ def _what_came(result: RoundResult, unit: str) -> str:
 
 def told(learned: Learned) -> str:
     """What an update from rollouts came to, for people."""
-    groups, peers = _count(learned.taken, "group"), _count(learned.authors, "peer")
+    groups, peers = number_of(learned.taken, "group"), number_of(learned.authors, "peer")
     text = f"reward {learned.reward:.3f}, learned from {groups} of {peers}"
     if learned.sampled:
         text += f" and {learned.sampled} that others sampled, {learned.staleness:.1f} updates old"
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(learned.refused.items()))
     return f"{text} ({refused} left out)" if refused else text
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

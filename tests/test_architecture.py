@@ -44,6 +44,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.node.config",
         "swarmnode.node.control.client",
         "swarmnode.node.storage.datadir",
+        "swarmnode.node.storage.history",
         "swarmnode.node.exitcodes",
         "swarmnode.node.identity",
         "swarmnode.node.logs",

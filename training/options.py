@@ -154,3 +154,8 @@ def as_toml(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
     return repr(value)
+
+
+def number_of(count: int, what: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

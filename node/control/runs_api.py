@@ -9,8 +9,9 @@ from typing import Any
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined, absolute_path
-from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.exitcodes import CONFIG, USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
+from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
@@ -50,6 +51,24 @@ class RunsApi:
         if self._node.trust.reputation is None:
             raise Declined("this node takes part in no run yet, so it has seen nobody's work")
         return self._node.trust.reputation.ledger
+
+    # --- history ---------------------------------------------------------------------------------------------------
+
+    async def history(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The run's rounds from `since` on, as this node saw them end (node/storage/history.py)."""
+        since, chosen = params.get("since", 0), self._node.chosen
+        if type(since) is not int:
+            raise Declined(f"since: {since!r} is no round; it is a whole number", exit_code=USAGE)
+        if chosen is None:
+            raise Declined("this node is in no run yet, so there is no history; swarmnode history ID shows another's")
+        path, unit = self._node.folder / HISTORY, "reward"
+        if chosen.spec.needs_data:
+            unit = chosen.spec.loss_unit
+        try:
+            rounds = await in_thread(lambda: figures(path, since))
+        except OSError as error:
+            raise Declined(f"{path}: cannot be read: {error.strerror}") from error
+        return {"run_id": chosen.run_id, "name": chosen.spec.run.name, "unit": unit, "rounds": rounds}
 
     # --- rollouts --------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
-"""What a node keeps of a run's course: checkpoints of its state, and the history of its rounds.
+"""Checkpoints of a run's state.
 
     runs/<run id>/checkpoints/round-00000040.safetensors     parameters, momentum, residual: float32 (P,) each; extra
     runs/<run id>/checkpoints/round-00000040.moments         of the inner optimizer, beside the newest only
     runs/<run id>/checkpoints/round-00000040.json            the manifest
-    runs/<run id>/history.jsonl                              one JSON object a line, which only grows
 
 A tensor that is all zeros is left out of the file. `extra` are bytes that only the exchange method understands which
 wrote them; another method goes on from the rest. Everything is host memory in float32, and nothing says how many nodes
@@ -26,12 +25,6 @@ better one; they go, so that nobody restarts from them.
 
 The newest `keep` stay; and for each of 1, 2, 4, 8, … hours, up to `hours`, one that is that old, or at most twice as
 old: a way back from a state that went wrong, for few files.
-
-The history has a line for each round that this node saw end: `round` (from 0), `hash` of the state after it, `roster`
-where the method has a chain of them, `at` (seconds since 1970), and `counted`, the peers whose work is in that state,
-where they are others than in the line before. About 120 bytes a line (200 with a roster), and 55 for each peer when
-they change. A line for a round that is not later than those before it takes their place: this node went over to another
-history. Rounds that it missed are missing. A line that was cut off when the machine stopped is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +32,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import time
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, replace
@@ -54,7 +46,6 @@ from swarmnode.node.storage.datadir import DataDirError, explain, write_atomic
 from swarmnode.node.storage.tensorfile import discard_unfinished, read_tensors, write_tensors
 from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -64,7 +55,6 @@ logger = logging.getLogger(__name__)
 FORMAT = 3
 HOUR = 3600.0  # seconds
 MOMENTS = ".moments"  # suffix
-HISTORY = "history.jsonl"  # in the run's folder
 
 
 @dataclass(frozen=True)
@@ -315,72 +305,3 @@ class CheckpointWriter:
             finally:
                 self._writing = False
                 self._changed.unpark_all()
-
-
-# --- history ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PastRound:
-    """One round."""
-
-    round: int  # from 0; the state after it has round + 1 rounds in it
-    state_hash: str
-    counted: tuple[PeerId, ...]
-    roster: str = ""
-    at: int = 0  # seconds since 1970
-
-
-class History:
-    """Appends to the history of one run. Blocking."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._counted: tuple[PeerId, ...] | None = None  # of the line before, where this object wrote it
-
-    def append(self, entry: PastRound) -> None:
-        """Write one line. Raises NoSpace or DataDirError; the lines before are then intact."""
-        line: dict[str, object] = {"round": entry.round, "hash": entry.state_hash, "at": entry.at}
-        if entry.roster:
-            line["roster"] = entry.roster
-        if entry.counted != self._counted:
-            line["counted"] = list(entry.counted)
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "r+b", buffering=0) as file:
-                size = os.fstat(descriptor).st_size
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                encoded = b"\n" * torn + json.dumps(line, separators=(",", ":")).encode() + b"\n"
-                if file.write(encoded) != len(encoded):
-                    raise OSError(28, os.strerror(28))
-        except OSError as error:
-            self._counted = None
-            raise explain(error, self._path) from error
-        self._counted = entry.counted
-
-
-def read_history(path: Path) -> tuple[PastRound, ...]:
-    """The rounds of the history that this node is on, in order. Blocking. Raises OSError where it cannot be read."""
-    entries: list[PastRound] = []
-    counted: tuple[PeerId, ...] = ()
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return ()
-    with file:
-        for number, line in enumerate(file, start=1):
-            try:
-                found = json.loads(line)
-                if "counted" in found:
-                    counted = tuple(map(str, found["counted"]))
-                roster, at = str(found.get("roster", "")), int(found["at"])
-                entry = PastRound(int(found["round"]), str(found["hash"]), counted, roster, at)
-            except (ValueError, KeyError, TypeError) as error:
-                if line.strip():
-                    logger.warning("%s: line %d is left out: %s", path, number, error)
-                continue
-            while entries and entries[-1].round >= entry.round:
-                entries.pop()
-            entries.append(entry)
-    return tuple(entries)

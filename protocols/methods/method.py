@@ -118,7 +118,8 @@ class RoundResult:
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
     roster: str = ""  # id of the roster that led there, where the method has a chain of them
     verdicts: Mapping[PeerId, str] = field(default_factory=dict)  # what became of each one's work, where it is judged
-    exchanged: float | None = None  # seconds of the all-reduce alone, where there is one
+    stages: Mapping[str, float] = field(default_factory=dict)  # s: exchange (the all-reduce); or commit, reveal, judge
+    share: float | None = None  # of the weights that this node's work has in the result, where that is told
     learned: Learned | None = None  # from rollouts, where the method shares those
     sampled: Sampled | None = None  # for another's policy, where this node does nothing else
 

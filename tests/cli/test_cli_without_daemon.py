@@ -10,6 +10,7 @@ import pytest
 
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.history import HISTORY, History, PastRound
 
 RUN_ID = "3f9c21ab04de" + "0" * 52
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -171,3 +172,24 @@ def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home:
     started = swarmnode("run", *arguments)
     assert started.returncode == CONFIG and arguments[-1] in started.stderr and "Traceback" not in started.stderr
     assert not home.exists()
+
+
+def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, home: Path) -> None:
+    empty = swarmnode("history")
+    assert empty.returncode == ERROR and "no run is known here" in empty.stderr
+    history = History(home / "runs" / RUN_ID / HISTORY)
+    for round in range(30):
+        told = {"loss": 8.0 - round / 10, "seconds": 2.0, "trained_s": 1.5, "waited_s": 0.5, "own": "\x1b[2Jaccepted"}
+        told |= {"missing": ["peer\x1b"], "why": {"peer\x1b": "late"}} if round == 29 else {}
+        history.append(PastRound(round, f"{round:064d}", ("a",), at=1_700_000_000 + round, figures=told))
+    rounds = only_json(swarmnode("history", RUN_ID[:6], "--json").stdout)["rounds"]
+    assert len(rounds) == 30 and rounds[29]["why"] == {"peer\x1b": "late"}
+    table = swarmnode("history")
+    assert len(table.stdout.splitlines()) == 22 and "(late)" in table.stdout and "\x1b" not in table.stdout
+    assert {"TRAINED", "WAITED"} <= set(table.stdout.splitlines()[1].split())
+    lines = swarmnode("history", "--csv", "--since", "28").stdout.splitlines()
+    assert lines[0].startswith("round,time,loss,") and [line.split(",")[0] for line in lines[1:]] == ["28", "29"]
+    drawn = swarmnode("history", "--plot").stdout.splitlines()
+    assert drawn[1].strip().startswith("8 ") and drawn[-2].strip().startswith("5.1 ")
+    assert drawn[-1].split() == ["round", "0", "round", "29"]
+    assert swarmnode("history", "--plot", "--csv").returncode == USAGE

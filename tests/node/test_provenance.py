@@ -17,8 +17,9 @@ from swarmnode.crdt import encoding
 from swarmnode.node import provenance
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.provenance import NoModel, export, verify
-from swarmnode.node.storage.checkpoints import HISTORY, Checkpoints, History, PastRound
+from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.history import HISTORY, History, PastRound
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest

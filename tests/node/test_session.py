@@ -5,23 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
+from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm
 
 from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.testing.simnet import run_simulation
 
+PARTS = {
+    "diloco": ("trained_s", "exchange_s", "waited_s"),
+    "open": ("trained_s", "commit_s", "reveal_s", "judge_s", "waited_s"),
+    "sapo": ("trained_s", "waited_s"),
+}
 
-def simulate(body: Callable[[SimSwarm], Awaitable[None]], **options: float) -> None:
+
+def simulate(body: Callable[[SimSwarm], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, **options))  # type: ignore[arg-type]
+            await body(SimSwarm(nursery, **options))
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
@@ -108,6 +117,49 @@ def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: 
         found = read(metrics)
         assert found["paused"] == 1 and 30 <= found["round_age_seconds"] < 40
         assert 20 < found["checkpoint_age_seconds"] < 40  # it is saved where training is paused
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("method", ["diloco", "open", "sapo"])
+def test_the_history_tells_what_each_round_took_and_came_to(tmp_path: Path, method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("a", wait_peers=1)
+        await swarm.start("b", join="a")
+        await swarm.round_done(3, "a", "b")
+        await trio.sleep(0.1)
+        told = figures(tmp_path / "a" / HISTORY, since=2)
+        assert [each["round"] for each in told][:2] == [2, 3]
+        for each in told:
+            parts = [each[name] for name in PARTS[method] if name in each]
+            overlap = min(each["trained_s"], each["seconds"]) if method == "open" else 0.0  # training goes on
+            assert len(parts) >= len(PARTS[method]) - 1 and sum(parts) <= each["seconds"] + overlap + 0.01
+            assert method == "open" or sum(parts) == pytest.approx(each["seconds"], abs=0.01)
+            assert each["bytes_in"] > 0 and each["bytes_out"] > 0 and each["own"] == "accepted"
+            assert ("reward" in each) == (method == "sapo") and ("loss" in each) == (method != "sapo")
+
+    options: dict[str, Any] = {
+        "diloco": {},
+        "open": {"validators": ("a", "b")},
+        "sapo": {"trainer": lambda name, peer: SimPolicy(peer)},
+    }
+    simulate(body, method=method, **options[method])
+
+
+def test_who_was_missing_and_why_and_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await three(swarm)
+        (tmp_path / "b" / HISTORY).unlink()
+        (tmp_path / "b" / HISTORY).mkdir()
+        c = swarm.peer("c")
+        swarm.world.freeze(c)
+        await swarm.round_done(4, "a", "b")
+        await trio.sleep(0.1)
+        assert "missing in the run's history" in swarm.nodes["b"].session.warnings["history"]
+        missing = [each["why"] for each in figures(tmp_path / "a" / HISTORY) if "missing" in each]
+        assert missing and {c} == {*missing[0]} and set(missing[0].values()) <= {"late", "not connected"}
 
     simulate(body)
 

@@ -18,6 +18,7 @@ from swarmnode.crdt.law import EVERYBODY
 from swarmnode.crdt.record import Element
 from swarmnode.node.session import RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import Agreement
@@ -222,6 +223,7 @@ class SimSwarm:
             emit=emit,
             samples=samples,
             checkpoints=self._checkpoints_of(name, trainer.layout),
+            history=None if self.checkpoints is None else History(self.checkpoints / name / HISTORY),
         )
         node = SimNode(name, network, session, trainer, bulk, events=events)
         self.nodes[name] = node

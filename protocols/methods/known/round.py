@@ -159,7 +159,7 @@ class DilocoRounds:
         peers = decision.roster.peers
         counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
         result = RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
-        return replace(result, exchanged=self._exchanged)
+        return replace(result, stages={} if self._exchanged is None else {"exchange": self._exchanged})
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""

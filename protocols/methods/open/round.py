@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import trio
@@ -98,6 +99,7 @@ class RoundContext(RoundView):
     evaluator: Evaluator
     measuring: bool = False
     fetching: bool = False
+    stages: dict[str, float] = field(default_factory=dict)  # trio's times when this node first did its part in each
 
 
 class OpenRounds:
@@ -131,13 +133,16 @@ class OpenRounds:
                 for action in duties(context, store.norms(context.log)):
                     match action:
                         case WriteCommit():
+                            context.stages.setdefault("commit", trio.current_time())
                             await self.commit(context)
                         case WriteAvailabilityVote(commits):
                             await self.cut(context, commits)
                         case WriteReveal():
+                            context.stages.setdefault("reveal", trio.current_time())
                             await self.reveal(context)
                         case Judge(commits, complete) if not context.measuring:
                             context.measuring = True
+                            context.stages.setdefault("judge", trio.current_time())
                             nursery.start_soon(self.judge, context, commits, complete)
                         case WriteSeal(scores):
                             await self.seal(context, scores)
@@ -381,6 +386,8 @@ class OpenRounds:
             counted=tuple(sorted(accepted_in(to))),
             roster=to.id.hex(),
             verdicts=verdicts_in(store, to),
+            stages=_lengths(context.stages, store.arrived),
+            share=self._share(context, to),
         )
 
     # --- what becomes of this node's work ---------------------------------------------------------------------------
@@ -425,6 +432,20 @@ class OpenRounds:
             missing.add(context.me)
         members = len(accepted)
         return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+
+    def _share(self, context: RoundContext, block: Block) -> float:
+        """Of the roster's weights, what this node's contribution has."""
+        mine, roster = context.own.commit, block.roster
+        if mine is None or roster is None or not roster.total:
+            return 0.0
+        return sum(entry.weight for entry in roster.accepted if entry.commit == mine.id) / roster.total
+
+
+def _lengths(began: Mapping[str, float], ended: float) -> dict[str, float]:
+    """Seconds from each stage to the next one, the last of which ends with the round."""
+    order = sorted(began.items(), key=lambda stage: stage[1])
+    ends = [*(at for _, at in order[1:]), ended]
+    return {name: max(0.0, end - at) for (name, at), end in zip(order, ends, strict=False)}
 
 
 class Signer:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swarmnode.node.storage.checkpoints import History, PastRound, read_history
 from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.history import MOST, History, PastRound, figures, read_history
 
 
 def entry(round: int, *counted: str, history: int = 0) -> PastRound:
@@ -71,3 +73,50 @@ def test_a_history_that_cannot_be_written_is_an_error_that_says_where(tmp_path: 
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataDirError, match="file"):
         History(tmp_path / "file" / "history.jsonl").append(entry(0))
+
+
+def lines(path: Path, *rounds: int, loss: float = 2.5) -> None:
+    history = History(path)
+    for round in rounds:
+        history.append(replace(entry(round, "a", "b"), figures={"loss": loss, "members": 2, "counted": 9}))
+
+
+def test_people_get_figures_and_provenance_is_the_same_with_and_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    lines(path, 0, 1)
+    assert figures(path) == [{"round": r, "time": 1_700_000_000 + r, "loss": 2.5, "members": 2} for r in (0, 1)]
+    assert read_history(path) == (entry(0, "a", "b"), entry(1, "a", "b"))
+    assert figures(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("block", [7, 1000])
+def test_only_what_is_new_is_read_and_of_one_history(tmp_path: Path, monkeypatch: Any, block: int) -> None:
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setattr("swarmnode.node.storage.history.BLOCK", block)
+    lines(path, *range(10))
+    lines(path, 4, 5, 6, loss=1.0)
+    assert [(each["round"], each["loss"]) for each in figures(path, 3)] == [(3, 2.5), (4, 1.0), (5, 1.0), (6, 1.0)]
+    assert [each["round"] for each in figures(path)] == list(range(7))
+    assert figures(path, 7) == []
+
+
+def test_a_long_history_is_told_in_a_thousand_rounds_the_last_among_them(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    lines(path, *range(2500))
+    with path.open("ab") as file:
+        file.write(b'{"round": 2500, "ha')  # the machine stopped
+    told = [each["round"] for each in figures(path)]
+    assert 800 < len(told) <= MOST and told[-1] >= 2498 and told == sorted(set(told))
+
+
+def test_a_file_that_grew_too_large_loses_its_older_half_and_nobody_who_counted(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("swarmnode.node.storage.history.LIMIT", 20_000)
+    path = tmp_path / "history.jsonl"
+    history = History(path)
+    for round in range(1000):
+        history.append(entry(round, "a", "b"))
+        assert path.stat().st_size < 20_500
+    found = read_history(path)
+    assert found == tuple(entry(round, "a", "b") for round in range(found[0].round, 1000)) and len(found) > 50

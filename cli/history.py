@@ -1,0 +1,145 @@
+"""`swarmnode history`: the rounds of a run as this node saw them end, from the file that it keeps."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    UsageMistake,
+    current_run,
+    curve,
+    directory,
+    one_run,
+    plain,
+    say,
+    short_peer,
+    show,
+    size,
+    table,
+)
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.node.storage.history import HISTORY, figures
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import decode
+
+PLOT_HEIGHT = 14  # lines
+STAGES = ("trained_s", "exchange_s", "commit_s", "reveal_s", "judge_s", "waited_s")
+COLUMNS = (
+    *("round", "time", "loss", "trained_loss", "reward", "heldout_reward", "seconds", *STAGES, "steps", "tokens"),
+    *("members", "missing", "outcome", "own", "share", "bytes_in", "bytes_out"),
+)
+
+
+def history(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", show_default=False, help="The run, or how its id begins. [default: see above]"),
+    ] = None,
+    since: Annotated[int, typer.Option(min=0, metavar="ROUND", help="First round.")] = 0,
+    last: Annotated[int, typer.Option(min=1, metavar="ROUNDS", help="So many rounds in the table, the newest.")] = 20,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values. [default: table]")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the curve of loss or reward. [default: table]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show the rounds of a run as this node saw them end: loss or reward, what took how long, who was missing, bytes.
+
+    It comes from the disk, whether or not the node is running; without RUN it is of the run that the node is in, or of
+    the only one there is. Of more than 1000 rounds, 1000 are shown that lie evenly apart. Example: swarmnode history
+    --csv > rounds.csv
+    """
+    if as_csv + plot + json_output > 1:
+        raise UsageMistake("--csv, --plot and --json exclude one another; give one of them")
+    home = DataDir(directory(data_dir))
+    answer = _read(home, _run_of(home, run_id), since)
+    rounds = answer["rounds"]
+    if json_output:
+        show(answer, "", True)
+    elif not rounds:
+        say("no round has ended here yet" if not since else f"no round has ended here since round {since}")
+    elif as_csv:
+        written = csv.DictWriter(sys.stdout, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+        written.writeheader()
+        written.writerows({**each, "missing": " ".join(each.get("missing", ()))} for each in rounds)
+    elif plot:
+        print("\n".join(_plot(answer)))
+    else:
+        print("\n".join(_table(answer, last)))
+
+
+def _run_of(home: DataDir, wanted: str | None) -> str:
+    known = home.known_runs()
+    if not known:
+        raise ExpectedError(f"{home.path}: no run is known here; swarmnode run begins or joins one")
+    if wanted is None and len(known) > 1 and (current := current_run(home.path)) is not None:
+        return current
+    return one_run(known, wanted, home.path, "swarmnode history ")
+
+
+def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
+    """As the daemon's method `history` answers. Raises DataDirError."""
+    folder, name, unit = home.run(run_id), "", ""
+    try:
+        spec = decode((folder / "run.spec").read_bytes(), expected_run_id=run_id)
+        name, unit = spec.run.name, spec.loss_unit if spec.needs_data else "reward"
+    except (OSError, SettingError):
+        pass  # the rounds can be read all the same
+    try:
+        return {"run_id": run_id, "name": name, "unit": unit, "rounds": figures(folder / HISTORY, since)}
+    except OSError as error:
+        raise explain(error, folder / HISTORY) from error
+
+
+def measured(rounds: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """The curve of a run: rounds, and their loss, or reward where there is none."""
+    name = "reward" if any("reward" in each for each in rounds) else "loss"
+    return [(each["round"], each[name]) for each in rounds if name in each]
+
+
+def _plot(answer: dict[str, Any]) -> Iterator[str]:
+    points = measured(answer["rounds"])
+    if not points:
+        yield "nothing was measured in these rounds"
+        return
+    width = max(20, min(get_terminal_size().columns, 120) - 12)
+    yield f"{plain(answer['name'], 24)}  {answer['run_id'][:12]}   {plain(answer['unit'], 32)}"
+    yield from curve([value for _, value in points], width, PLOT_HEIGHT)
+    first, newest = f"round {points[0][0]}", f"round {points[-1][0]}"
+    yield " " * 10 + first + newest.rjust(width - len(first))
+
+
+def _table(answer: dict[str, Any], last: int) -> Iterator[str]:
+    rounds = answer["rounds"][-last:]
+    stages = [stage for stage in STAGES if any(stage in each for each in rounds)]
+    unit = plain(answer["unit"], 32)
+    yield f"{plain(answer['name'], 24)}  {answer['run_id'][:12]}   seconds of each part{f'; {unit}' if unit else ''}"
+    value = "REWARD" if any("reward" in each for each in rounds) else "LOSS"
+    parts = (stage.removesuffix("_s").upper() for stage in stages)
+    heads = ("ROUND", "TIME", value, "SECONDS", *parts, "MEMBERS", "OWN WORK", "IN", "OUT", "MISSING")
+    yield table(heads, [_row(each, stages) for each in rounds], right=frozenset({0, 2, *range(3, 5 + len(stages))}))
+
+
+def _row(each: dict[str, Any], stages: Sequence[str]) -> list[str]:
+    value = each.get("reward", each.get("loss"))
+    missing = [f"{short_peer(peer)} ({plain(each['why'][peer], 40)})" for peer in each.get("missing", ())[:2]]
+    more = len(each.get("missing", ())) - len(missing)
+    return [
+        str(each["round"]),
+        time.strftime("%m-%d %H:%M:%S", time.localtime(each["time"])),
+        "-" if value is None else f"{value:.4f}",
+        *(f"{each[name]:.2f}" if name in each else "-" for name in ("seconds", *stages)),
+        str(each.get("members", "-")),
+        plain(each.get("own", "-"), 40),
+        *(size(each[name]) if name in each else "-" for name in ("bytes_in", "bytes_out")),
+        ", ".join(missing) + (f" and {more} more" if more else ""),
+    ]

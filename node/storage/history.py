@@ -1,0 +1,179 @@
+"""The history of a run: one line for each round that this node saw end, in `runs/<run id>/history.jsonl`.
+
+A line is a JSON object. What a provenance record is made of (`PastRound`): `round` (from 0), `hash` of the state after
+it, `roster` where the method has a chain of them, `at` (seconds since 1970), and `counted`, the peers whose work is in
+that state, where they are others than in the line before. Beside it stand figures for people, where they are known:
+
+    loss, trained_loss        held-out loss of the state; mean loss of this node's own steps; in the run's unit
+    reward, heldout_reward    0 to 1, in a run by rollouts: of its own answers; expected on fresh questions
+    seconds                   from the end of the round before; of these trained_s in inner steps, and exchange_s in the
+                              all-reduce, or commit_s, reveal_s and judge_s, from each of these until the next one; in
+                              an open run training goes on meanwhile; waited_s is what is left
+    steps, tokens             of this node
+    members, missing, why     how many; peer ids of whose work is not in the result, and what is known of the reason
+    outcome, own, share       Completed or Partial; what became of this node's work; its part of the weights, 0 to 1
+    abandoned                 why tries before it brought no result here
+    bytes_in, bytes_out       of all traffic since the round before
+
+About 400 bytes a line, and 55 for each peer when they change. A line for a round that is not later than those before
+it takes their place: this node went over to another history. Rounds that it missed are missing. A line that was cut off
+when the machine stopped is left out. A file of more than LIMIT loses the older half.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarmnode.node.storage.datadir import DataDirError, explain, replacing, write_all
+
+if TYPE_CHECKING:
+    from swarmnode.protocols.network import PeerId
+
+logger = logging.getLogger(__name__)
+
+HISTORY = "history.jsonl"  # in the run's folder
+LIMIT = 1 << 26  # bytes of the file
+MOST = 1000  # rounds in one answer; of more, every second or third … is given
+BLOCK = 1 << 16  # bytes read at a time from the end
+
+
+@dataclass(frozen=True)
+class PastRound:
+    """One round."""
+
+    round: int  # from 0; the state after it has round + 1 rounds in it
+    state_hash: str
+    counted: tuple[PeerId, ...]
+    roster: str = ""
+    at: float = 0  # seconds since 1970
+    figures: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+class History:
+    """Appends to the history of one run. Blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._counted: tuple[PeerId, ...] | None = None  # of the line before, where this object wrote it
+
+    def append(self, entry: PastRound) -> None:
+        """Write one line. Raises NoSpace or DataDirError; the lines before are then intact."""
+        line: dict[str, Any] = {"round": entry.round, "hash": entry.state_hash, "at": entry.at}
+        if entry.roster:
+            line["roster"] = entry.roster
+        if entry.counted != self._counted:
+            line["counted"] = list(entry.counted)
+        line |= {key: value for key, value in entry.figures.items() if key not in line and key != "counted"}
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "r+b", buffering=0) as file:
+                size = os.fstat(descriptor).st_size
+                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                encoded = b"\n" * torn + json.dumps(line, separators=(",", ":")).encode() + b"\n"
+                if file.write(encoded) != len(encoded):
+                    raise OSError(28, os.strerror(28))
+            if size > LIMIT:
+                self._shorten()
+        except OSError as error:
+            self._counted = None
+            raise explain(error, self._path) from error
+        except DataDirError:
+            self._counted = None
+            raise
+        self._counted = entry.counted
+
+    def _shorten(self) -> None:
+        """Leave out the older half; the first line that stays names who counted."""
+        counted: Any = []
+        with self._path.open("rb") as lines:
+            for line in lines:
+                found = _read(line) or {}
+                counted = found.get("counted", counted)
+                if found and lines.tell() > LIMIT // 2:
+                    break
+            with replacing(self._path) as file:
+                write_all(file, json.dumps(found | {"counted": counted}, separators=(",", ":")).encode() + b"\n")
+                while part := lines.read(BLOCK):
+                    write_all(file, part)
+
+
+def read_history(path: Path) -> tuple[PastRound, ...]:
+    """The rounds of the history that this node is on, in order. Blocking. Raises OSError where it cannot be read."""
+    entries: list[PastRound] = []
+    counted: tuple[PeerId, ...] = ()
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return ()
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                found = json.loads(line)
+                if "counted" in found:
+                    counted = tuple(map(str, found["counted"]))
+                roster, at = str(found.get("roster", "")), float(found["at"])
+                entry = PastRound(int(found["round"]), str(found["hash"]), counted, roster, at)
+            except (ValueError, KeyError, TypeError) as error:
+                if line.strip():
+                    logger.warning("%s: line %d is left out: %s", path, number, error)
+                continue
+            while entries and entries[-1].round >= entry.round:
+                entries.pop()
+            entries.append(entry)
+    return tuple(entries)
+
+
+def figures(path: Path, since: int = 0) -> list[dict[str, Any]]:
+    """The rounds from `since` on with their figures, for people: `round`, `time` (s since 1970) and the others above.
+
+    At the most MOST, evenly apart, with the last one. Blocking. Raises OSError where it cannot be read.
+    """
+    try:
+        lines = list(_since(path, since))  # the newest first
+    except FileNotFoundError:
+        return []
+    every = -(-len(lines) // MOST)
+    told: list[dict[str, Any]] = []
+    before = None
+    for found in islice(map(_read, lines), 0, None, max(every, 1)):
+        if found is None or (before is not None and found["round"] >= before):
+            continue  # torn, or given up for the history that follows
+        before = found["round"]
+        found["time"] = found.pop("at")
+        for name in ("hash", "roster", "counted"):
+            found.pop(name, None)
+        told.append(found)
+    return told[::-1]
+
+
+def _since(path: Path, since: int) -> Iterator[bytes]:
+    """Lines from the end of the file back to the first one of a round before `since`."""
+    with path.open("rb") as file:
+        at, rest = file.seek(0, os.SEEK_END), b""
+        while at:
+            size = min(at, BLOCK)
+            at -= size
+            file.seek(at)
+            rest, *lines = (file.read(size) + rest).split(b"\n")
+            for line in [*([rest] if not at else []), *lines][::-1]:
+                if since > 0 and (found := _read(line)) is not None and found["round"] < since:
+                    return
+                if line.endswith(b"}"):
+                    yield line
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A line that names a round and a time; None where it was cut off."""
+    try:
+        found = json.loads(line)
+        return found if isinstance(found["round"], int) and isinstance(found["at"], float | int) else None
+    except (ValueError, KeyError, TypeError):
+        return None
