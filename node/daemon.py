@@ -29,7 +29,7 @@ from swarmnode.node.control.api import Api
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
 from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs
-from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, rest_what_stays
+from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, rest_what_stays, share_arenas
 from swarmnode.node.provenance import parent_state
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
@@ -51,6 +51,7 @@ TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 
 def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
+    share_arenas()
     needs_text("", config.task)  # a mistake in it is said before anything starts
     datadir = DataDir(config.directory).open()
     try:

@@ -4,6 +4,10 @@
 nothing else goes on, and comes whenever many small objects were made, for instance by connections that come and go. So
 what was imported and started is not looked through again.
 
+`share_arenas`: glibc gives threads arenas of memory of their own, up to eight for each core, and an arena keeps what
+its threads freed. A node's worker threads hold a vector or two for a moment, now in this arena, now in that one, and in
+time each kept some: 350 MB more in an open run of 2 M parameters, whose vectors have 8 MB.
+
 `notify`: one datagram to the socket that systemd names in NOTIFY_SOCKET (sd_notify(3)). Outside systemd the variable is
 not set and nothing happens.
 
@@ -17,6 +21,7 @@ root.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -26,6 +31,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +54,8 @@ RESIDENT = Metric("swarmnode_resident_bytes", GAUGE, "bytes of memory that the d
 TASKS = Metric("swarmnode_tasks", GAUGE, "tasks that the daemon runs at the same time")
 LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/host/limits.py names", "limit")
 
+M_ARENA_MAX, ARENAS = -8, 2  # mallopt(3): the main thread's and one for all others
+
 READY = "READY=1"
 STOPPING = "STOPPING=1"
 AS_ROOT = (
@@ -63,6 +71,12 @@ def rest_what_stays() -> None:
     """Call when everything is started: what exists now is never collected."""
     gc.collect()
     gc.freeze()
+
+
+def share_arenas() -> None:
+    """Call before any thread starts. Elsewhere than with glibc there is nothing to set."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
 def notify(state: str, *, status: str = "") -> bool:
