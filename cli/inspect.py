@@ -28,6 +28,7 @@ from swarmnode.cli.terminal import (
     show,
     style,
     table,
+    why_held,
 )
 from swarmnode.cli.views import render_netcheck, render_status
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
@@ -82,6 +83,7 @@ def health(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
         "problems": problems,
         "notices": [warning for warning in status["warnings"] if warning not in problems],
         "phase": "paused" if status["paused"] else run.get("phase"),
+        "holds": status["holds"],
         "round": run.get("round"),
         "round_age_s": run.get("round_age_s"),
         "members": run.get("members"),
@@ -95,6 +97,7 @@ def health(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
         number_of(answer["peers"], "peer"),
     ]
     lines = [f"{'degraded' if problems else 'healthy'}: {', '.join(filter(None, facts))}"]
+    lines += [f"- paused: {why_held(hold)}" for hold in answer["holds"]]
     lines += [f"! {plain(problem)}" for problem in problems] + [f"- {plain(notice)}" for notice in answer["notices"]]
     show(answer, lines, json_output)
     raise typer.Exit(DEGRADED if problems else OK)

@@ -25,6 +25,7 @@ from swarmnode.cli.terminal import (
     plain,
     say,
     show,
+    why_held,
 )
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
@@ -44,8 +45,9 @@ def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
 
 def resume(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Train again after a pause."""
-    ask(data_dir, "resume")
-    show({"paused": False}, "resumed", json_output)
+    holds = ask(data_dir, "resume")["holds"]
+    text = "\n".join(["not paused by you any more", *map(why_held, holds)]) if holds else "resumed"
+    show({"paused": bool(holds), "holds": holds}, text, json_output)
 
 
 def stop(

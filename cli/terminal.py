@@ -188,6 +188,13 @@ def count(number: float) -> str:
     return f"{number / 1e3:.1f} k" if number >= 1e4 else f"{number:.0f}"
 
 
+def why_held(hold: dict[str, Any]) -> str:
+    """Why a node does not train, and until when."""
+    until = hold["until"]
+    when = f"; it goes on {time.strftime('%a %H:%M', time.localtime(until))}" if until is not None else ""
+    return f"{plain(hold['why'])}{when}"
+
+
 def sparkline(values: Sequence[float], width: int) -> str:
     """The course of `values` in at most `width` characters, the newest at the right; averaged where there are more."""
     finite = [v for v in values if abs(v) < float("inf")]  # false for NaN as well

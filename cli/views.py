@@ -16,7 +16,19 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from swarmnode.cli.terminal import LEARNS_BY, bar, count, duration, number_of, plain, short_peer, size, sparkline, style
+from swarmnode.cli.terminal import (
+    LEARNS_BY,
+    bar,
+    count,
+    duration,
+    number_of,
+    plain,
+    short_peer,
+    size,
+    sparkline,
+    style,
+    why_held,
+)
 
 WIDTH = 80
 HEIGHT = 24
@@ -57,7 +69,7 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
     """The lines of a screen, each with its label."""
     run, role = status.get("run"), status.get("role", "train")
     if run is not None:
-        yield from _run(run, bool(status.get("paused")), colour)
+        yield from _run(run, status, colour)
     elif role == "train":
         yield "run", "none joined yet"
     else:
@@ -98,8 +110,8 @@ def _head(status: dict[str, Any], colour: bool) -> str:
     return style(left, "bold", on=colour) + style(middle, "dim", on=colour) + gap + right
 
 
-def _run(run: dict[str, Any], paused: bool, colour: bool) -> Iterator[tuple[str, str]]:
-    phase = "paused" if paused else run["phase"]
+def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
+    phase = "paused" if status.get("paused") else run["phase"]
     shown = style(phase, _PHASE_STYLE.get(phase, "yellow"), on=colour)
     model = "the trainer is starting"
     if run["parameters"] is not None:
@@ -109,6 +121,8 @@ def _run(run: dict[str, Any], paused: bool, colour: bool) -> Iterator[tuple[str,
     if run["rounds"]:
         number = f"{run['round']} of {run['rounds']}   {bar(run['round'] / run['rounds'], 28)}"
     yield "round", f"{number}   {shown}"
+    for hold in status.get("holds", []):
+        yield "paused", why_held(hold)
     if run.get("arriving"):
         here, whole = run["arriving"]
         yield "state", f"{size(here)} of {size(whole)} fetched from members"

@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
 METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo}
-LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop
+LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
 ALONE = 60.0  # seconds without another member, after which the owner is told
 CUT_OFF = (
     "for {:.0f} min nobody else has taken part: the others left, or this node is cut off (swarmnode netcheck); then "
@@ -69,7 +69,19 @@ LOSS = Metric("swarmnode_loss", GAUGE, "held-out loss after the last round, in t
 REWARD = Metric("swarmnode_reward", GAUGE, "mean reward of the last round of a run by rollouts, 0 to 1")
 TOKENS = Metric("swarmnode_tokens_per_second", GAUGE, "tokens trained on a second, over the last 16 rounds")
 MEMBERS = Metric("swarmnode_members", GAUGE, "members of the round in hand, this node included")
-PAUSED = Metric("swarmnode_paused", GAUGE, "1 while the owner has training paused, else 0")
+PAUSED = Metric("swarmnode_paused", GAUGE, "1 while training is paused, by the owner or by a cap, else 0")
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Why this node does not train for now."""
+
+    cause: str
+    why: str  # for people
+    until: float | None = None  # seconds since the epoch, where that is known
+
+
+OWNERS = Hold("owner", "paused by its owner until swarmnode resume")
 
 
 class RunSession(Observer):
@@ -111,6 +123,7 @@ class RunSession(Observer):
         self._resumed.set()
         self._search = trio.CancelScope()  # the search for a place at the start, which a stop cuts short
         self._training = trio.CancelScope()  # a round or a wait, which a stop or a pause may cut short
+        self.holds: dict[str, Hold] = {}  # by cause; without any it trains
         self._override: str | None = None  # phase of the session, where it is not the method's
         self.finished = trio.Event()
         self.last: RoundResult | None = None
@@ -142,6 +155,7 @@ class RunSession(Observer):
     async def run(self) -> None:
         """Take part until `stop` or the last round."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hold_at_stop)
             if self._writer is not None:
                 nursery.start_soon(self._writer.run)
             await self._context.membership.announce()
@@ -166,27 +180,44 @@ class RunSession(Observer):
         self._stopping.set()
         self._resumed.set()
         self._search.cancel()
+        self._cut_short()
+
+    def _cut_short(self) -> None:
         if self.phase != "exchanging":
             self._training.cancel()
         else:
             self._training.deadline = trio.current_time() + LEAVE_WITHIN
 
-    async def pause(self) -> None:
-        """Stop training after the step in hand; the others do not wait for this node."""
+    async def _hold_at_stop(self) -> None:
+        await self._stopping.wait()
+        await self._context.trainer.hold()  # or a step of minutes would be waited for
+
+    async def pause(self, hold: Hold = OWNERS) -> None:
+        """Stop training within two seconds, until `resume` for each cause; the others do not wait for this node."""
+        told, self.holds = self.holds, {**self.holds, hold.cause: hold}
+        if hold.cause not in told:
+            logger.info("paused: %s", hold.why)
+            self._emit({"event": "paused", **asdict(hold)})
+        if told:
+            return
         self.method.paused = True
         if self._resumed.is_set():
             self._resumed = trio.Event()
-        if self.phase != "exchanging":
-            self._training.cancel()
+        self._cut_short()
+        await self._context.trainer.hold()
 
-    def resume(self) -> None:
-        """Take part again."""
+    def resume(self, cause: str = OWNERS.cause) -> None:
+        """Take part again, where no other cause is left."""
+        if self.holds.pop(cause, None) is None or self.holds:
+            return
+        logger.info("training goes on")
+        self._emit({"event": "resumed"})
         self.method.paused = False
         self._resumed.set()
 
     @property
     def paused(self) -> bool:
-        return self.method.paused
+        return bool(self.holds)
 
     @property
     def phase(self) -> str:
@@ -258,6 +289,7 @@ class RunSession(Observer):
             nursery.start_soon(self.method.watch)
             while not self._stopping.is_set() and not self._is_over():
                 if self._resumed.is_set():
+                    await self._context.trainer.release()
                     await self._one_round()
                 else:
                     await self._pause()
@@ -290,6 +322,8 @@ class RunSession(Observer):
         await self.method.leave()
         self._save()
         await self._resumed.wait()  # `stop` sets it as well
+        if not self._stopping.is_set():
+            await self._context.trainer.release()
         self._override = None
         await self._regain_place()
 

@@ -28,9 +28,9 @@ from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
-from swarmnode.node.session import RunSession
+from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.cutting import release_forgotten
-from swarmnode.node.storage.datadir import write_atomic
+from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import CallError
@@ -102,6 +102,7 @@ class Api:
             "data_dir": str(node.config.directory),
             "dashboard": node.dashboard or None,
             "paused": node.session is not None and node.session.paused,
+            "holds": _holds(node.session),
             "reachability": node.nat.how_reached,
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
@@ -318,15 +319,19 @@ class Api:
         if self._node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
         await self._node.session.pause()
-        await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
+        try:
+            await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
+        except DataDirError as error:
+            told = f"paused, but this cannot be written down, so that a restart would end the pause: {error}"
+            raise Declined(told, exit_code=error.exit_code) from error
         return {}
 
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self._node.session is None:
             raise Declined("this node trains nothing, so there is nothing to resume")
         self._node.session.resume()
-        self._node.pause_mark.unlink(missing_ok=True)
-        return {}
+        await in_thread(lambda: self._node.pause_mark.unlink(missing_ok=True))
+        return {"holds": _holds(self._node.session)}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
         self._node.stopping.set()
@@ -379,6 +384,12 @@ def problems_of(node: Node) -> list[str]:
     if not node.network.peers():
         told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures().items()]
     return told
+
+
+def _holds(session: RunSession | None) -> list[dict[str, Any]]:
+    """Why training is paused, the owner's own reason first."""
+    holds = session.holds.values() if session is not None else ()
+    return [asdict(hold) for hold in sorted(holds, key=lambda hold: hold.cause != OWNERS.cause)]
 
 
 def _of_run(node: Node, *, notices: bool) -> list[str]:

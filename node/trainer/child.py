@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from glob import glob
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from typing import Any
 import msgpack
 import trio
 
-from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.training import hub
 from swarmnode.training.runspec import RunSpec, hf_model
 from swarmnode.training.sandbox import Rules
@@ -45,7 +45,10 @@ SCRATCH = "trainer"  # in the data directory
 STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
 QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
 STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
+HOLD_GRACE = 1.0  # s that a command in hand may take after `freeze`, before the process is stopped in the middle of it
+HELD = "training is paused, and the trainer stopped in the middle of a step until swarmnode resume"
 WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
+STARTING = ("weigh", "init", "feed")  # commands that a stopped process answers once it goes on
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 
 
@@ -230,6 +233,9 @@ class TrainerChild:
         self.sampling: dict[str, str] | None = None  # what writes answers, likewise
         self._numbers = itertools.count()
         self._in_flight: dict[int, _Call] = {}
+        self._unanswered: set[int] = set()  # commands, also those that nobody awaits
+        self._changed = trio.Event()  # one was answered, or the process was stopped
+        self.frozen = False  # stopped in the middle of a command, until `thaw`
         self._sending = trio.Lock()
         self._words = b""
         self._heard = trio.Event()  # all of its words
@@ -250,6 +256,7 @@ class TrainerChild:
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno(), memory_fd],
             env=environment,
+            process_group=0,  # all ranks are stopped together
         )
         theirs.close()
         assert self.process.stdout is not None  # asked for above
@@ -273,6 +280,8 @@ class TrainerChild:
         Raises TrainerDied, and TrainerFailed for an error that trying again cannot mend. Any other error makes the
         child unfit: it is killed, so that its successor starts clean.
         """
+        if self.frozen and op not in STARTING:
+            raise TrainerHeld(HELD)
         number, call = next(self._numbers), _Call(op)
         self._in_flight[number] = call
         try:
@@ -285,6 +294,8 @@ class TrainerChild:
                 raise
         finally:
             del self._in_flight[number]
+        if call.answer is None and self.frozen:
+            raise TrainerHeld(HELD)
         if call.answer is None:
             raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
         if "error" not in call.answer:
@@ -297,8 +308,39 @@ class TrainerChild:
 
     async def interrupt(self) -> None:
         """Have it end the `train` in hand, if there is one, after the present step; its answer comes as always."""
-        if any(call.op == "train" for call in self._in_flight.values()):
+        if not self.frozen and any(call.op == "train" for call in self._in_flight.values()):
             await self._send({"id": next(self._numbers), "op": "stop"})
+
+    async def freeze(self) -> None:
+        """Have it compute nothing: what takes longer than HOLD_GRACE to end is stopped, and who awaits that is told."""
+        await self.interrupt()
+        with trio.move_on_after(HOLD_GRACE):
+            await self._quiet()
+        if self._unanswered and not self.ended.is_set():
+            self.frozen = True
+            self._signal(signal.SIGSTOP)
+            for call in self._in_flight.values():
+                if call.op not in STARTING:
+                    call.done.set()
+            self._note_change()
+
+    async def thaw(self) -> None:
+        """Let it go on and end what it has in hand. Returns early where it is frozen again."""
+        self.frozen = False
+        self._signal(signal.SIGCONT)
+        await self._quiet()
+
+    async def _quiet(self) -> None:
+        while self._unanswered and not self.frozen and not self.ended.is_set():
+            await self._changed.wait()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def cause(self) -> str:
         """How it ended, in a few words."""
@@ -316,6 +358,7 @@ class TrainerChild:
     async def _send(self, command: dict[str, Any]) -> None:
         """Send whole or not at all: half a command would garble what follows."""
         packed = msgpack.packb(command)
+        self._unanswered.add(command["id"])
         with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
             async with self._sending:
                 try:
@@ -334,7 +377,7 @@ class TrainerChild:
 
     async def _quit(self) -> None:
         """Reap the process, by force where it does not go."""
-        if not self.ended.is_set():
+        if not self.ended.is_set() and not self.frozen:
             with trio.move_on_after(QUIT_GRACE):
                 await self._send({"id": next(self._numbers), "op": "quit"})
                 await self.ended.wait()
@@ -358,6 +401,8 @@ class TrainerChild:
                 for answer in arrived:
                     if "ok" in answer:
                         self.spent, self.sampling = answer["spent"], answer["sampling"]
+                    self._unanswered.discard(answer["id"])
+                    self._note_change()
                     call = self._in_flight.get(answer["id"])
                     if call is not None:
                         call.answer = answer
@@ -386,6 +431,7 @@ class TrainerChild:
     def _finish(self) -> None:
         """No answer will come any more."""
         self.ended.set()
+        self._note_change()
         for call in self._in_flight.values():
             call.done.set()
 

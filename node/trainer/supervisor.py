@@ -43,6 +43,7 @@ from swarmnode.protocols.methods.trainer import (
     Slice,
     Trainer,
     TrainerDied,
+    TrainerHeld,
     TrainStats,
     Vector,
 )
@@ -63,6 +64,7 @@ logger = logging.getLogger(__name__)
 FIRST_BACK_OFF = 0.5  # s before a dead child is replaced; doubles each time until a command succeeds
 LAST_BACK_OFF = 60.0  # s
 MAX_FAILED_STARTS = 3  # in a row
+OWNERS = ("evaluate", "remember", "sample")  # commands that a paused trainer does, where it is not frozen
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
 
 SPENT = Metric("swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in steps, or measuring", "what")
@@ -90,8 +92,10 @@ class TrainerProcess(Trainer):
         self._updates = np.zeros(1, np.int64)  # of the inner optimizer; -1: its moments are of whom it audits
         self._moments: Vector = np.zeros(0, np.float32)  # likewise in the memory
         self._child: TrainerChild | None = None
-        self._ready = trio.Event()
         self._interrupted = False
+        self._process: TrainerChild | None = None  # the child, also while it is not ready
+        self._held = self._to_hold = False  # whether it computes nothing; and whether that shall last
+        self._changed = trio.Event()  # a child is ready, or what was asked of it changed
         self.restarts = 0
         self.device, self.ranks = settings.device, settings.ranks
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
@@ -141,21 +145,41 @@ class TrainerProcess(Trainer):
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         self._interrupted = False
-        while (child := self._child) is None:
-            await self._ready.wait()
+        while (child := self._child) is None or self._held:
+            await self._changed.wait()
             if self._interrupted:
                 return NOTHING
-        answer = await child.call("train", round=round, steps=steps, seconds=seconds)
-        return TrainStats(**answer)
+        with suppress(TrainerHeld):
+            return TrainStats(**await child.call("train", round=round, steps=steps, seconds=seconds))
+        return NOTHING
 
     async def interrupt(self) -> None:
         self._interrupted = True
-        if self._child is not None:
+        if self._child is not None and not self._held:
             await self._child.interrupt()
         else:
-            self._ready.set()  # who waits for a child looks again; `train` then ends
-            self._ready = trio.Event()
+            self._note_change()  # `train`, which waits, ends
             await trio.lowlevel.checkpoint()
+
+    async def hold(self) -> None:
+        self._held = self._to_hold = True
+        if self._process is not None:
+            await self._process.freeze()
+
+    async def release(self) -> None:
+        self._to_hold = False
+        if (child := self._process) is not None and child.frozen:
+            loaded = self.parameters() if self._vector is not None else None
+            await child.thaw()
+            if loaded is not None:
+                self.load(loaded)  # over what the rest of the step made of them
+        if not self._to_hold:
+            self._held = False
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         if self._child is None and not wait:
@@ -263,6 +287,7 @@ class TrainerProcess(Trainer):
             introduced = 0  # answers until it was ready; 0: it never was
             await trio.to_thread.run_sync(empty, self._settings.scratch)
             async with child.running(memory_fd, self.rules, environment(self._settings)):
+                self._process = child
                 try:
                     await self._introduce(child, memory_fd)
                     introduced = child.answered
@@ -276,9 +301,7 @@ class TrainerProcess(Trainer):
                     pass  # before it was ready; counted below
                 finally:
                     self._spent_before = self.spent
-                    self._child = None
-                    if self._ready.is_set():  # otherwise those who wait on it go on waiting for the next child
-                        self._ready = trio.Event()
+                    self._child = self._process = None
             if failure is not None:
                 raise failure
             failed_starts = 0 if introduced else failed_starts + 1
@@ -300,6 +323,8 @@ class TrainerProcess(Trainer):
             self.restarts += 1
             logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
             await trio.sleep(back_off)
+            while self._held:
+                await self._changed.wait()
             back_off = min(2 * back_off, LAST_BACK_OFF)
 
     def _may_take_vllm(self) -> bool:
@@ -358,7 +383,7 @@ class TrainerProcess(Trainer):
             )
         self._tell_sampling(child.sampling)
         self._child = child
-        self._ready.set()
+        self._note_change()
 
     async def _weigh(self, child: TrainerChild, run: dict[str, Any]) -> None:
         """Say what the run will take here, with as many of a step's samples at once as there is memory for.
@@ -390,7 +415,9 @@ class TrainerProcess(Trainer):
     async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """What the child answers; waits for one where it is being started again."""
         while (child := self._child) is None:
-            await self._ready.wait()
+            await self._changed.wait()
+        if self._held and op not in OWNERS:
+            raise TrainerHeld("training is paused")
         answer = await child.call(op, **arguments)
         self._tell_sampling(child.sampling)
         return answer

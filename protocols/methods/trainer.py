@@ -30,6 +30,10 @@ class TrainerDied(Exception):
     """The trainer ended during a call and has been, or is being, restarted; its last parameters are kept."""
 
 
+class TrainerHeld(TrainerDied):
+    """The trainer computes nothing for now, as its owner wants (`Trainer.hold`)."""
+
+
 @dataclass(frozen=True)
 class TrainStats:
     """What one `train` call did."""
@@ -156,6 +160,16 @@ class Trainer(ABC):
     @abstractmethod
     async def interrupt(self) -> None:
         """Have the `train` that runs, if one does, end after the step in hand and return what it did."""
+
+    async def hold(self) -> None:  # noqa: B027 (what trains in this process ends its step when told)
+        """Compute nothing from within two seconds on, in the middle of a step where that takes longer.
+
+        Until `release`, `train` waits and other calls raise TrainerHeld; but for `evaluate`, `sample` and `remember`,
+        where no step was in hand. Parameters may be read and loaded; `release` leaves those that were loaded.
+        """
+
+    async def release(self) -> None:  # noqa: B027
+        """Compute again. Returns when the step in hand has ended, or where `hold` was called meanwhile."""
 
     @abstractmethod
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:

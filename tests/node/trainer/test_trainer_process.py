@@ -25,12 +25,12 @@ from swarmnode.node.trainer import supervisor as trainer_module
 from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import landlock
 from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
@@ -52,9 +52,11 @@ def settings(tmp_path: Path) -> TrainerSettings:
     return TrainerSettings(threads=1, nice=0, device="cpu", **some_text(tmp_path))
 
 
-def _with_trainer(settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]]) -> None:
+def _with_trainer(
+    settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]], spec: RunSpec = SPEC
+) -> None:
     async def main() -> None:
-        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
+        trainer = TrainerProcess(spec, run_id=SPEC.run_id, peer_id="alice", settings=settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
             with trio.fail_after(60):
@@ -77,6 +79,58 @@ def test_seconds_of_a_cancelled_call_are_counted(settings: TrainerSettings) -> N
             nursery.start_soon(_train_forever, trainer)
             await _until_training(trainer, start)
             nursery.cancel_scope.cancel()
+        assert trainer.spent["train"] > 0
+
+    _with_trainer(settings, use)
+
+
+def _cpu_seconds(trainer: TrainerProcess) -> float:
+    fields = Path(f"/proc/{trainer.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_with_what_was_loaded(
+    settings: TrainerSettings,
+) -> None:
+    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 48})  # seconds a step
+
+    async def use(trainer: TrainerProcess) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            while _cpu_seconds(trainer) < 4.0:  # noqa: ASYNC110 (another process's)
+                await trio.sleep(0.05)
+            asked = trio.current_time()
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await trainer.hold()
+        assert trio.current_time() - asked < 2.0
+        used = _cpu_seconds(trainer)
+        await trio.sleep(0.5)
+        assert _cpu_seconds(trainer) == used
+        with pytest.raises(TrainerHeld):
+            await trainer.mark()
+        trainer.load(np.zeros_like(trainer.parameters()))
+        await trainer.release()
+        assert not trainer.parameters().any()
+        assert (await trainer.train(round=1, steps=1, seconds=60)).steps == 1
+        assert trainer.parameters().any() and trainer.restarts == 0
+
+    _with_trainer(settings, use, spec)
+
+
+def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        await trainer.hold()
+        with trio.move_on_after(0.3) as waited:
+            await trainer.train(round=0, steps=1, seconds=60)
+        assert waited.cancelled_caught
+        assert await trainer.evaluate(thorough=False) > 0
+        with pytest.raises(TrainerHeld):
+            await trainer.gradient(seed=1, first=0, last=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trainer.train, round=0, steps=1, seconds=60))
+            await trio.sleep(0.1)
+            await trainer.release()
         assert trainer.spent["train"] > 0
 
     _with_trainer(settings, use)
