@@ -93,7 +93,9 @@ class RunFinder:
     def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
         """The run that this node began by the file, or else a new one. Blocking.
 
-        Where the file does not say so, a new run's nonce is drawn and its creator judges it: nobody else's run is it.
+        Where the file does not say so, a new run's nonce is drawn, and its creator owns and judges it: nobody else's
+        run is it. One that a nonce in the file makes the same on several machines is begun by any of them, so that it
+        has the owner whom the file names, or none.
         A node that joins others by such a file would begin a run of its own, which nobody wants. Raises NoRun.
         """
         begun = spec.begun_by(self._network.me)
@@ -117,7 +119,8 @@ class RunFinder:
                 "there). To begin a run all the same, or one run from this file on several machines, write "
                 f'nonce = "{nonce}" below [run] in the file.'
             )
-        return begun.updated(run={"nonce": nonce})
+        owner = spec.run.owner or ("" if begun.owner or spec.run.nonce else self._network.me)
+        return begun.updated(run={"nonce": nonce, "owner": owner})
 
     async def _only_known_run(self) -> RunSpec:
         known = self._store.known()
@@ -225,8 +228,9 @@ class RunFinder:
 
 
 def _is_by(run: RunSpec, file: RunSpec) -> bool:
-    """Whether a run is one by this file, which may name the nonce or leave it open."""
-    return run == file or (not file.run.nonce and run.updated(run={"nonce": ""}) == file)
+    """Whether a run is one by this file, which may name nonce and owner or leave them open."""
+    left_open = {key: "" for key in ("nonce", "owner") if not getattr(file.run, key)}
+    return run == file or ("nonce" in left_open and run.updated(run=left_open) == file)
 
 
 def _with_task(spec: RunSpec, local: str, creator: bool) -> RunSpec:

@@ -34,6 +34,7 @@ LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and fo
 DECAY_SHARE = 0.2  # of the steps, at the end of wsd (Hägele et al. 2405.18392)
 GROWTH = 0.03  # of the steps done: H, where it grows
 LOSS_EVERY = 10  # steps, or more: the loss of 32 sequences takes as long as some three steps
+NOBODY = "none"  # as a run's owner
 FILLED_IN = ("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
@@ -67,7 +68,8 @@ class RunSection:
     members: tuple[str, ...] = option((), "peer ids that may take part; empty admits anyone who holds the run id")
     owner: str = option(
         "",
-        "peer id of who may end the run or publish its successor; empty: the first of [trust] validators, else nobody",
+        "peer id of who may end the run or publish its successor; none: nobody; empty: the first of [trust] "
+        "validators, else who creates the run, where its file names no nonce",
     )
     parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish")
     parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise")
@@ -427,7 +429,8 @@ class RunSpec:
     @property
     def owner(self) -> str:
         """The peer who may end the run or publish its successor; empty where nobody may."""
-        return self.run.owner or (self.trust.validators[0] if self.trust.validators else "")
+        named = self.run.owner or (self.trust.validators[0] if self.trust.validators else "")
+        return "" if named == NOBODY else named
 
     def updated(self, **tables: Mapping[str, Any]) -> RunSpec:
         """The spec with other values in some tables, as in `spec.updated(run={"nonce": "07"}, inner={"lr": 0.5})`."""

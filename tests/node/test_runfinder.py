@@ -101,6 +101,18 @@ def test_one_that_joins_by_a_file_without_a_nonce_is_told_what_to_do(store: RunS
         choose(store, file, joining=True)
 
 
+def test_who_creates_a_run_owns_it_unless_the_file_says_otherwise(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN)
+    chosen = choose(store, file)
+    assert chosen.spec.owner == "12D3me" and choose(store, file) == chosen
+    for says, owner in (('owner = "12D3other"', "12D3other"), ('owner = "none"', ""), ('nonce = "07"', "")):
+        file.write_text(f"{KNOWN}seed = 2\n{says}\n")
+        assert choose(store, file).spec.owner == owner
+    file.write_text(OPEN + '[trust]\nvalidators = ["12D3other"]\n')
+    assert choose(store, file).spec.owner == "12D3other"
+
+
 def test_several_runs_by_one_file_are_listed(store: RunStore, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     for nonce in ("01", "02"):
