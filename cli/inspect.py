@@ -71,15 +71,26 @@ def status(
                 time.sleep(interval)
 
 
-def health(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def health(
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Exit with 0 wherever the node answers, also while it starts or something is wrong."
+        ),
+    ] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
     """Tell whether the node does its work, and what to do where it does not.
 
-    Exit code 0: healthy; 11: degraded; 9: not running; 1: it runs and does not answer.
+    Exit code 0: healthy; 11: degraded, or not ready yet; 9: not running; 1: it runs and does not answer. With --live it
+    is the question of whoever would end the node and start it anew, which mends no full disk.
     """
     status = ask(data_dir, "status", timeout=10.0)
     run, problems = status["run"] or {}, status["problems"]
     answer: dict[str, Any] = {
-        "healthy": not problems,
+        "healthy": status["ready"] and not problems,
+        "ready": status["ready"],
         "problems": problems,
         "notices": [warning for warning in status["warnings"] if warning not in problems],
         "phase": "paused" if status["paused"] else run.get("phase"),
@@ -96,11 +107,12 @@ def health(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
         f"last result {duration(answer['round_age_s'])} ago" if answer["round_age_s"] is not None else "",
         number_of(answer["peers"], "peer"),
     ]
-    lines = [f"{'degraded' if problems else 'healthy'}: {', '.join(filter(None, facts))}"]
+    word = "degraded" if problems else "healthy" if answer["healthy"] else "starting"
+    lines = [f"{word}: {', '.join(filter(None, facts))}"]
     lines += [f"- paused: {why_held(hold)}" for hold in answer["holds"]]
     lines += [f"! {plain(problem)}" for problem in problems] + [f"- {plain(notice)}" for notice in answer["notices"]]
     show(answer, lines, json_output)
-    raise typer.Exit(DEGRADED if problems else OK)
+    raise typer.Exit(OK if live or answer["healthy"] else DEGRADED)
 
 
 def open_page(

@@ -99,6 +99,7 @@ def run(
     dashboard: Annotated[str | None, _flag("dashboard", "HOST:PORT", "--dashboard")] = None,
     no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="The same as --dashboard off.")] = False,
     log_level: Annotated[str | None, _flag("log_level", "LEVEL", "--log-level")] = None,
+    log_format: Annotated[str | None, _flag("log_format", "FORMAT", "--log-format")] = None,
     passphrase_file: Annotated[str | None, _flag("passphrase_file", "FILE", "--passphrase-file")] = None,
     json_output: JsonOption = False,
 ) -> None:

@@ -26,7 +26,7 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity
-from swarmnode.node.logs import Line, Ring
+from swarmnode.node.logs import Line, Ring, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.process import metrics_of
 from swarmnode.node.provenance import SuccessorWatch
@@ -110,8 +110,9 @@ class Node:
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, runner=in_thread)
-        self.metrics = metrics_of(limits, self.network, self.rpc, self.bulk, self.shards)
+        self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards)
         self.dashboard = ""  # address of the page; empty where none is served
+        self.ready = False  # it takes part, or has a role without a run
         self.stopping = trio.Event()  # an orderly stop has begun
         self.left = trio.Event()  # the session is over and saved
         self.forgetting = False  # `leave` deletes what was saved
@@ -140,6 +141,7 @@ class Node:
         """Build what the run needs before its trainer; its state, which is not open yet. Raises WorkMissing."""
         check_admitted(chosen.spec, self.network.me)
         self.chosen, config = chosen, self.config
+        tell_with_each_line(run=chosen.run_id)
         self.discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
         if chosen.spec.data.index:  # else the task brings its data along
             self.data = DataSet(
@@ -234,6 +236,8 @@ class Node:
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""
+        if "round" in event:
+            tell_with_each_line(round=event["round"])
         self.events.put(event)
         if self.options.json_events:
             print(json.dumps(event, allow_nan=False), flush=True)

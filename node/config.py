@@ -29,6 +29,7 @@ MEGABIT = 1e6 / 8  # bytes
 SANDBOX = ("auto", "require", "off")
 OFF = "off"  # no dashboard
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("plain", "json")
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,12 @@ class NodeConfig:
         "but this machine's own",
     )
     log_level: str = option("info", "least serious messages to be logged", choices=LOG_LEVELS)
+    log_format: str = option(
+        "plain",
+        "how log lines look on standard error: plain, for people; or json, an object a line as in the log file, for "
+        "collectors of logs",
+        choices=LOG_FORMATS,
+    )
     passphrase_file: str = option(
         "", "file whose first line is the key's passphrase; empty takes SWARMNODE_PASSPHRASE, or none"
     )

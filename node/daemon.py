@@ -25,11 +25,22 @@ from swarmnode import __version__
 from swarmnode.node.assembly import AGENT, Node, invitation
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, NodeConfig
-from swarmnode.node.control.api import Api
+from swarmnode.node.control.api import Api, stands_still
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
 from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs
-from swarmnode.node.process import READY, STOPPING, harden, notify, reason_of, rest_what_stays, share_arenas
+from swarmnode.node.process import (
+    READY,
+    STARTING,
+    STOPPING,
+    WATCHDOG,
+    harden,
+    notify,
+    reason_of,
+    rest_what_stays,
+    share_arenas,
+    watched_every,
+)
 from swarmnode.node.provenance import parent_state
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
@@ -56,7 +67,7 @@ def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions)
     datadir = DataDir(config.directory).open()
     try:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
-        logs = setup_logs(datadir.logs, config.log_level)
+        logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         adopt("libp2p")
         harden()
         mapped.keep_in(datadir.path)
@@ -98,11 +109,11 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_signals, signals)
                 nursery.start_soon(self._stop_when_told)
+                nursery.start_soon(self._tell_watchdog)
                 async with AsyncExitStack() as stack:
                     await self._start_parts(stack)
                     with self._life:
                         await self._take_part()
-                    notify(STOPPING)
                     node.left.set()
                 nursery.cancel_scope.cancel()
         unsaved = node.session.unsaved if node.session is not None and not node.forgetting else None
@@ -164,12 +175,26 @@ class Daemon:
 
     async def _stop_when_told(self) -> None:
         await self._node.stopping.wait()
+        notify(STOPPING)
         self._serving.cancel()
         if self._node.session is not None:
             self._node.session.stop()
             self._life.deadline = trio.current_time() + STOP_WITHIN
         else:
             self._life.cancel()
+
+    async def _tell_watchdog(self) -> None:
+        """Where systemd watches, tell it that the loop turns, and before the node is ready that the start goes on.
+
+        A node that stands still tells nothing, and systemd starts it anew: once, as a fresh one has no usual pace yet.
+        """
+        node, patience = self._node, watched_every()
+        while patience is not None:
+            if not node.ready:
+                notify(STARTING.format(patience * 1e6), status="starting")
+            elif node.session is None or not stands_still(node.session):
+                notify(WATCHDOG, status=f"peer {node.network.me}, {node.rounds_done()} rounds")
+            await trio.sleep(patience / 3)
 
     # --- taking part ------------------------------------------------------------------------------------------------
 
@@ -237,6 +262,7 @@ class Daemon:
                 "join": node.join_line(),
             }
         )
+        node.ready = True
         notify(READY, status=f"peer {node.network.me}")
         if node.options.json_events:
             return

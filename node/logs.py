@@ -1,6 +1,10 @@
 """What the node says: one JSON object a line in the data directory, plain lines on the console, a ring in memory.
 
-    {"time": "2025-01-31T12:00:00.123Z", "level": "INFO", "logger": "swarmnode.node.daemon", "message": "…"}
+    {"time": "2025-01-31T12:00:00.123Z", "level": "INFO", "logger": "swarmnode.node.daemon", "message": "…",
+     "run": "5f0c…", "round": 12}
+
+The run is there once the node has one, and the round, of which it last told a result, from the first one on. With
+`log_format = "json"` the console has the same objects, for a collector of logs.
 
 The file is rotated by size, so logs hold at most `(FILES + 1) * FILE_SIZE` bytes of disk. The ring serves `swarmnode
 logs --follow`: a reader that is too slow misses the oldest lines and never holds the daemon back.
@@ -32,7 +36,14 @@ RING = 2000  # lines, or events, kept in memory; about 1 MB
 LINE_LIMIT = 8 << 10  # characters of one message; the rest of it is cut, as peers' words may be in it
 
 T = TypeVar("T")
-Line = dict[str, Any]  # {"time", "level", "logger", "message"}
+Line = dict[str, Any]  # {"time", "level", "logger", "message"}, and what _about has
+
+_about: dict[str, Any] = {}  # what all lines tell
+
+
+def tell_with_each_line(**facts: Any) -> None:
+    """Have all lines of this process carry `facts` from now on, such as the run and its round."""
+    _about.update(facts)
 
 
 def as_line(record: logging.LogRecord) -> Line:
@@ -48,7 +59,17 @@ def as_line(record: logging.LogRecord) -> Line:
         "level": record.levelname,
         "logger": record.name,
         "message": message,
+        **_about,
     }
+
+
+def _as_json(record: logging.LogRecord) -> str:
+    return json.dumps(as_line(record), ensure_ascii=False)
+
+
+class _JsonConsole(logging.StreamHandler[Any]):
+    def format(self, record: logging.LogRecord) -> str:
+        return _as_json(record)
 
 
 class _Console(logging.StreamHandler[Any]):
@@ -76,7 +97,7 @@ class _RotatedFile(logging.handlers.RotatingFileHandler):
     _full = False
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(as_line(record), ensure_ascii=False)
+        return _as_json(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -140,8 +161,8 @@ class _IntoRing(logging.Handler):
         self._ring.put(as_line(record))
 
 
-def setup_logs(folder: Path, level: str) -> Ring[Line]:
-    """Send all logging to `folder`/swarmnode.jsonl, to standard error and to the ring that is returned.
+def setup_logs(folder: Path, level: str, console: str = "plain") -> Ring[Line]:
+    """Send all logging to `folder`/swarmnode.jsonl, to standard error as `console` says, and to the ring returned.
 
     Replaces handlers that were there. Call `adopt("libp2p")` after libp2p is imported. Raises OSError where the file
     cannot be opened.
@@ -153,7 +174,7 @@ def setup_logs(folder: Path, level: str) -> Ring[Line]:
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
-    for handler in (_IntoRing(ring), file, _Console(sys.stderr)):
+    for handler in (_IntoRing(ring), file, (_JsonConsole if console == "json" else _Console)(sys.stderr)):
         root.addHandler(handler)
     root.setLevel(level.upper())
     return ring

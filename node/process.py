@@ -9,7 +9,7 @@ its threads freed. A node's worker threads hold a vector or two for a moment, no
 time each kept some: 350 MB more in an open run of 2 M parameters, whose vectors have 8 MB.
 
 `notify`: one datagram to the socket that systemd names in NOTIFY_SOCKET (sd_notify(3)). Outside systemd the variable is
-not set and nothing happens.
+not set and nothing happens. `watched_every`: how often systemd wants to hear WATCHDOG (sd_watchdog_enabled(3)).
 
 `harden`: what the daemon gives up as it starts: rights, core dumps, files that others can read. It needs no rights of
 root.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import faulthandler
 import gc
 import logging
 import os
@@ -58,6 +59,8 @@ M_ARENA_MAX, ARENAS = -8, 2  # mallopt(3): the main thread's and one for all oth
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
+WATCHDOG = "WATCHDOG=1"
+STARTING = "EXTEND_TIMEOUT_USEC={:.0f}"  # microseconds from now in which the start goes on
 AS_ROOT = (
     "this node runs as root, and needs no right of root: a mistake in it, or in a library, would give a stranger the "
     "whole machine. Stop it and start it as an ordinary user (docs/volunteers.md); the data directory then has to "
@@ -96,9 +99,18 @@ def notify(state: str, *, status: str = "") -> bool:
     return True
 
 
+def watched_every() -> float | None:
+    """Seconds after which systemd takes this process for dead unless it hears of it; None where it does not watch."""
+    microseconds, whom = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    if not microseconds.isdigit() or int(microseconds) == 0 or whom != str(os.getpid()):
+        return None
+    return int(microseconds) / 1e6
+
+
 def harden() -> None:
     """Give up what no part of a node needs, for this process and those that it starts; for good."""
     os.umask(0o077)
+    faulthandler.enable()  # the watchdog ends a process by SIGABRT: what it was about is then on standard error
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the node's key
     if sys.platform == "linux":
         system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)

@@ -97,6 +97,7 @@ class Api:
             "peer_id": node.network.me,
             "uptime_s": round(trio.current_time() - self._started, 1),
             "role": node.config.role,
+            "ready": node.ready,
             "addresses": list(node.network.addresses),
             "join": node.join_line(),
             "data_dir": str(node.config.directory),
@@ -407,13 +408,21 @@ def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -
         told.append(
             f"the trainer ended, {trainer.restarts} times so far, and is started again: swarmnode logs says why"
         )
-    age, usual = session.round_age, session.usual_seconds
-    if age is not None and usual is not None and age > max(STALLED_FOR, STALLED_TIMES * usual):
+    if stands_still(session):
         told.append(
-            f"no round has brought a result for {age / 60:.0f} min, and one usually takes {usual:,.1f} s: swarmnode "
-            "peers shows whom this node could wait for, swarmnode logs what it tries"
+            f"no round has brought a result for {(session.round_age or 0) / 60:.0f} min, and one usually takes "
+            f"{session.usual_seconds:,.1f} s: swarmnode peers shows whom this node could wait for, swarmnode logs what "
+            "it tries"
         )
     return told
+
+
+def stands_still(session: RunSession) -> bool:
+    """Whether a result is overdue by far, in a session that is to bring some."""
+    age, usual = session.round_age, session.usual_seconds
+    if session.paused or session.finished.is_set() or age is None or usual is None:
+        return False
+    return age > max(STALLED_FOR, STALLED_TIMES * usual)
 
 
 def _of_state(sync: StateSync | None, membership: Membership | None) -> list[str]:

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -27,10 +28,12 @@ from pathlib import Path
 from types import TracebackType
 
 from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, ExpectedError
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 
 LAYOUT_VERSION = 1
 UNFINISHED = ".part"  # how the name of a file ends while it is written
 SOCKET_PATH_LIMIT = 103  # bytes; sun_path holds 104 on macOS and 108 on Linux, the closing zero included
+FREE = Metric("swarmnode_disk_free_bytes", GAUGE, "bytes free for this node on the disk of its data directory")
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -157,6 +160,9 @@ class DataDir:
         self.logs = self.path / "logs"
         self.runs = self.path / "runs"
         self._lock: int | None = None
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(FREE, lambda: float(shutil.disk_usage(self.path).free))
 
     def run(self, run_id: str) -> Path:
         """The directory of one run. Raises ValueError for what is no run id, as it would name another place."""

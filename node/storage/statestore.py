@@ -45,6 +45,7 @@ STAMP = 8  # bytes at the beginning of a rank, before the id
 
 ELEMENTS = Metric("swarmnode_state_elements", GAUGE, "elements of the replicated state that this node holds")
 DISK = Metric("swarmnode_state_disk_bytes", GAUGE, "bytes on disk of the replicated state")
+CLOCK = Metric("swarmnode_clock_behind_seconds", GAUGE, "seconds that this clock is behind the median of three peers'")
 POOLED = Metric("swarmnode_state_pooled", GAUGE, "records in memory of authors who are not admitted to the run")
 
 T = TypeVar("T")
@@ -90,6 +91,7 @@ class StateStore(StateBackend):
     def measure(self, metrics: Metrics) -> None:
         metrics.show(ELEMENTS, lambda: len(self._opened.ranks) if self._opened is not None else 0)
         metrics.show(DISK, lambda: size_on_disk(self.path))
+        metrics.show(CLOCK, lambda: None if self.clocks.off is None else self.clocks.off / 1000)
         metrics.show(POOLED, lambda: len(self._pool))
 
     @property

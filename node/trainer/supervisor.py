@@ -67,6 +67,7 @@ MAX_FAILED_STARTS = 3  # in a row
 OWNERS = ("evaluate", "remember", "sample")  # commands that a paused trainer does, where it is not frozen
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
 
+RESTARTS = Metric("swarmnode_trainer_restarts_total", COUNTER, "times that the trainer ended and was started again")
 SPENT = Metric("swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in steps, or measuring", "what")
 
 USUAL, KEEPING = TrainerSettings(), Keeping()
@@ -104,6 +105,7 @@ class TrainerProcess(Trainer):
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SPENT, lambda: self.spent)
+        metrics.show(RESTARTS, lambda: self.restarts)
 
     @property
     def spent(self) -> dict[str, float]:

@@ -116,9 +116,11 @@ def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(
         "degraded: no run, role relay, 3 peers\n! no checkpoint"
     )
     assert "; free some" in ill.stdout and "\x1b" not in ill.stdout and answer["warnings"][0] in ill.stdout
+    assert swarmnode("health", "--live").returncode == OK, "a full disk is not mended by starting it anew"
     told = swarmnode("health", "--json")
     assert told.returncode == DEGRADED and only_json(told.stdout) == {
         "healthy": False,
+        "ready": True,
         "problems": [full],
         "notices": answer["warnings"],
         "phase": None,
@@ -127,6 +129,13 @@ def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(
         "members": None,
         "peers": 3,
     }
+
+
+def test_a_node_that_starts_is_alive_and_not_ready(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    daemon.status |= {"ready": False, "problems": [], "run": None}
+    asked = swarmnode("health")
+    assert asked.returncode == DEGRADED and asked.stdout.startswith("starting: no run, role train")
+    assert swarmnode("health", "--live").returncode == OK
 
 
 def test_plan_takes_the_round_trip_that_the_daemon_measures(

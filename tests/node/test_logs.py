@@ -133,3 +133,21 @@ def test_what_is_no_json_in_the_file_is_left_out(tmp_path: Path) -> None:
     good = json.dumps({"time": "t", "level": "INFO", "logger": "x", "message": "m"})
     (tmp_path / logs.FILE_NAME).write_text(f'{good}\nhalf a li\n[1]\n{{"a":1}}\n{good}\n')
     assert len(logs.read_tail(tmp_path, 10)) == 2
+
+
+def test_a_collector_reads_on_the_console_what_the_file_has_with_run_and_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_about", {})
+    logs.setup_logs(tmp_path, "info", "json")
+    logging.getLogger("swarmnode.node.x").warning("two\nlines")
+    logs.tell_with_each_line(run="3f9c", round=12)
+    try:
+        raise OSError("broken")
+    except OSError:
+        logging.getLogger("swarmnode.node.x").exception("später")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert [first, second] == logs.read_tail(tmp_path, 10)
+    assert first.keys() == {"time", "level", "logger", "message"} and first["message"] == "two\nlines"
+    assert (second["run"], second["round"], second["level"]) == ("3f9c", 12, "ERROR")
+    assert second["message"].startswith("später\nTraceback") and "broken" in second["message"]
