@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 STATE = "/var/lib/swarmnode"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
-SEED, WORKER = COMPOSE["services"]["seed"], COMPOSE["services"]["worker"]
+SEED, WORKER, SAMPLER = (COMPOSE["services"][name] for name in ("seed", "worker", "sampler"))
+CUDA: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text(encoding="utf-8"))
 
 
 def dockerfile() -> list[tuple[str, str]]:
@@ -139,17 +140,59 @@ def test_everything_the_image_copies_exists_and_reaches_the_builder() -> None:
 
 
 def test_workers_can_be_scaled() -> None:
-    for service in (SEED, WORKER):
+    for service in (SEED, WORKER, SAMPLER):
         assert "container_name" not in service
     for fixed in ("ports", "hostname", "network_mode"):
-        assert fixed not in WORKER
+        assert fixed not in WORKER | SAMPLER
 
 
 def test_replicas_never_share_a_data_directory() -> None:
-    assert WORKER["environment"]["SWARMNODE_DATA_DIR"] == STATE
-    assert WORKER["volumes"] == [STATE], "an anonymous volume: each replica gets its own"
+    for service in (WORKER, SAMPLER):
+        assert service["environment"]["SWARMNODE_DATA_DIR"] == STATE
+        assert "volumes" not in service, "each has the image's; podman-compose shares one that is named here"
     assert SEED["volumes"] == [f"seed:{STATE}"]
-    assert list(COMPOSE["volumes"]) == ["seed"]
+    volumes = {
+        volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service.get("volumes", ())
+    }
+    assert {volume for volume in volumes if not volume.startswith(".")} == COMPOSE["volumes"].keys()
+
+
+def test_no_container_tries_for_ever_what_cannot_succeed() -> None:
+    for service in (SEED, WORKER, SAMPLER):
+        policy, _, tries = service["restart"].partition(":")
+        assert policy == "on-failure" and 1 < int(tries) < 100
+
+
+@pytest.mark.parametrize("run", ["byte-lm", "open", "sapo"])
+def test_runs_that_compose_names_are_in_the_image(run: str) -> None:
+    assert load_runspec(ROOT / "examples" / f"{run}.toml").run.name
+    named = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    assert f"RUN={run} " in named or f"RUN:-{run}" in named
+
+
+def test_nodes_that_only_sample_join_where_the_profile_asks_for_them() -> None:
+    assert SAMPLER["profiles"] == ["rollouts"] and SAMPLER["command"] == WORKER["command"]
+    assert SAMPLER["environment"] == WORKER["environment"] | {"SWARMNODE_ROLE": "rollout"}
+
+
+def test_gpus_come_by_a_file_of_their_own_for_every_node() -> None:
+    nodes = {name for name, service in COMPOSE["services"].items() if service["image"] == "swarmnode"}
+    assert CUDA["services"].keys() == nodes
+    for service in CUDA["services"].values():
+        assert service["environment"] == {"SWARMNODE_DEVICE": "cuda"} and service["image"] != "swarmnode"
+        assert service["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    assert CUDA["services"]["seed"]["build"]["args"].keys() == SEED["build"]["args"].keys()
+
+
+def test_what_watches_the_nodes_starts_only_where_asked_and_finds_its_files() -> None:
+    watching = {name for name, service in COMPOSE["services"].items() if service.get("profiles") == ["monitoring"]}
+    assert watching == {"prometheus", "grafana"}
+    for name in watching:
+        for volume in COMPOSE["services"][name]["volumes"]:
+            source = volume.split(":")[0]
+            assert not source.startswith(".") or (DEPLOY / source).is_file()
+    assert all(port.startswith("127.0.0.1:") for port in COMPOSE["services"]["grafana"]["ports"])
+    assert COMPOSE["services"]["prometheus"]["network_mode"] == "service:seed", "the metrics are on its loopback"
 
 
 def test_workers_join_the_seed_by_name_once_it_is_healthy() -> None:
@@ -158,14 +201,15 @@ def test_workers_join_the_seed_by_name_once_it_is_healthy() -> None:
     assert join == f"/dns4/seed/tcp/{port}"
     assert parse(join) == Endpoint("dns4", "seed", port, None)
     assert WORKER["depends_on"]["seed"]["condition"] == "service_healthy"
-    assert SEED["command"] == ["run", "/etc/swarmnode/run.toml"]
+    assert SEED["command"] == ["run", "/etc/swarmnode/${RUN:-byte-lm}.toml"]
+    assert ("CMD", '["run", "/etc/swarmnode/byte-lm.toml"]') in stages()[1]
 
 
 def test_containers_are_asked_for_their_health_and_given_time_to_leave() -> None:
     [image_check] = [rest for word, rest in dockerfile() if word == "HEALTHCHECK"]
-    assert "swarmnode status --json" in image_check
-    for service in (SEED, WORKER):
-        assert "swarmnode status --json" in service["healthcheck"]["test"][1]
+    assert image_check.endswith("CMD swarmnode health > /dev/null || exit 1"), "11 is no code that Docker knows"
+    for service in (SEED, WORKER, SAMPLER):
+        assert image_check.endswith(service["healthcheck"]["test"][1])
         assert service["stop_signal"] == "SIGINT"
         assert int(service["stop_grace_period"].removesuffix("s")) >= 60
         assert service["read_only"] is True
@@ -174,7 +218,8 @@ def test_containers_are_asked_for_their_health_and_given_time_to_leave() -> None
 
 def test_service_tells_systemd_when_it_is_ready_and_outlives_its_trainer() -> None:
     unit = service_unit()
-    assert unit["Type"] == ["notify"]
+    assert unit["Type"] == ["notify"] and unit["NotifyAccess"] == ["main"]
+    assert 30 <= int(unit["WatchdogSec"][0]) <= 300
     assert unit["OOMPolicy"] == ["continue"]
     assert unit["KillSignal"] == ["SIGINT"]
     assert unit["KillMode"] == ["mixed"]
@@ -203,19 +248,28 @@ def test_service_is_understood_by_systemd(tmp_path: Path) -> None:
     unit.write_text(text.replace("/opt/swarmnode/bin/swarmnode", "/bin/true"))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
     assert str(unit) not in done.stderr, done.stderr
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
+def test_systemd_calls_the_service_confined() -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", DEPLOY / "swarmnode.service"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"exposure above 2.0: {done.stdout[-200:]}"
 
 
 def test_variables_are_settings_of_a_node() -> None:
-    text = "".join((DEPLOY / name).read_text() for name in ("Dockerfile", "compose.yaml", "swarmnode.service"))
+    files = ("Dockerfile", "compose.yaml", "compose.cuda.yaml", "swarmnode.service")
+    text = "".join((DEPLOY / name).read_text() for name in files)
     used = {name.lower() for name in re.findall(r"\bSWARMNODE_([A-Z][A-Z_]*)", text)}
     assert used
     assert used <= describe(NodeConfig).keys()
 
 
 def test_commands_and_options_used_here_exist() -> None:
-    commands = [SEED["command"], WORKER["command"], ["status", "--json"]]
+    commands = [SEED["command"], WORKER["command"], ["health"]]
     commands += [shlex.split(line)[1:] for line in service_unit()["ExecStart"]]
-    assert all(command[0] in ("run", "status") for command in commands)
+    assert all(command[0] in ("run", "health") for command in commands)
     for command in commands:
         helped = options_of(command[0])
         assert all(word in helped for word in command if word.startswith("--"))
