@@ -124,6 +124,7 @@ def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(
         "problems": [full],
         "notices": answer["warnings"],
         "phase": None,
+        "holds": [],
         "round": None,
         "round_age_s": None,
         "members": None,
