@@ -3,7 +3,8 @@
     python bench/soak [--minutes 60] [--method diloco|open] [--nodes 6] [--every 5] [--seed 0] [--keep FOLDER]
 
 As root on Linux with iproute2, nftables, conntrack and ethtool each node has a network namespace and a file system of
-its own, so that links can be cut and disks filled; without, those strikes are left out, which is said. Nodes 0 and 1
+its own, so that links can be cut and disks filled, and with libfaketime a clock; without, those strikes are left out,
+which is said. Nodes 0 and 1
 are frozen, cut and filled as all others, but never killed or restarted: on them growth is measured, between the second
 quarter of the time and the last. At the end all is repaired, and all nodes must come into step.
 
@@ -44,7 +45,7 @@ sys.path += [str(HERE), *(str(HERE.parents[1] / "tests" / folder) for folder in 
 from faults import KINDS, Strike, schedule  # noqa: E402 (found in the folders above)
 from history import History  # noqa: E402
 from lab import Lab, why_not  # noqa: E402
-from member import Member  # noqa: E402
+from member import FAKETIME, Member, with_clock  # noqa: E402
 from realnodes import Node  # noqa: E402
 from realswarm import Site, node_at, peer_id_at, run_file, write_text  # noqa: E402
 from resources import Held, grown, growth, look, peaks  # noqa: E402
@@ -106,7 +107,9 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
         def new_node() -> Node:
             first = (run, "--wait-peers", str(options.nodes - 1), "--wait-seconds", "120")
             what = ("--join", join) if number else first
-            return node_at(sites[number], homes[number], *what, "--nice", "0", corpus=None if number else text)
+            wrapper = with_clock(homes[number].with_suffix(".clock")) if FAKETIME.exists() else ()
+            source = None if number else text
+            return node_at(sites[number], homes[number], *what, "--nice", "0", corpus=source, wrapper=wrapper)
 
         return Member(number, sites[number], homes[number], new_node, mounted=mounted[number])
 
@@ -142,6 +145,8 @@ class Soak:
         kinds = [kind for kind in KINDS if kind != "cut" or self._lab is not None]
         if not any(member.mounted for member in self.members):
             kinds.remove("full")
+        if not FAKETIME.exists():
+            kinds.remove("clock")
         strikes = schedule(self._options.seed, len(self.members), kinds, self._options.every)
         coming = next(strikes)
         while self.now < 60 * self._options.minutes:
@@ -343,6 +348,8 @@ def main() -> int:
         members = build(stack, folder, options, lab)
         if not all(member.mounted for member in members):
             print("no disks are filled: file systems for it cannot be mounted (are you root?)", file=sys.stderr)
+        if not FAKETIME.exists():
+            print("no clocks are stepped: Debian's package libfaketime is not installed", file=sys.stderr)
         stack.callback(_end_all, members)
         start_all(members)
         soak = Soak(members, lab, options)

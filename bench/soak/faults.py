@@ -21,7 +21,9 @@ KINDS: dict[str, tuple[float, float]] = {
     "restart": (0.0, 0.0),  # SIGINT, and a start when it has ended
     "cut": (1.0, 15.0),  # the cable is out, in silence
     "full": (2.0, 15.0),  # the file system of the data directory has no byte left
+    "clock": (5.0, 30.0),  # the clock is CLOCK_STEP seconds ahead, and then right again
 }
+CLOCK_STEP = 90  # s; records that are dated more than a minute ahead are refused
 FATAL = frozenset({"kill", "restart"})  # after these a node is a new process
 
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import FATAL, Strike
+from faults import CLOCK_STEP, FATAL, Strike
 from lab import Lab
 from realnodes import Event, Node
 from realswarm import Site
 
 TRACEBACK = "Traceback (most recent call last)"
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # of Debian's package libfaketime
 BLOCK = 1 << 20  # bytes; what a file system is filled with at a time
 
 
@@ -60,6 +61,11 @@ class Member:
         return self.alive and self.strike is None and any(event["event"] == "ready" for event in list(self.events))
 
     @property
+    def clock(self) -> Path:
+        """How far its clock is from the machine's."""
+        return self.home.with_suffix(".clock")
+
+    @property
     def log(self) -> Path:
         return self.home.with_suffix(".log")
 
@@ -96,6 +102,8 @@ class Member:
             lab.cut(self.site.host)
         elif strike.kind == "full":
             fill(self.home / "filler")
+        elif strike.kind == "clock":
+            self.clock.write_text(f"+{CLOCK_STEP}s")
 
     def repair(self, lab: Lab | None) -> None:
         """Undo it: the node runs, moves, is connected, and has room."""
@@ -110,6 +118,8 @@ class Member:
             lab.cut(self.site.host, off=False)
         elif kind == "full":
             (self.home / "filler").unlink(missing_ok=True)
+        elif kind == "clock":
+            self.clock.write_text("+0s")
         if not self.alive:
             self.start()
 
@@ -147,6 +157,13 @@ class Member:
 
     def _send(self, number: signal.Signals) -> None:
         _send(self.pid, number)
+
+
+def with_clock(file: Path) -> tuple[str, ...]:
+    """What starts a program whose clock is as far from the machine's as `file` says; monotonic clocks stay right."""
+    file.write_text("+0s")
+    told = {"FAKETIME_TIMESTAMP_FILE": file, "FAKETIME_DONT_FAKE_MONOTONIC": 1, "FAKETIME_CACHE_DURATION": 1}
+    return ("env", f"LD_PRELOAD={FAKETIME}", *(f"{name}={value}" for name, value in told.items()))
 
 
 def children(pid: int) -> list[int]:

@@ -50,13 +50,18 @@ class Site:
 
 
 def node_at(
-    site: Site, home: Path, *arguments: str | Path, corpus: Path | None = None, flags: tuple[str, ...] = ()
+    site: Site,
+    home: Path,
+    *arguments: str | Path,
+    corpus: Path | None = None,
+    flags: tuple[str, ...] = (),
+    wrapper: tuple[str, ...] = (),
 ) -> Node:
-    """A node that is not started yet. Without a `corpus` it takes the usual one, or the run's data."""
+    """A node that is not started yet, by `wrapper`. Without a `corpus` it takes the usual one, or the run's data."""
     tied = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()))
     enter = site.host.enter if site.host is not None else ()
     always = ("--listen", site.address, "--no-mdns", "--no-upnp", "--threads", "1", *flags)
-    program = (*tied, *enter, str(PROGRAM))
+    program = (*tied, *enter, *wrapper, str(PROGRAM))
     return Node(home, *arguments, corpus=corpus, port=site.port, program=program, flags=always)
 
 
