@@ -25,7 +25,7 @@ def check(
     """Say what kind of file FILE is, and whether it can be used."""
     tables = read_toml(file)
     if any(isinstance(value, dict) for value in tables.values()):
-        answer = _check_run(tables, file)
+        answer = check_run(tables, file)
         text = f"{file}: a run file, in order. Run {answer['name']!r}, run id {answer['run_id']}"
         if not answer["final"]:
             text += " (its creator adds a nonce and the hash of the held-out text, which change it)"
@@ -39,7 +39,8 @@ def check(
     show(answer, text, json_output)
 
 
-def _check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
+def check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
+    """What kind of run file the tables of `file` are. Raises SettingError."""
     from swarmnode.training.runspec import BUILT_IN_TASKS, parse_runspec
 
     spec = parse_runspec(tables, source=str(file))

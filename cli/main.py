@@ -25,6 +25,7 @@ from swarmnode.node import exitcodes
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("swarmnode.cli.run", "run"),
+    "init": ("swarmnode.cli.init", "init"),
     "local": ("swarmnode.cli.local.command", "local"),
     "plan": ("swarmnode.cli.plan", "plan"),
     "status": ("swarmnode.cli.inspect", "status"),

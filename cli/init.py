@@ -1,0 +1,153 @@
+"""`swarmnode init`: a run file with comments, by a few questions on a terminal or by flags."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.configure import check_run
+from swarmnode.cli.terminal import DataDirOption, JsonOption, UsageMistake, say, show
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.training.options import as_toml, describe
+from swarmnode.training.runspec import BASE_TASK, BUILT_IN_TASKS, FILLED_IN, ROLLOUT_TASKS, SECTIONS
+
+Tables = dict[str, dict[str, Any]]
+
+# By name: layers, heads, width and context of a GPT, the vocabulary where it trains on tokens, sequences, steps.
+SIZES = {
+    "tiny": (4, 4, 128, 128, 4096, 4, 80),  # 0.85 M parameters on bytes: rounds of some seconds on two CPU cores
+    "small": (6, 6, 384, 256, 8192, 8, 100),  # 11 M
+    "medium": (12, 12, 768, 1024, 32768, 8, 200),  # 85 M: for GPUs
+}
+SIZE_WORDS = "tiny (0.85 M parameters, for CPUs), small (11 M), medium (85 M, for GPUs)"
+STANDARD = "python-stdlib"
+HAS_TEXT = ("byte-lm", "gpt", BASE_TASK)
+ABOUT = {  # what stands above each table
+    "run": "Who may take part, and who owns the run. Its creator does unless `owner` says otherwise.",
+    "task": "What is learned.",
+    "data": "The text. The creator's --corpus names it, and its members fetch it from one another.",
+    "model": "The model. Parameters: about 12 x layers x width^2, and two vectors of `width` for each token.",
+    "inner": "What each node does alone between two exchanges.",
+    "outer": "How the mean of all nodes' progress is applied.",
+    "exchange": "How nodes exchange what they learned.",
+    "trust": "Who judges in an open run.",
+    "rollouts": "How policies learn from answers.",
+}
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The run file to write.")] = Path("run.toml"),
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run. [default: that of FILE]")] = "",
+    task: Annotated[
+        str,
+        typer.Option(metavar="TASK", help=f"{', '.join(BUILT_IN_TASKS)}, or FILE.py:CLASS. [default: byte-lm]"),
+    ] = "",
+    data: Annotated[
+        str, typer.Option(metavar="PATH", help="Text to train on, as --corpus names it. [default: Python's sources]")
+    ] = "",
+    size: Annotated[str, typer.Option(metavar="SIZE", help=f"{SIZE_WORDS}. [default: tiny]")] = "",
+    base: Annotated[
+        str, typer.Option(metavar="MODEL", help="Of hf-lm: the model to begin from, a folder or a name on the hub.")
+    ] = "",
+    method: Annotated[
+        str, typer.Option(metavar="METHOD", help="How nodes exchange what they learned. [default: auto]")
+    ] = "",
+    trust: Annotated[
+        str, typer.Option(metavar="TRUST", help="known or open: who may take part. [default: known]")
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE. [default: never]")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing. [default: ask on a terminal]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write a run file with every setting explained, and check it.
+
+    What no flag says is asked for on a terminal, and has its default elsewhere. Example: swarmnode init my-run.toml
+    --task gpt --data ~/books --size small --yes
+    """
+    if file.exists() and not force:
+        raise UsageMistake(f"{file} is there already; name another file, or replace it with --force")
+    asks = sys.stdin.isatty() and not yes and not json_output
+    task = task or _asked(asks, f"What is learned? {', '.join(BUILT_IN_TASKS)}, or FILE.py:CLASS", "byte-lm")
+    if task == BASE_TASK and not (base := base or _asked(asks, "Which model to begin from, a folder or a name", "")):
+        raise UsageMistake(f"--task {BASE_TASK} begins from a model: name it with --base MODEL")
+    if task in HAS_TEXT:
+        data = data or _asked(asks, "Which text, a file or a folder?", STANDARD)
+    if task not in (BASE_TASK, *ROLLOUT_TASKS):
+        size = size or _asked(asks, f"How large? {SIZE_WORDS}", "tiny")
+    trust = trust or _asked(asks, "Who takes part: known (people whom you trust) or open (anybody)?", "known")
+    tables = _tables(name or file.stem.lower(), task, data, size or "tiny")
+    tables["run"]["trust"] = trust
+    tables["model"] |= {"base": base} if base else {}
+    tables["exchange"]["method"] = method or "auto"
+    text = "\n".join(_written(tables))
+    answer = check_run(tomllib.loads(text), file)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ExpectedError(f"{file}: cannot be written: {error.strerror}") from error
+    answer["next"] = "swarmnode run " + quote(str(file))
+    answer["next"] += f" --corpus {quote(data)}" if data not in ("", STANDARD) else ""
+    answer["next"] += f" --task {quote(task)}" if ":" in task else ""
+    show(answer, f"{file}: written. Begin the run with: {answer['next']}", json_output)
+
+
+def _asked(asks: bool, question: str, usual: str) -> str:
+    if not asks:
+        return usual
+    say(f"{question} [{usual}]" if usual else question)
+    return input("> ").strip() or usual
+
+
+def _tables(name: str, task: str, data: str, size: str) -> Tables:
+    """The settings that a file names. Raises UsageMistake."""
+    if size not in SIZES:
+        raise UsageMistake(f"--size {size}: is none of {', '.join(SIZES)}")
+    if data not in ("", STANDARD) and not data.startswith("datasets:") and not Path(data).expanduser().exists():
+        raise UsageMistake(f"--data {data}: there is no such file or folder")
+    if ":" not in task and task not in BUILT_IN_TASKS:
+        raise UsageMistake(f"--task {task}: is none of {', '.join(BUILT_IN_TASKS)}, nor FILE.py:CLASS")
+    layers, heads, width, context, vocabulary, batch, steps = SIZES[size]
+    tables: Tables = {table: {} for table in SECTIONS}
+    tables["run"] = {"name": name, "seed": 1}
+    tables["task"] = {"name": task.rpartition(":")[2].lower() if ":" in task else task}
+    if task in HAS_TEXT:
+        tables["task"]["corpus"] = Path(data).name if data else STANDARD
+    if task in ROLLOUT_TASKS:
+        return tables
+    tables["inner"] = {"batch": batch, "steps": steps}
+    match task:
+        case "hf-lm":
+            tables["model"] = {"lora_rank": 16, "context": 256}
+            tables["inner"] = {"lr": 2e-4, "weight_decay": 0.0, "batch": 4, "steps": 40}
+        case "gpt":
+            tables["data"] = {"vocabulary": vocabulary}
+            tables["inner"]["optimizer"] = "muon"
+            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context, "tied": True}
+        case _:
+            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
+    return tables
+
+
+def _written(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The file's lines: what was chosen, and behind a # all else at its default."""
+    yield "# A run of swarmnode. `swarmnode config check FILE` checks it; docs/configuration.md has every setting."
+    yield "# Keys behind a # have the value that they would have without it."
+    for table, section in SECTIONS.items():
+        chosen = tables[table]
+        yield f"\n# {ABOUT[table]}\n[{table}]"
+        for key, (field, described) in describe(section).items():
+            if "filled in" in described.help or described.form == FILLED_IN:
+                continue
+            allowed = f" ({described.allowed()})" if described.between else ""
+            yield from textwrap.wrap(described.help + allowed, 100, initial_indent="# ", subsequent_indent="# ")
+            value = as_toml(chosen.get(key, field.default))
+            yield f"{'' if key in chosen else '# '}{key} = {value}"
+    yield ""
