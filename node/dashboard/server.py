@@ -65,6 +65,7 @@ ANSWER_WITHIN = 300.0  # s; the trainer answers between two rounds' work
 LOOK_WITHIN = 5.0  # s for a node to say how it is
 SEND_LIMIT = 10.0  # s; a browser that does not read for so long is dropped
 SEND_BUFFER = 64 << 10  # bytes that the kernel keeps for such a one
+GONE_WITHIN = 1.0  # s for a request to end whose client left
 VIEW_EVERY = 1.0  # s
 TOKEN_BYTES = 32
 
@@ -166,7 +167,9 @@ class Dashboard:
             return
         self._open.add(stream)
         try:
-            await TCPServer(app, config, context, ConnectionState({}), _Patient(stream)).run()  # type: ignore[arg-type]
+            with trio.CancelScope() as life:
+                patient: Any = _Patient(stream, life)
+                await TCPServer(app, config, context, ConnectionState({}), patient).run()
         except Exception:
             log.exception("a connection to the dashboard failed")
         finally:
@@ -285,13 +288,26 @@ class Dashboard:
 
 
 class _Patient:
-    """A connection whose other side has SEND_LIMIT seconds to read what it asked for; else it is closed."""
+    """A connection that ends when its other side is gone, or takes nothing for SEND_LIMIT seconds.
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    hypercorn waits for ever for both: when it sends, and where a client asked for HTTP/2 and left.
+    """
+
+    def __init__(self, stream: trio.SocketStream, life: trio.CancelScope) -> None:
         self._stream = stream
+        self._life = life
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+    async def receive_some(self, most: int) -> bytes:
+        data = b""
+        try:
+            data = bytes(await self._stream.receive_some(most))
+        finally:
+            if not data:
+                self._life.deadline = trio.current_time() + GONE_WITHIN
+        return data
 
     async def send_all(self, data: bytes) -> None:
         with trio.move_on_after(SEND_LIMIT) as patience:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import trio
 
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
-from swarmnode.node.dashboard.server import BODY_LIMIT, Dashboard, listen, token_in
+from swarmnode.node.dashboard import server as server_module
+from swarmnode.node.dashboard.server import BODY_LIMIT, Dashboard, listen, served, token_in
 from swarmnode.node.storage.datadir import DataDir
 
 JSON = {"Content-Type": "application/json"}
@@ -79,8 +82,6 @@ class Site:
     token: str
     port: int
     stop: Callable[[], None]
-    nursery: trio.Nursery
-    extra: dict[str, str] = field(default_factory=dict)
 
     async def request(
         self, method: str, path: str, body: bytes = b"", *, token: str | None = None, **headers: str
@@ -105,6 +106,11 @@ class Site:
         told = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         return Answer(int(first.split()[1]), told, rest)
 
+    async def readers(self, count: int) -> None:
+        """Wait until so many read the node's events."""
+        while self.node.readers != count:  # noqa: ASYNC110 (a fake has no event for it)
+            await trio.sleep(0.01)
+
     async def call(self, method: str, **params: Any) -> Answer:
         return await self.ask(
             "POST", f"/api/nodes/0/{method}", json.dumps(params).encode(), Content_Type="application/json"
@@ -126,7 +132,7 @@ def serve(home: Path, check: Callable[[Site], Awaitable[None]], *, address: str 
                 async with trio.open_nursery() as inner:
                     await inner.start(dashboard.run)
                     stop = inner.cancel_scope.cancel
-                    await check(Site(dashboard, node, token_in(home), port, stop, nursery))
+                    await check(Site(dashboard, node, token_in(home), port, stop))
                     stop()
                 nursery.cancel_scope.cancel()
 
@@ -245,3 +251,165 @@ def test_nodes_metrics_health_and_readiness(tmp_path: Path) -> None:
         assert unready.status == 503 and b"secret" not in unready.body
 
     serve(tmp_path, check)
+
+
+async def events_of(stream: trio.SocketStream) -> AsyncIterator[tuple[str, Any]]:
+    """The server-sent events of an answer, as they come."""
+    pending = b""
+    async for chunk in stream:
+        pending += chunk
+        while (begin := pending.find(b"event: ")) >= 0 and (end := pending.find(b"\n\n", begin)) >= 0:
+            kind, data = pending[begin:end].decode().split("\n", 1)
+            pending = pending[end + 2 :]
+            yield kind.removeprefix("event: "), json.loads(data.replace("\n", "").removeprefix("data: "))
+
+
+def test_live_tells_the_view_each_second_and_a_round_when_it_happens(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        async with await site.request("GET", "/api/nodes/0/live") as stream, aclosing(events_of(stream)) as events:
+            assert await anext(events) == (
+                "view",
+                {
+                    "status": {"peer_id": "12D3KooWme", "problems": []},
+                    "peers": {"peers": [], "kept_out": []},
+                },
+            )
+            assert site.node.readers == 1
+            began = trio.current_time()
+            await site.node.send.send({"event": "round", "round": 7})
+            assert await anext(events) == ("round", {"event": "round", "round": 7})
+            assert trio.current_time() - began < 0.5
+            assert (await anext(events))[0] == "view"
+            assert 0.9 < trio.current_time() - began < 2
+
+    serve(tmp_path, check)
+
+
+def test_who_stops_reading_costs_nothing_any_more(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        async with await site.request("GET", "/api/nodes/0/live") as stream, aclosing(events_of(stream)) as events:
+            await anext(events)
+        await site.readers(0)
+        asked = len(site.node.asked)
+        await trio.sleep(2 * server_module.VIEW_EVERY)
+        assert len(site.node.asked) == asked
+
+    serve(tmp_path, check)
+
+
+def test_a_reader_that_stalls_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SEND_LIMIT", 0.3)
+
+    async def check(site: Site) -> None:
+        async with await site.request("GET", "/api/nodes/0/live"):
+            with trio.move_on_after(10) as patience:
+                await trio.sleep(0.2)
+                assert site.node.readers == 1
+                while site.node.readers:
+                    with trio.move_on_after(0.1):
+                        await site.node.send.send({"event": "round", "text": "x" * 500_000})
+            assert not patience.cancelled_caught
+        assert (await site.ask("GET", "/api/nodes")).status == 200
+
+    serve(tmp_path, check)
+
+
+def test_the_end_is_quick_with_readers_of_every_kind(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        reading, stalled = [await site.request("GET", "/api/nodes/0/live") for _ in range(2)]
+        silent, half = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(2)]
+        await half.send_all(b"POST /api/nodes/0/pause HTTP/1.1\r\nHost: loc")
+        body = await site.request("POST", "/api/nodes/0/pause", Content_Length="100", Content_Type="application/json")
+        await site.readers(2)
+        for _ in range(20):  # until nothing more fits
+            with trio.move_on_after(0.2):
+                await site.node.send.send({"event": "round", "text": "x" * 900_000})
+        began = trio.current_time()
+        site.stop()
+        with trio.CancelScope(shield=True):
+            for stream in (reading, silent, half, body):
+                with suppress(trio.BrokenResourceError):
+                    async for _ in stream:
+                        pass
+            assert trio.current_time() - began < 1
+            for stream in (reading, stalled, silent, half, body):
+                await stream.aclose()
+
+    serve(tmp_path, check)
+
+
+def test_too_many_connections_and_garbage_end_only_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "MOST_CONNECTIONS", 4)
+    nonsense = (
+        b"\x00" * 100,
+        b"GET / HTTP/9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 500,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\nHTTP2-Settings: ???\r\nConnection: upgrade\r\n\r\n",
+        b"GET /" + b"a" * 20_000,
+        b"GET /api/nodes/0/live HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    )
+
+    async def check(site: Site) -> None:
+        for sent in nonsense:
+            async with await trio.open_tcp_stream("127.0.0.1", site.port) as stream:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(sent)
+                    await stream.send_eof()
+                    got = b"".join([chunk async for chunk in stream])
+                    assert b" 200" not in got and b" 101 \r\nsec-websocket" not in got.lower()
+        held = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(4)]
+        await trio.sleep(0.05)
+        with pytest.raises((trio.BrokenResourceError, ValueError, IndexError)):
+            await site.ask("GET", "/healthz")
+        for stream in held:
+            await stream.aclose()
+        await trio.sleep(0.05)
+        assert (await site.ask("GET", "/healthz")).status == 200
+
+    serve(tmp_path, check)
+    print(caplog.text)
+
+
+def test_a_port_that_is_taken_is_no_reason_to_fail() -> None:
+    with listen("127.0.0.1:0") as first:
+        port = first.getsockname()[1]
+        with listen(f"127.0.0.1:{port}") as second:
+            assert second.getsockname()[1] != port
+    with pytest.raises(OSError):
+        listen("192.0.2.1:0")
+
+
+def test_on_an_address_of_the_network_every_name_of_the_machine_will_do(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        assert (await site.ask("GET", "/healthz", Host="worker:4078")).status == 200  # Prometheus beside a container
+        assert (await site.ask("GET", "/api/nodes", Host="worker:4078", token="")).status == 401
+        assert (await site.ask("GET", "/api/nodes", Host="worker:4078", Origin="http://x.example")).status == 403
+
+    serve(tmp_path, check, address="0.0.0.0:0")
+
+
+def test_one_page_serves_several_nodes_from_a_thread_and_says_which_are_gone(tmp_path: Path) -> None:
+    homes = [tmp_path / "0", tmp_path / "1"]
+
+    async def ask(address: str) -> list[dict[str, Any]]:
+        base, _, token = address.partition("#")
+        request = urllib.request.Request(f"{base}api/nodes", headers={"Authorization": f"Bearer {token}"})
+        body = await trio.to_thread.run_sync(lambda: urllib.request.urlopen(request, timeout=10).read())
+        return list(json.loads(body))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            data_dir = DataDir(homes[0])
+            data_dir.prepare()
+            await nursery.start(ControlServer(data_dir.prepare_socket(), FakeNode().methods()).run)
+            with served([("first", homes[0]), ("second", homes[1])], tmp_path, "127.0.0.1:0") as address:
+                assert await ask(address) == [
+                    {"node": 0, "name": "first", "peer_id": "12D3KooWme"},
+                    {"node": 1, "name": "second", "peer_id": None},
+                ]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
