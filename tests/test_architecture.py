@@ -53,9 +53,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
 }
 # `swarmnode run` becomes the daemon in its own process; nothing else of the command line may touch it. A model and its
-# record are exported and verified without a daemon, perhaps long after the run; a plan is made before there is one.
+# record are exported and verified without a daemon, perhaps long after the run; a plan is made before there is one; one
+# page shows all the nodes of a local swarm, whichever of them die.
 ALLOWED_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
-    "cli": ("swarmnode.node.daemon", "swarmnode.node.plan", "swarmnode.node.provenance")
+    "cli": (
+        "swarmnode.node.daemon",
+        "swarmnode.node.dashboard.server",
+        "swarmnode.node.plan",
+        "swarmnode.node.provenance",
+    )
 }
 
 # Libraries that a room must not even mention.

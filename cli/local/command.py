@@ -12,6 +12,9 @@ from typing import Annotated
 
 import typer
 
+from swarmnode.node.config import OFF, NodeConfig
+
+PAGE = NodeConfig().dashboard
 DEFAULT_ROUNDS = 20  # of 80 inner steps: about as long as the default model learns quickly
 
 
@@ -32,6 +35,10 @@ def local(
     json_lines: Annotated[bool, typer.Option("--json", help="JSON on standard output, one object a line.")] = False,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads of each node's trainer.")] = 1,
     report: Annotated[Path, typer.Option(file_okay=False, help="Where the report is written.")] = Path("report"),
+    dashboard: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the page is that shows the nodes; any free port if taken.")
+    ] = PAGE,
+    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="The same as --dashboard off.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
     data_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for the nodes' data directories; it is kept.")
@@ -58,6 +65,7 @@ def local(
         json=json_lines,
         threads=threads,
         report=report,
+        dashboard=OFF if no_dashboard else dashboard,
         keep=keep,
         data_dir=data_dir,
         attack=None if attack is None else parse_attack(attack, nodes),

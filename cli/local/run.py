@@ -16,8 +16,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -42,6 +42,7 @@ from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, No
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY
 from swarmnode.node import exitcodes
+from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_toml
@@ -89,7 +90,8 @@ def run_local(options: LocalOptions) -> int:
     failure: str | None = None  # why there is nothing to summarize
     heldout: float | None = None
     solo: float | None = None
-    with _sigterm_like_ctrl_c(), view_for(console) as view:
+    nodes = [(node.label, node.data_dir) for node in (*swarm.nodes, *(lone.nodes if options.solo else ()))]
+    with _sigterm_like_ctrl_c(), view_for(console) as view, _page(nodes, folder, options.dashboard, view):
         try:
             heldout = _train(swarm, view, onlooker, emits=options.json)
             if options.solo:
@@ -187,6 +189,20 @@ def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, 
         view.phase("stopping the nodes")
     view.settle()
     return heldout
+
+
+@contextmanager
+def _page(nodes: Sequence[tuple[str, Path]], folder: Path, address: str, view: Lines) -> Iterator[None]:
+    """The page that shows all nodes, for as long as the block runs."""
+    with ExitStack() as stack:
+        if address != OFF:
+            from swarmnode.node.dashboard.server import served
+
+            try:
+                view.note(f"watch it in a browser: {stack.enter_context(served(nodes, folder, address))}")
+            except (OSError, ValueError) as error:
+                view.remark(f"there is no page to watch it: {address} cannot be served: {error}")
+        yield
 
 
 def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:

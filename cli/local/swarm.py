@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
+from swarmnode.node.config import OFF
 from swarmnode.training.runspec import BYTES_UNIT
 
 NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
@@ -159,6 +160,7 @@ class LocalOptions:
     keep: bool = False
     data_dir: Path | None = None  # None is a temporary folder, removed at the end
     attack: Attack | None = None  # by the last nodes
+    dashboard: str = OFF  # HOST:PORT of the page that shows all nodes
 
 
 class NodeProcess:

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, required=True)
-    for flag in ("--no-mdns", "--stay", "--json"):
+    for flag in ("--no-mdns", "--no-dashboard", "--stay", "--json"):
         parser.add_argument(flag, action="store_true")
     return parser
 

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
 from swarmnode.node import exitcodes
-from swarmnode.node.config import load_config
+from swarmnode.node.config import NodeConfig, load_config
 
 PARAMETERS = 1000  # of the fake node's model
 FAKE_NODE = """
@@ -42,7 +43,7 @@ for name in ("command", "run_file"):
     p.add_argument(name, nargs="?")
 for name in ("--data-dir", "--port", "--listen", "--threads", "--rounds", "--wait-peers", "--join", "--run"):
     p.add_argument(name)
-for name in ("--no-mdns", "--stay", "--json"):
+for name in ("--no-mdns", "--no-dashboard", "--stay", "--json"):
     p.add_argument(name, action="store_true", required=True)
 o = p.parse_args()
 home = pathlib.Path(o.data_dir)
@@ -337,6 +338,31 @@ def test_without_json_people_get_a_line_a_round_and_a_summary(tmp_path, fake, ca
     assert "event" not in out
 
 
+def test_one_page_shows_all_nodes_while_they_train_and_is_gone_afterwards(tmp_path, fake, capsys):
+    asked: list[list[dict]] = []
+
+    def ask(_: Path) -> float:
+        """At the end of the training, when all nodes are there."""
+        address = capsys.readouterr().out.partition("in a browser: ")[2].split()[0]
+        asked.append([address, *_nodes_at(address)])
+        return 2.5
+
+    assert run_local(_options(tmp_path, json=False, dashboard="127.0.0.1:0"), command=fake, measure=ask) == 0
+    ((address, *nodes),) = asked
+    assert [(node["node"], node["name"]) for node in nodes] == [(0, "0"), (1, "1"), (2, "2")]
+    with pytest.raises(OSError):
+        _nodes_at(address)
+    taken = _options(tmp_path, json=False, dashboard="192.0.2.1:80")
+    assert run_local(taken, command=fake, measure=lambda _: 2.5) == 0
+    assert "there is no page to watch it" in capsys.readouterr().out
+
+
+def _nodes_at(page: str) -> list[dict]:
+    base, _, token = page.partition("#")
+    asked = urllib.request.Request(f"{base}api/nodes", headers={"Authorization": f"Bearer {token}"})
+    return json.load(urllib.request.urlopen(asked, timeout=10))
+
+
 def test_a_short_run_by_rollouts_says_what_guessing_earns_and_when_learning_shows(tmp_path, fake, capsys):
     options = _options(tmp_path, json=False, run_file=Path(__file__).parents[2] / "examples" / "sapo.toml")
     assert run_local(options, command=fake, measure=lambda _: 0.041) == 0
@@ -429,7 +455,9 @@ def test_the_command_line_reaches_the_options(tmp_path, monkeypatch):
         "--keep",
     ]
     assert CliRunner().invoke(app, [*line, "--data-dir", "d"]).exit_code == 7
-    assert given == [LocalOptions(5, 12, Path("my.toml"), True, True, 2, Path("r"), True, Path("d"))]
+    page = NodeConfig().dashboard
+    expected = LocalOptions(5, 12, Path("my.toml"), True, True, 2, Path("r"), True, Path("d"), dashboard=page)
+    assert given == [expected]
     assert CliRunner().invoke(app, ["--nodes", "0"]).exit_code == exitcodes.USAGE
 
 
