@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.terminal import UsageMistake
-from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.identity import load_or_create
 from swarmnode.node.storage.datadir import DataDir
 
@@ -63,7 +62,6 @@ LIES = {
 }
 OF_TRAINERS = ("label-flip", "half-steps", "other-data")  # told by the trainer of a liar
 ACCEPTED = "accepted"
-ASK_WITHIN = 2.0  # s for a node to tell its scores; a frozen one tells none
 LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's begins with
 
 
@@ -161,7 +159,7 @@ class Onlooker:
 
     def _ask_scores(self) -> None:
         """Ask the honest nodes how they score everybody."""
-        told = [answer for node in self._honest if not node.frozen and (answer := _ask(node, "scores"))]
+        told = [answer for node in self._honest if (answer := node.ask("scores"))]
         for node in self._nodes:
             lines = [line for answer in told for line in answer["peers"] if line["peer_id"] == node.peer_id]
             others = [line for line in lines if not line["me"]]
@@ -171,7 +169,7 @@ class Onlooker:
 
     def _ask_pools(self) -> None:
         """Ask the honest nodes whose groups they took and turned down."""
-        pools = [answer for node in self._honest if (answer := _ask(node, "rollouts_pool"))]
+        pools = [answer for node in self._honest if (answer := node.ask("rollouts_pool"))]
         for node in self._nodes:
             of_it = [one for pool in pools for one in pool["authors"] if one["author"] == node.peer_id]
             refused = sum((Counter(one["refused"]) for one in of_it), Counter())
@@ -218,12 +216,3 @@ class Onlooker:
         if undefended:
             lines.append("this run believes its members: nothing in it refuses a lie (run.trust = open does)")
         return lines
-
-
-def _ask(node: NodeProcess, method: str) -> dict[str, Any] | None:
-    """None where the node does not say."""
-    try:
-        answer: dict[str, Any] = ControlClient(node.data_dir).call(method, timeout=ASK_WITHIN)
-    except (ControlError, NotRunning, OSError):
-        return None
-    return answer

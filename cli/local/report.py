@@ -1,25 +1,37 @@
-"""What a local swarm reached: the figures of its summary, and the report in two files, `index.html` and `loss.png`.
+"""What a local swarm reached: the figures of its summary, and the report, one file `index.html`.
 
-The figures are arithmetic over `RoundReport`s, one for each round that one node ended. `index.html` holds the same
-picture and refers to nothing outside itself, so it can be mailed or archived. matplotlib is imported when a picture is
-drawn; without it the report has the figures only.
+The figures are arithmetic over `RoundReport`s, one for each round that one node ended. The report is the dashboard's
+page with all that it shows inside. It refers to nothing outside itself, so it can be mailed or archived.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import html
+import hashlib
+import json
 import math
+import os
+import platform
+import re
+import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
+import swarmnode.node.dashboard
+from swarmnode import __version__
 from swarmnode.cli.local.swarm import NodeProcess, RoundReport
-from swarmnode.training.runspec import BYTES_UNIT
+from swarmnode.training.runspec import BYTES_UNIT, RunSpec, to_toml
+
+PAGE = Path(swarmnode.node.dashboard.__file__).parent / "page"
+MODULES = ("text", "feed", "charts", "app")  # of the page, each after those that it imports
 
 
 @dataclass(frozen=True)
@@ -145,88 +157,80 @@ def strict_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Results:
-    """All that a report shows. `solo` are the rounds of the node alone, empty when there was none."""
+    """All that a report shows. `solo` is the node alone, None when there was none."""
 
-    run: str  # name of the run
+    spec: RunSpec
     run_id: str
     summary: Summary
     nodes: Sequence[NodeProcess]
-    solo: Sequence[RoundReport] = ()
+    solo: NodeProcess | None = None
     notes: Sequence[str] = ()
+    attack: Mapping[str, Any] | None = None  # what came of it, with `words` for people
+
+    def told(self) -> dict[str, Any]:
+        """What the page finds inside itself, in the words of the control API where that has them."""
+        return {
+            "made": time.time(),
+            "run_id": self.run_id,
+            "verdict": verdict(self.summary),
+            "figures": figures(self.summary),
+            "notes": self.notes,
+            "settings": tomllib.loads(to_toml(self.spec)),
+            "versions": {
+                "swarmnode": __version__,
+                "torch": metadata.version("torch"),
+                "python": platform.python_version(),
+                "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+            },
+            "nodes": [_told(node) for node in self.nodes],
+            "solo": {"rounds": self.solo.rounds} if self.solo is not None and self.solo.rounds else None,
+            "attack": self.attack,
+        }
 
 
-def write_report(folder: Path, results: Results) -> bool:
-    """Write the report into `folder`, which is made when missing; whether it has a picture. Raises OSError."""
+def _told(node: NodeProcess) -> dict[str, Any]:
+    known = node.told.get("history", {}).get("rounds", ())  # these know why somebody was late
+    about = {"name": f"node {node.label}", "peer_id": node.peer_id, "state": node.state}
+    return {**node.told, **about, "history": {"rounds": [*node.rounds, *known]}}
+
+
+def write_report(folder: Path, results: Results) -> Path:
+    """Write the report into `folder`, which is made when missing; its page. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    picture: Path | None = folder / "loss.png"
-    try:
-        draw_losses(folder / "loss.png", results)
-    except ImportError:
-        picture = None
-    (folder / "index.html").write_text(_page(results, picture), encoding="utf-8")
-    return picture is not None
+    page = folder / "index.html"
+    page.write_text(_page(results.told()), encoding="utf-8")
+    return page
 
 
-def draw_losses(file: Path, results: Results) -> None:
-    """The loss curves, or reward curves, as a PNG. Raises ImportError without matplotlib."""
-    # Figure without pyplot: no window system is looked for, and nothing global is changed.
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    reports = [node.reports for node in results.nodes]
-    rewarded = by_rollouts(reports)
-    curves = [(f"swarm of {results.summary.nodes}", curve(reports), "C0")]
-    if results.solo:
-        curves.append(("one node alone", curve([results.solo]), "C1"))
-    if rewarded:
-        curves = [(label, _smooth(points), colour) for label, points, colour in curves]
-        for node in reports:
-            points = _smooth(curve([node]))
-            axes.plot([x for x, _ in points], [y for _, y in points], color="C0", alpha=0.25, linewidth=0.8)
-    for label, points, colour in curves:
-        axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=colour, marker=".", markersize=4)
-    axes.set_xlabel("round")
-    loss = f"held-out loss ({results.summary.loss_unit})"
-    axes.set_ylabel("reward of own answers (mean of ten rounds)" if rewarded else loss)
-    axes.set_title(results.run)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file)
+def _page(told: Mapping[str, Any]) -> str:
+    """The dashboard's page with the report, its style and its script inside; the browser lets it load nothing else."""
+    style, icon = ((PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "icon.svg"))
+    modules = "\n".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in MODULES)
+    script = re.sub(r"^import .*\n|^export ", "", modules, flags=re.MULTILINE)
+    charset = '<meta charset="utf-8">'
+    rules = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}"
+    inlined = {
+        '<link rel="icon" href="icon.svg">': f'<link rel="icon" href="data:image/svg+xml,{quote(icon)}">',
+        '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
+        '<script src="app.js" type="module"></script>': f'<script type="module">{script}</script>',
+        charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{rules}">',
+        "</body>": f'<script type="application/json" id="report">{_inert(told)}</script>\n</body>',
+    }
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    for there, here in inlined.items():
+        assert there in page, there
+        page = page.replace(there, here)
+    return page
 
 
-def _smooth(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Each value as the mean of it and the nine before."""
-    return tuple((x, fmean(y for _, y in points[max(0, i - 9) : i + 1])) for i, (x, _) in enumerate(points))
+def _inert(told: Mapping[str, Any]) -> str:
+    """As JSON that cannot end the element around it, whatever peers called themselves."""
+    return json.dumps(strict_json(told), allow_nan=False).replace("<", "\\u003c")
 
 
-def _page(results: Results, picture: Path | None) -> str:
-    rewarded = results.summary.hashes_agree is None
-    measured = "reward" if rewarded else "loss"
-    drawn = "<p>No picture: matplotlib is not installed.</p>"
-    if picture is not None:
-        encoded = base64.b64encode(picture.read_bytes()).decode("ascii")
-        what = "Reward" if rewarded else "Held-out loss"
-        drawn = f'<img alt="{what} over rounds" src="data:image/png;base64,{encoded}">'
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in results.notes)
-    return _TEMPLATE.format(
-        title=html.escape(f"Local swarm: {results.run}"),
-        verdict=html.escape(verdict(results.summary)),
-        picture=drawn,
-        summary=_table(("figure", "value"), figures(results.summary)),
-        nodes=_table(
-            ("node", "peer id", "at the end", "rounds", measured, "state hash", "received", "sent"),
-            [_node_cells(node) for node in results.nodes],
-        ),
-        rounds=_table(
-            ("round", "nodes", measured, "slowest", "outcomes", "state hash"),
-            _round_cells([node.reports for node in results.nodes]),
-        ),
-        run_id=html.escape(results.run_id),
-        notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
-    )
+def _hash(text: str) -> str:
+    """How a policy names the one script or style that it permits."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def verdict(summary: Summary) -> str:
@@ -278,76 +282,3 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("sent per parameter and round", number(summary.bytes_per_parameter_round, ".2f", " bytes")),
         *common,
     ]
-
-
-def _node_cells(node: NodeProcess) -> tuple[str, ...]:
-    last = node.last
-    return (
-        node.label,
-        node.peer_id,
-        node.state,
-        str(len(node.reports)),
-        "–" if last is None or last.measured is None else f"{last.measured:.4f}",
-        "–" if last is None or last.state_hash is None else last.state_hash[:16],
-        f"{sum(report.bytes_in for report in node.reports) / 1e6:.2f} MB",
-        f"{sum(report.bytes_out for report in node.reports) / 1e6:.2f} MB",
-    )
-
-
-def _round_cells(reports: Sequence[Sequence[RoundReport]]) -> list[tuple[str, ...]]:
-    hashes = {} if by_rollouts(reports) else hashes_by_round(reports)
-    losses = dict(curve(reports))
-    rows: list[tuple[str, ...]] = []
-    for number in sorted({report.round for node in reports for report in node}):
-        ended = [report for node in reports for report in node if report.round == number]
-        outcomes = sorted({report.outcome for report in ended})
-        rows.append(
-            (
-                str(number),
-                str(len(ended)),
-                f"{losses[number]:.4f}" if number in losses else "–",
-                f"{max(report.seconds for report in ended):.1f} s",
-                ", ".join(f"{sum(r.outcome == outcome for r in ended)} {outcome}" for outcome in outcomes),
-                " ≠ ".join(sorted(state_hash[:16] for state_hash in hashes.get(number, ()))) or "–",
-            )
-        )
-    return rows
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-_TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-img {{ max-width: 100%; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: left; padding: 0.25rem 1rem 0.25rem 0; border-bottom: 1px solid #ddd; white-space: nowrap; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p><strong>{verdict}</strong></p>
-{picture}
-<h2>Summary</h2>
-{summary}
-<h2>Nodes</h2>
-{nodes}
-<h2>Rounds</h2>
-<details><summary>Every round: how many nodes ended it, and with which state</summary>
-{rounds}
-</details>
-{notes}
-<p><small>Run {run_id}</small></p>
-</body>
-</html>
-"""

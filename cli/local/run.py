@@ -123,7 +123,9 @@ def run_local(options: LocalOptions) -> int:
                 )
             ready = [node.ready for node in swarm.nodes if node.ready is not None]
             run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
-            results = Results(spec.run.name, run_id, summary, swarm.nodes, lone.nodes[0].reports, view.remarks)
+            undefended = spec.exchange.method == "diloco"
+            attack = onlooker and {**onlooker.summary(), "words": onlooker.words(undefended)}
+            results = Results(spec, run_id, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
             page = _write_report(options.report, results, view)
             code = code or (exitcodes.OK if page is not None else exitcodes.ERROR)
 
@@ -131,9 +133,8 @@ def run_local(options: LocalOptions) -> int:
         _complain(failure, code)
     else:
         _show(console, summary, page)
-        if onlooker is not None:
-            for line in onlooker.words(undefended=spec.exchange.method == "diloco"):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for line in attack["words"] if attack else ():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if options.json:
             _emit({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
     if options.keep or options.data_dir is not None or code == exitcodes.ERROR:
@@ -248,12 +249,10 @@ def _last_loss(swarm: LocalSwarm) -> float | None:
 def _write_report(folder: Path, results: Results, view: Lines) -> Path | None:
     """The report's page; None where it could not be written."""
     try:
-        if not write_report(folder, results):
-            view.remark("the report has no picture: pip install matplotlib")
+        return write_report(folder, results)
     except OSError as error:
         view.remark(f"the report could not be written: {error}")
         return None
-    return folder / "index.html"
 
 
 def _show(console: Console, summary: Summary, page: Path | None) -> None:

@@ -29,6 +29,7 @@ from statistics import median
 from typing import IO, Any
 
 from swarmnode.node.config import OFF
+from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.runspec import BYTES_UNIT
 
 NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
@@ -46,6 +47,8 @@ mdns = false
 threads = {threads}
 join = [{join}]
 """
+ASK_WITHIN = 2.0  # s for a node to answer; a frozen one is not asked
+ANSWERS = 8  # groups of answers, of those that policies share, that the report shows of a node
 RECENT = 5  # rounds that the time left is estimated from
 LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
 
@@ -174,6 +177,8 @@ class NodeProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.ready: Mapping[str, Any] | None = None
         self.reports: list[RoundReport] = []
+        self.rounds: list[dict[str, Any]] = []  # the events of the same, with `time`, for the report
+        self.told: dict[str, Any] = {}  # what it said of itself and the others before it was stopped
         self.finished = False  # has ended the last round
         self.frozen = False
         self.thawed_at: float | None = None
@@ -238,6 +243,38 @@ class NodeProcess:
         if self.frozen and not frozen:
             self.thawed_at = now
         self.frozen = frozen
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any] | None:
+        """What the node answers; None where it does not."""
+        if not self.alive or self.frozen:
+            return None
+        try:
+            answer: dict[str, Any] = ControlClient(self.data_dir).call(method, timeout=ASK_WITHIN, **params)
+        except (ControlError, NotRunning, OSError):
+            return None
+        return answer
+
+    def portray(self) -> None:
+        """Ask it for all that the report shows of it."""
+        if (status := self.ask("status")) is None:
+            return
+        counted = (self.ask("metrics") or {}).get("metrics", ())
+        listed = (self.ask("rollouts_ls", limit=ANSWERS) or {}).get("groups", ())
+        self.told = {
+            "status": status,
+            "peers": self.ask("peers"),
+            "scores": self._scores(),
+            "shards": self.ask("shards_ls"),
+            "history": self.ask("history") or {},
+            "metrics": [metric for metric in counted if metric["name"].endswith("_total")],
+            "groups": [group for each in listed if (group := self.ask("rollouts_show", id=each["id"]))],
+        }
+
+    def _scores(self) -> dict[str, Any]:
+        """With reasons, and without the evidence for them, which is long."""
+        told = self.ask("scores", why=True) or {"peers": []}
+        long = ("found", "audits", "words")
+        return {"peers": [{key: each[key] for key in each.keys() - long} for each in told["peers"]]}
 
     def log_tail(self) -> str:
         """The last lines of the node's log, indented, for an error message."""
@@ -432,6 +469,7 @@ class LocalSwarm:
             kind = event["event"]
             if kind == "round":
                 node.reports.append(round_report(event, ended_at=at))
+                node.rounds.append({**event, "time": time.time()})
         except (ValueError, TypeError, KeyError) as error:
             return {"event": "warning", "message": f"unreadable line on standard output: {error}: {line[:200]!r}"}
         node.last_event_at = at
@@ -445,11 +483,15 @@ class LocalSwarm:
         return [node for node in self.nodes if node.finished and node.alive and not node.frozen]
 
     def stop(self) -> None:
-        """End all nodes: SIGINT, and SIGKILL for what is left after `STOP_PATIENCE`, their trainers included."""
+        """Have them tell what the report shows, then end all nodes: SIGINT, and SIGKILL for what is left after
+        `STOP_PATIENCE`, their trainers included.
+        """
         for node in self.nodes:
             node.state_at_end = node.state
         running = [node.process for node in self.nodes if node.process is not None and node.process.poll() is None]
         try:
+            for node in self.nodes:
+                node.portray()
             for process in running:
                 os.kill(process.pid, signal.SIGINT)
                 os.kill(process.pid, signal.SIGCONT)  # a stopped one ends too

@@ -222,7 +222,7 @@ def test_survivors_finish_and_measure_after_a_node_dies(tmp_path, fake, capsys, 
     assert [_rounds(events, node) for node in range(3)] == [[0, 1], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
     assert measured == [tmp_path / "nodes/node-1"], "the first survivor is asked"
     assert "node 0 is dead" in out.err
-    assert "<td>dead</td>" in (tmp_path / "report/index.html").read_text()
+    assert '"state": "dead"' in (tmp_path / "report/index.html").read_text()
 
 
 def test_a_frozen_node_is_not_waited_for_and_does_not_outlive_the_command(tmp_path, fake, capsys, monkeypatch):

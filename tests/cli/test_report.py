@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from browser import Browser, needs_chromium
 
 from swarmnode.cli.local.report import Results, Summary, figures, verdict, write_report
 from swarmnode.cli.local.swarm import NodeProcess, RoundReport
+from swarmnode.training.runspec import parse_runspec
 
 
 def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundReport, ...]:
@@ -22,80 +25,88 @@ def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundRe
 def _node(label: str, peer_id: str, state: str, reports: tuple[RoundReport, ...]) -> NodeProcess:
     node = NodeProcess(label, Path("nowhere"), Path("nowhere"))
     node.ready, node.reports, node.state_at_end = {"peer_id": peer_id}, list(reports), state
+    node.rounds = [{"event": "round", "round": one.round, "loss": one.loss, "time": 1.0} for one in reports]
     return node
 
 
 def _results(**changes: object) -> Results:
+    solo = _node("solo", "12D3KooC", "finished", _rounds([4.1, 3.2, 2.52], "bb"))
     values: dict[str, object] = {
-        "run": "byte-lm <test>",
+        "spec": parse_runspec({"run": {"name": "byte-lm-test", "seed": 1}}, source="a test"),
         "run_id": "ab" * 32,
         "summary": Summary(2, 3, 840_000, 2.40, 2.52, True, 2.25, 0.61, 93.4),
         "nodes": (
             _node("0", "12D3KooA", "finished", _rounds([4.0, 3.0, 2.4])),
             _node("1", "12D3KooB", "dead", _rounds([4.0, None])),
         ),
-        "solo": _rounds([4.1, 3.2, 2.52], "bb"),
+        "solo": solo,
+        "notes": ("node 1: disk is full",),
     }
     return Results(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def _page(folder: Path, results: Results) -> str:
-    write_report(folder, results)
-    return (folder / "index.html").read_text(encoding="utf-8")
+def _told(page: str) -> dict[str, Any]:
+    """What the page holds."""
+    return dict(json.loads(page.split('id="report">')[1].partition("</script>")[0]))
 
 
-def test_the_page_holds_its_picture_and_refers_to_nothing_outside(tmp_path):
-    folder = tmp_path / "deep" / "report"
-    assert write_report(folder, _results())
-    page = (folder / "index.html").read_text(encoding="utf-8")
-    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert re.findall(r'(?:src|href)="([^"]{0,22})', page) == ["data:image/png;base64,"]
-    assert "http" not in page and "<script" not in page
+def test_the_page_is_one_file_and_its_browser_may_load_nothing_else(tmp_path):
+    file = write_report(tmp_path / "deep" / "report", _results())
+    assert [path.name for path in file.parent.iterdir()] == ["index.html"]
+    page = file.read_text(encoding="utf-8")
+    assert [found[:5] for found in re.findall(r'(?:src|href)="([^"]*)', page)] == ["data:"]
+    assert page.count("://") == page.count("http://www.w3.org")  # the name of SVG, which nobody fetches
+    assert "content=\"default-src 'none'; img-src data:; script-src 'sha256-" in page
 
 
-def test_the_page_has_summary_and_facts_of_every_node(tmp_path):
-    page = _page(tmp_path, _results(notes=("node 1: disk is full",)))
-    for text in (
-        "0.120 below the 2.520 of one node alone",
-        "2.4000 bits per byte",
-        "+0.1200 bits per byte",
-        "equal in every round",
-        "2.25 bytes",
-        "61%",
-        "840,000",
-        "12D3KooA",
-        "12D3KooB",
-        "dead",
-        "6.00 MB",
-        "2 Completed",
-        "node 1: disk is full",
-    ):
-        assert text in page, text
+def test_the_page_holds_summary_rounds_settings_and_versions(tmp_path):
+    told = _told(write_report(tmp_path, _results(attack={"words": ["1 of 2 nodes lied"]})).read_text(encoding="utf-8"))
+    assert told["verdict"].endswith("0.120 below the 2.520 of one node alone.")
+    assert dict(told["figures"])["parameters"] == "840,000"
+    assert [(node["peer_id"], node["state"]) for node in told["nodes"]] == [
+        ("12D3KooA", "finished"),
+        ("12D3KooB", "dead"),
+    ]
+    assert [[line["loss"] for line in node["history"]["rounds"]] for node in told["nodes"]] == [[4, 3, 2.4], [4, None]]
+    assert [line["loss"] for line in told["solo"]["rounds"]] == [4.1, 3.2, 2.52]
+    assert told["settings"]["run"]["name"] == "byte-lm-test" and told["versions"]["torch"]
+    assert told["notes"] == ["node 1: disk is full"] and told["attack"]["words"] == ["1 of 2 nodes lied"]
 
 
-def test_what_comes_from_elsewhere_is_escaped(tmp_path):
-    nodes = (_node("0", "<b>peer</b>", "finished", _rounds([4.0])),)
-    page = _page(tmp_path, _results(nodes=nodes))
-    assert "byte-lm &lt;test&gt;" in page and "<b>peer" not in page and "<test>" not in page
-
-
-def test_a_round_with_two_hashes_shows_both(tmp_path):
-    nodes = (_node("0", "a", "finished", _rounds([4.0])), _node("1", "b", "finished", _rounds([4.0], "cc")))
-    page = _page(tmp_path, _results(nodes=nodes))
-    assert "aa0aa0aa0aa0aa0a ≠ cc0cc0cc0cc0cc0c" in page
-
-
-def test_without_matplotlib_the_page_has_the_figures_only(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert not write_report(tmp_path, _results())
-    assert not (tmp_path / "loss.png").exists()
-    assert "matplotlib is not installed" in (tmp_path / "index.html").read_text(encoding="utf-8")
+def test_what_a_peer_is_called_cannot_end_the_element_that_holds_it(tmp_path):
+    nodes = (_node("0", "</script><b>peer</b>", "finished", _rounds([4.0])),)
+    page = write_report(tmp_path, _results(nodes=nodes)).read_text(encoding="utf-8")
+    assert _told(page)["nodes"][0]["peer_id"] == "</script><b>peer</b>" and "<b>peer" not in page
 
 
 def test_a_run_that_reached_nothing_still_gives_a_report(tmp_path):
     nothing = Summary(2, 0, 0, None, None, False, None, None, 3.0)
-    page = _page(tmp_path, _results(summary=nothing, nodes=(_node("0", "", "dead", ()),), solo=()))
-    assert "no held-out loss was measured" in page
+    nodes = (_node("0", "", "dead", ()),)
+    told = _told(write_report(tmp_path, _results(summary=nothing, nodes=nodes, solo=None)).read_text(encoding="utf-8"))
+    assert "no held-out loss was measured" in told["verdict"] and told["solo"] is None
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_shows_the_report_and_compares_it_with_another(tmp_path):
+    here = write_report(tmp_path / "here", _results())
+    spec = parse_runspec({"run": {"name": "byte-lm-test", "seed": 2}}, source="a test")
+    there = write_report(tmp_path / "there", _results(spec=spec))
+    (tmp_path / "none.html").write_text("<p>hello</p>")
+    with Browser() as browser:
+        page = browser.open(here.as_uri(), width=390)
+        page.wait("document.querySelector('#link').innerText.startsWith('report of')")
+        assert "2 nodes reached 2.400" in page.text("#alerts") and "disk is full" in page.text("#alerts")
+        assert "one node alone 2.520" in " ".join(page.text("#curve .detail").split())
+        assert "dead" in page.text("#work")
+        assert not page.js("document.querySelector('#pause').offsetParent")
+        assert page.js("document.documentElement.scrollWidth") <= 390
+        page.choose("#compare input", tmp_path / "none.html")
+        page.wait("document.querySelector('#compare').innerText.includes('no report')")
+        page.choose("#compare input", there)
+        page.wait("document.querySelector('#compare').innerText.includes('run.seed')")
+        page.wait("document.querySelector('#curve').innerText.includes('the other report')")
+        assert page.requests == [here.as_uri()] and not page.errors
 
 
 @pytest.mark.parametrize(

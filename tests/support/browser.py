@@ -142,6 +142,11 @@ class Page:
             self.js(f"Object.defineProperty(document, '{name}', {{configurable: true, get: () => {value}}})")
         self.js("document.dispatchEvent(new Event('visibilitychange'))")
 
+    def choose(self, selector: str, file: Path) -> None:
+        """Give a file to the input there, as its picker does."""
+        found = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")["result"]
+        self.call("DOM.setFileInputFiles", files=[str(file)], objectId=found["objectId"])
+
     def heap(self) -> int:
         """Bytes of JavaScript's heap after a collection."""
         self.call("HeapProfiler.collectGarbage")

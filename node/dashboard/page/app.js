@@ -26,10 +26,10 @@ const feed = () => feeds[at];
 const run = () => feed().status?.run ?? {};
 const isReward = () => feed().rounds.list.some((round) => known(round.reward));
 
-function feedOf({ name, peer_id, status = null, peers = null, history = null, ...rest }) {
+function feedOf({ status = null, peers = null, history = null, groups = [], ...rest }) {
   const rounds = new Rounds();
   for (const round of history?.rounds ?? []) rounds.add(round);
-  return { name, peer_id, status, peers, rounds, rates: [], groups: new Map(), asked: 0, ...rest };
+  return { ...rest, status, peers, rounds, rates: [], groups: new Map(groups.map((one) => [one.id, one])), asked: 0 };
 }
 
 /** A node's name, or the end of its peer id. */
@@ -40,7 +40,8 @@ function nameOf(peer) {
   return said?.name ? words(said.name, 16) : shortId(peer);
 }
 
-const scoreOf = (peer) => feed().scores?.peers.find((one) => one.peer_id === peer);
+const scores = () => (feed().scores?.peers.some((one) => one.rounds) ? feed().scores.peers : []); // where work is judged
+const scoreOf = (peer) => scores().find((one) => one.peer_id === peer);
 const connected = () => [...(feed().peers?.peers ?? [])].sort((a, b) => (a.peer_id < b.peer_id ? -1 : 1));
 const ownWork = (rounds, peer) => rounds.filter((round) => round.own === "accepted" || presence(round, peer)[0] === "good");
 
@@ -52,11 +53,16 @@ function tone(score, standing) {
   return score.score >= 0.5 ? "good" : "fair";
 }
 
+function changed(id, facts) {
+  const told = JSON.stringify(facts);
+  const before = shown.get(id);
+  shown.set(id, told);
+  return told !== before;
+}
+
 /** Fill a part anew if what it shows has changed. Without children it is hidden. */
 function part(id, facts, make) {
-  const told = JSON.stringify(facts);
-  if (shown.get(id) === told) return;
-  shown.set(id, told);
+  if (!changed(id, facts)) return;
   const children = make().flat().filter(Boolean);
   $(id).hidden = !children.length;
   $(id).replaceChildren(...children);
@@ -110,7 +116,7 @@ function alerts() {
 function runPart() {
   const status = feed().status;
   part("run", [at, status?.run, status?.paused, status?.peers, status?.role, feed().rounds.last], () => {
-    if (!status?.run) return [h("h2", {}, status ? `No run yet: this node has the role ${status.role}` : "Waiting for the node")];
+    if (!status?.run) return [h("h2", {}, report ? `${words(report.settings.run.name)}: ${words(feed().name)} said nothing at the end` : status ? `No run yet: this node has the role ${status.role}` : "Waiting for the node")];
     const now = status.run;
     const phase = status.paused ? "paused" : now.phase;
     const last = feed().rounds.last;
@@ -136,7 +142,7 @@ function runPart() {
           now.rounds ? h("dd", {}, h("progress", { value: now.round ?? 0, max: now.rounds, "aria-label": "rounds done" })) : null,
           now.arriving ? h("dd", { class: "soft" }, `${size(now.arriving[0])} of ${size(now.arriving[1])} fetched from members`) : null),
         measured, second,
-        tile("Members", now.members || "–", "", lost || `${plural(status.peers.connected, "peer")}, ${status.peers.relayed} through relays`),
+        tile("Members", now.members || "–", "", lost || `${plural(status.peers.connected, "peer")}, ${status.peers.relayed || "none"} through relays`),
         tile("Speed", known(now.tokens_per_second) ? count(now.tokens_per_second) : "–", "tokens/s", known(now.compute_share) ? `${percent(now.compute_share)} of the time computing` : ""),
         tile("A round takes", duration(now.round_seconds), "", known(now.round_age_s) && !report ? `the last ended ${duration(now.round_age_s)} ago` : "")),
     ];
@@ -165,13 +171,11 @@ const MEASURES = {
 function curvePart() {
   const all = feeds.map((one) => one.rounds.list);
   part("measures", measure, () => Object.entries(MEASURES).map(([id, [name]]) => h("button", { "aria-pressed": `${id === measure}`, click: () => pick(id) }, name)));
-  const known_ = [at, measure, other?.run_id, all.map((rounds) => [rounds.length, rounds.at(-1)])];
-  if (shown.get("curve") === JSON.stringify(known_)) return;
-  shown.set("curve", JSON.stringify(known_));
+  if (!changed("curve", [at, measure, other?.made, all.map((rounds) => [rounds.length, rounds.at(-1)])])) return;
   const swarm = feeds.length > 1 ? `, mean of ${feeds.length} nodes` : "";
-  const alone = report?.solo ? [{ name: "one node alone", tone: "third", rounds: report.solo.rounds }] : [];
+  const alone = report?.solo ? [{ name: "one node alone", tone: "third", rounds: [feedOf({ history: report.solo }).rounds.list] }] : [];
   const compared = other ? [{ name: "the other report", tone: "fourth", rounds: other.nodes.map((one) => feedOf(one).rounds.list) }] : [];
-  const extra = [...alone.map((one) => ({ ...one, rounds: [feedOf({ history: one }).rounds.list] })), ...compared];
+  const extra = [...alone, ...compared];
   const [name, figure, format, unit] = MEASURES[measure];
   if (figure) {
     const series = [{ name: name.toLowerCase() + swarm, tone: "first", points: meanOf(all, figure) }];
@@ -207,9 +211,7 @@ function swarmPart() {
   const people = [told(me), ...connected().map((one) => told(one.peer_id, one.standing))];
   const linksOf = (one) => (one.peers?.peers ?? []).map((peer) => ({ from: one.peer_id, to: peer.peer_id, relayed: peer.path === "relayed", rtt: peer.rtt_ms }));
   const links = [...feeds.filter((one) => one !== feed()).flatMap(linksOf), ...linksOf(feed())];
-  const now = JSON.stringify([people, links]);
-  if (shown.get("swarm") === now) return;
-  shown.set("swarm", now);
+  if (!changed("swarm", [people, links])) return;
   swarm.show({ me, people, links });
   $("swarm-told").textContent = `${plural(people.length - 1, "peer")} connected`;
 }
@@ -220,16 +222,14 @@ function roundsPart() {
   for (const round of rounds.list.slice(-60)) for (const peer of [...(round.counted ?? []), ...round.missing, ...Object.keys(round.verdicts ?? {})]) named.add(peer);
   const others = [...named].filter((peer) => peer !== me).map((peer) => ({ peer, name: nameOf(peer) }));
   const people = [{ peer: me, name: nameOf(me) }, ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
-  const now = JSON.stringify([at, people, rounds.list.length, rounds.last]);
-  if (shown.get("rounds") === now) return;
-  shown.set("rounds", now);
+  if (!changed("rounds", [at, people, rounds.list.length, rounds.last])) return;
   timeline.show({ rounds: rounds.list, people });
   const open = rounds.list.some((round) => round.stages.judge);
   for (const key of document.querySelectorAll("[data-method=open]")) key.hidden = !open;
 }
 
 function ownPart() {
-  const score = feed().scores?.peers.find((one) => one.me);
+  const score = scores().find((one) => one.me);
   const rounds = feed().rounds.list;
   part("own", [score, rounds.length, rounds.at(-1)?.round], () => {
     if (!rounds.length && !score) return [];
@@ -256,10 +256,9 @@ const opened = new Set(); // peers whose reasons are open
 function peersPart() {
   const people = connected();
   const kept = feed().peers?.kept_out ?? [];
-  const scores = feed().scores;
   // Ages and round trips change with every view and are told to the minute and to two digits.
   const near = people.map((one) => [one.peer_id, one.path, one.relay, one.standing, one.round, one.name, one.agent, one.rtt_ms?.toPrecision(2), Math.floor(one.age_s / 60)]);
-  part("peers", [at, near, kept.map((one) => one.peer_id), scores], () => [
+  part("peers", [at, near, kept.map((one) => one.peer_id), scores()], () => [
     h("h2", {}, "Peers"),
     ...kept.map((one) => h("p", { class: "soft" }, peerCell(one.peer_id), ` is kept out for ${duration(one.for_s)} more: ${words(one.why)}`)),
     people.length
@@ -513,6 +512,7 @@ function choices() {
   $("nodes").hidden = feeds.length < 2;
   const [select] = $("nodes").getElementsByTagName("select");
   select.replaceChildren(...feeds.map((one, number) => h("option", { value: number }, words(one.name, 30))));
+  select.value = at;
   select.onchange = () => {
     at = Number(select.value);
     follow();
@@ -524,6 +524,7 @@ async function start() {
   if (report) {
     link = "report";
     feeds.push(...report.nodes.map(feedOf));
+    at = Math.max(0, feeds.findIndex((one) => one.status));
     reportParts();
   } else {
     const token = location.hash.slice(1) || sessionStorage.getItem("token");

@@ -1,0 +1,121 @@
+"""Pictures of the page and of the report for the documentation, of real swarms of eight nodes.
+
+    python docs/screenshots.py [known | open | rollouts | swarm]...
+
+Runs a small swarm of each kind on this machine with chromium before it, some 15 minutes in all on two cores, and writes
+docs/page-*.png; `swarm` writes docs/swarm.png, the picture of the README: what `make swarm` reports. Pillow makes them
+small where it is installed, as with matplotlib.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.dashboard.server import served
+
+DOCS = Path(__file__).parent
+sys.path.append(str(DOCS.parent / "tests" / "support"))
+from browser import Browser, Page  # noqa: E402 (after its folder is known)
+
+SMALL = "layers = 2\nheads = 2\nwidth = 64\ncontext = 64\n[inner]\nlr = 1e-3\nwarmup = 20\nbatch = 4\nsteps = 20\n"
+RUNS = {
+    "known": f'[run]\nname = "byte-lm"\n[task]\nname = "byte-lm"\n[model]\n{SMALL}',
+    "open": f'[run]\nname = "byte-lm-open"\ntrust = "open"\n[task]\nname = "byte-lm"\n[model]\n{SMALL}',
+    "rollouts": (DOCS.parent / "examples" / "sapo.toml").read_text(),
+}
+OPTIONS = {
+    "known": ("--nodes", "8", "--rounds", "24"),
+    "open": ("--nodes", "8", "--rounds", "12", "--attack", "slander:2"),
+    "rollouts": ("--nodes", "8", "--rounds", "80"),
+    "swarm": ("--nodes", "4", "--rounds", "20", "--solo"),
+}
+DESKTOP, PHONE = (1280, 900), (390, 844)
+PICTURES = {  # (name, size, dark)
+    "known": (("page-known", DESKTOP, False), ("page-known-phone", PHONE, True)),
+    "open": (("page-open", DESKTOP, True),),
+    "rollouts": (("page-rollouts", DESKTOP, False), ("page-rollouts-phone", PHONE, False)),
+    "swarm": (),
+}
+REPORTS = {"open": "page-report", "swarm": "swarm"}
+TAKEN_AT = 0.75  # of the rounds
+SETTLED = 3.0  # s until what the page asks for beside the stream is there
+COLOURS = 96
+WITHIN = 580.0  # s until a swarm stands where its picture is taken
+
+
+def main() -> None:
+    for kind in sys.argv[1:] or list(OPTIONS):
+        folder = Path(tempfile.mkdtemp(prefix=f"pictures-{kind}-"))
+        try:
+            pictures_of(kind, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def pictures_of(kind: str, folder: Path) -> None:
+    options = OPTIONS[kind]
+    nodes, rounds = int(options[1]), int(options[3])
+    program = [shutil.which("swarmnode") or sys.executable.replace("python", "swarmnode"), "local"]
+    if kind in RUNS:
+        (folder / "run.toml").write_text(RUNS[kind])
+        program.append(str(folder / "run.toml"))
+    program += [*options, "--json", "--data-dir", str(folder / "nodes"), "--report", str(folder / "report")]
+    plain = {}  # a daemon warns whoever runs it as root
+    if os.getuid() == 0:
+        plain = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+        shutil.chown(folder, "nobody")
+    environment = {**os.environ, "HOME": str(folder), "XDG_STATE_HOME": str(folder)}
+    swarm = subprocess.Popen(program, stdout=subprocess.DEVNULL, env=environment, **plain)  # type: ignore[call-overload]
+    homes = [(f"node {number}", folder / "nodes" / f"node-{number}") for number in range(nodes)]
+    try:
+        with Browser() as browser:
+            if PICTURES[kind]:
+                wait_for_round(homes[0][1], int(TAKEN_AT * rounds), swarm)
+                with served(homes, folder, "127.0.0.1:0") as address:
+                    for name, size, dark in PICTURES[kind]:
+                        page = browser.open(address, width=size[0], height=size[1], dark=dark)
+                        page.wait("document.querySelectorAll('#swarm .node').length > 4")
+                        take(page, name)
+            swarm.wait(WITHIN)
+            if kind in REPORTS:
+                report = (folder / "report" / "index.html").as_uri()
+                take(browser.open(report, width=1280, height=900), REPORTS[kind])
+    finally:
+        swarm.terminate()
+        swarm.wait()
+
+
+def wait_for_round(home: Path, round: int, swarm: subprocess.Popen[bytes]) -> None:
+    give_up = time.monotonic() + WITHIN
+    while time.monotonic() < give_up and swarm.poll() is None:
+        try:
+            if ((ControlClient(home).call("status")["run"] or {}).get("round") or 0) >= round:
+                return
+        except (NotRunning, ControlError):
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"the swarm did not come to round {round}")
+
+
+def take(page: Page, name: str) -> None:
+    time.sleep(SETTLED)
+    file = DOCS / f"{name}.png"
+    page.screenshot(file)
+    try:
+        from PIL import Image
+    except ImportError:
+        return
+    with Image.open(file) as picture:
+        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    print(f"{file}: {file.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
