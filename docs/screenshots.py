@@ -62,7 +62,7 @@ def main() -> None:
 def pictures_of(kind: str, folder: Path) -> None:
     options = OPTIONS[kind]
     nodes, rounds = int(options[1]), int(options[3])
-    program = [shutil.which("swarmnode") or sys.executable.replace("python", "swarmnode"), "local"]
+    program = [sys.executable, "-m", "swarmnode", "local"]
     if kind in RUNS:
         (folder / "run.toml").write_text(RUNS[kind])
         program.append(str(folder / "run.toml"))

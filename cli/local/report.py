@@ -19,18 +19,17 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-import swarmnode.node.dashboard
 from swarmnode import __version__
 from swarmnode.cli.local.swarm import NodeProcess, RoundReport
 from swarmnode.training.runspec import BYTES_UNIT, RunSpec, to_toml
 
-PAGE = Path(swarmnode.node.dashboard.__file__).parent / "page"
+PAGE = resources.files("swarmnode.node.dashboard") / "page"
 MODULES = ("text", "feed", "charts", "app")  # of the page, each after those that it imports
 
 

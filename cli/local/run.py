@@ -124,7 +124,7 @@ def run_local(options: LocalOptions) -> int:
             ready = [node.ready for node in swarm.nodes if node.ready is not None]
             run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
             undefended = spec.exchange.method == "diloco"
-            attack = onlooker and {**onlooker.summary(), "words": onlooker.words(undefended)}
+            attack = None if onlooker is None else {**onlooker.summary(), "words": onlooker.words(undefended)}
             results = Results(spec, run_id, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
             page = _write_report(options.report, results, view)
             code = code or (exitcodes.OK if page is not None else exitcodes.ERROR)

@@ -80,6 +80,9 @@ function table(heads, rows, kind = "cards") {
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, n) => h("td", { class: align[n], "data-head": n ? clean[n] : null }, cell))))));
 }
 
+/** Whether its owner paused it, who can then resume; limits pause it too. */
+const isPaused = (status) => status.holds?.some((hold) => hold.cause === "owner") ?? status.paused;
+
 /** A duration that a glance a minute keeps true: "under a minute", "12 min", "3 h 5 min". */
 const minutes = (seconds) => (seconds < 60 ? "under a minute" : duration(60 * Math.floor(seconds / 60)).replace(" 00 s", ""));
 
@@ -101,12 +104,13 @@ const TROUBLE = {
 
 function alerts() {
   const status = feed()?.status;
-  part("alerts", [link, status?.problems, status?.warnings, report?.verdict, report?.notes, at], () => {
+  part("alerts", [link, status?.problems, status?.warnings, status?.holds, at], () => {
     const wrong = new Set(status?.problems ?? []);
     const line = (text, kind, head) => h("p", { class: kind }, head ? h("b", {}, `${head} `) : null, words(text, 1200));
     return [
       report && line(report.verdict, "verdict", ""),
       TROUBLE[link] && line(TROUBLE[link], "wrong", ""),
+      !report && (status?.holds ?? []).map(({ why, until }) => line(`${words(why, 300)}${until ? `, until ${new Date(1000 * until).toLocaleTimeString()}` : ""}`, "", "Not training:")),
       !report && (status?.warnings ?? []).map((text) => line(text, wrong.has(text) ? "wrong" : "", wrong.has(text) ? "To mend:" : "Note:")),
       (report?.notes ?? []).map((text) => line(text, "", "")),
     ].flat();
@@ -364,6 +368,38 @@ function machinePart() {
   ].flat() : []);
 }
 
+const CAPS = {
+  cpu: "CPU of this machine", threads: "threads", memory: "memory", device_memory: "memory of a GPU", disk: "disk", shards_cap: "disk for others' text",
+  up: "sending", down: "receiving", hours: "hours of day", only_when_idle: "only when idle for", not_on_battery: "not on battery", temperature: "not above",
+};
+
+/** What the node may take of its machine. A change is sent when a field is left; 0 or nothing is no limit. */
+function capsPart() {
+  const { caps, capsTold } = feed();
+  part("caps", [caps, capsTold], () => caps ? [
+    h("h2", {}, "Limits"),
+    h("p", { class: "soft" }, capsTold ?? "A change holds at once and is kept. 0, or nothing, is no limit."),
+    h("div", { class: "fields" }, Object.entries(CAPS).filter(([key]) => key in caps.caps).map(([key, label]) => {
+      const { value, unit } = caps.caps[key];
+      const yes = typeof value === "boolean";
+      const change = ({ target }) => cap(key, yes ? target.checked : target.value);
+      const field = h("input", { type: yes ? "checkbox" : "text", value, checked: yes && value, placeholder: "any", change });
+      return h("label", {}, label, h("span", {}, field, unit ? ` ${unit}` : ""));
+    })),
+  ] : []);
+}
+
+async function cap(key, value) {
+  const one = feed();
+  try {
+    one.caps = await daemon.call(at, "caps", { [key]: value });
+    one.capsTold = null;
+  } catch (error) {
+    one.capsTold = words(error.message, 300);
+  }
+  render();
+}
+
 async function copy(event) {
   await navigator.clipboard.writeText(feed().status.join);
   event.target.textContent = "Copied";
@@ -438,11 +474,11 @@ function draw() {
   $("link").textContent = report ? `report of ${new Date(1000 * report.made).toLocaleString()}` : LINKS[link];
   alerts();
   if (!feed()) return;
-  for (const show of [runPart, curvePart, swarmPart, roundsPart, ownPart, peersPart, rolloutsPart, trafficPart, shardsPart, machinePart]) show();
+  for (const show of [runPart, curvePart, swarmPart, roundsPart, ownPart, peersPart, rolloutsPart, trafficPart, shardsPart, capsPart, machinePart]) show();
   const status = feed().status;
   const steers = !report && link === "live" && status;
   $("pause").hidden = !steers || !status.run;
-  $("pause").textContent = status?.paused ? "Resume" : "Pause";
+  if (steers) $("pause").textContent = isPaused(status) ? "Resume" : "Pause";
   $("stop").hidden = !steers;
   const last = feed().rounds.last;
   if (last) document.title = `round ${last.round}, ${decimal(last.loss ?? last.reward)}: ${words(run().name ?? "swarmnode", 40)}`;
@@ -487,6 +523,7 @@ async function learn(here) {
   one.scores = await ask(here, "scores", { why: (one.peers?.peers.length ?? 0) <= 32 });
   one.shards = await ask(here, "shards_ls");
   one.metrics = (await ask(here, "metrics"))?.metrics;
+  if (one.caps !== null) one.caps = (await ask(here, "caps")) ?? null;
   if (one.status?.run && !one.status.run.data) {
     const listed = await ask(here, "rollouts_ls", { limit: GROUPS });
     for (const { id } of listed?.groups ?? []) {
@@ -541,7 +578,7 @@ async function start() {
         await new Promise((wake) => setTimeout(wake, 2000));
       }
     }
-    $("pause").onclick = () => steer(feed().status.paused ? "resume" : "pause");
+    $("pause").onclick = () => steer(isPaused(feed().status) ? "resume" : "pause");
     $("stop").onclick = () => $("sure").showModal();
     $("stop-no").onclick = () => $("sure").close();
     $("stop-yes").onclick = () => $("sure").close() ?? steer("stop");

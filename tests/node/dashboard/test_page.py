@@ -36,7 +36,9 @@ class FakeDaemon:
         self.round = 5
         self.agent = "swarmnode/0.1.0"
         self.warnings: list[str] = []
+        self.holds: list[dict[str, Any]] = []
         self.groups: dict[str, Any] = {}
+        self.caps = {"cpu": {"value": 100.0, "unit": "%"}, "not_on_battery": {"value": False, "unit": ""}}
         self.called: list[str] = []
         self.asked_without_token = 0
         self.gone = False  # it closes connections without a word
@@ -128,6 +130,9 @@ class FakeDaemon:
                 return {"groups": [{"id": group} for group in self.groups]}
             case "rollouts_show":
                 return self.groups[params["id"]]
+            case "caps":
+                self.caps |= {key: {"value": value, "unit": self.caps[key]["unit"]} for key, value in params.items()}
+                return {"caps": self.caps, "holds": [], "disk_used": 0}
             case "pause" | "stop":
                 return {}
         return None
@@ -152,10 +157,11 @@ class FakeDaemon:
             "data": None if by_rollouts else {"source": "local"},
         }
         status = {
-            **{"version": "0.1.0", "peer_id": PEERS[0], "uptime_s": 100.0, "role": "train", "paused": False},
+            **{"version": "0.1.0", "peer_id": PEERS[0], "uptime_s": 100.0, "role": "train", "paused": bool(self.holds)},
             **{"join": "swarmnode run --join /ip4/192.0.2.7/tcp/4077", "reachability": "public", "run": run},
             "peers": {"connected": peers, "direct": peers, "relayed": 0},
             "traffic": {"bytes_in": 5_000_000, "bytes_out": 7_000_000, "rate_in": 1000.0, "rate_out": 2000.0},
+            "holds": self.holds,
             **{"trainer": None, "problems": self.warnings, "warnings": self.warnings},
         }
         near = [
@@ -246,6 +252,7 @@ def test_a_hidden_page_closes_its_stream_and_asks_nothing_until_it_is_seen(
         daemon.push("view", daemon.view())  # a server notices when it writes
         time.sleep(0.05)
         assert time.monotonic() < give_up
+    time.sleep(0.5)  # what it had begun to ask before
     asked = len(daemon.called)
     time.sleep(1.5)
     assert len(daemon.called) == asked and not daemon.streams
@@ -300,6 +307,31 @@ def test_pause_and_stop_reach_the_daemon_and_stop_asks_first(browser: Browser, d
     while not {"pause", "stop"} <= set(daemon.called):
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+def test_a_limit_that_is_changed_reaches_the_daemon(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    page.wait("document.querySelectorAll('#caps input').length === 2")
+    page.js("document.querySelector('#caps input').value = '50'")
+    for field in ("document.querySelector('#caps input')", "document.querySelector('#caps [type=checkbox]')"):
+        page.js(f"{field}.type === 'checkbox' ? {field}.click() : {field}.dispatchEvent(new Event('change'))")
+        page.wait("document.querySelectorAll('#caps input').length === 2")
+    give_up = time.monotonic() + 5
+    while [cap["value"] for cap in daemon.caps.values()] != ["50", True]:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_why_it_does_not_train_is_told_and_only_its_owners_pause_can_be_ended(
+    browser: Browser, daemon: FakeDaemon
+) -> None:
+    daemon.holds = [{"cause": "battery", "why": "the machine runs on its battery", "until": None}]
+    page = opened(browser, daemon)
+    assert "Not training: the machine runs on its battery" in page.text("#alerts")
+    assert page.text("#pause") == "Pause"
+    daemon.holds.insert(0, {"cause": "owner", "why": "paused by its owner", "until": None})
+    daemon.push("view", daemon.view())
+    page.wait("document.querySelector('#pause').innerText === 'Resume'")
 
 
 def test_every_control_can_be_reached_by_keyboard_and_has_a_name(browser: Browser, daemon: FakeDaemon) -> None:
