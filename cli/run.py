@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, say
+from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
+from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe
 
 _KNOWN = describe(NodeConfig)
@@ -38,7 +39,11 @@ def _flag(key: str, metavar: str | None, *names: str) -> Any:
 def run(
     runspec: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN.toml", help="The run to create or go on with; see above for leaving it out."),
+        typer.Argument(
+            metavar="RUN.toml",
+            help="The run to create or go on with: a file, or name or beginning of the id of a run that is known here; "
+            "see above for leaving it out.",
+        ),
     ] = None,
     run_id: Annotated[
         str | None,
@@ -116,6 +121,10 @@ def run(
             raise UsageMistake(f"--task {task} is a run by itself; leave out the run file and --run")
         runspec, task = built_in, None
     dashboard = OFF if no_dashboard else dashboard
+    if runspec is not None and run_id is None and not runspec.exists() and not runspec.suffix:
+        home = DataDir(directory(None if data_dir is None else Path(data_dir)))
+        if known := home.known_runs():
+            runspec, run_id = None, one_run(known, str(runspec), home.path, "swarmnode run ")
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
         raise UsageMistake(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")

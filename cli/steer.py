@@ -1,11 +1,9 @@
-"""Commands that change what a node does: pause, resume, stop, leave; and what becomes of its run: `successor …`, with
+"""Commands that change what a node does: pause, resume, stop; and what becomes of its run: `successor …`, with
 which a run's owner ends it, or publishes the run that continues it.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,21 +13,16 @@ import typer
 from swarmnode.cli.terminal import (
     DataDirOption,
     JsonOption,
-    UsageMistake,
     absolute,
     ask,
-    current_run,
     directory,
     group,
-    one_run,
     plain,
-    say,
     show,
     why_held,
 )
-from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
-from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.node.control.client import ControlClient, ControlError
+from swarmnode.node.storage.datadir import DataDir
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
 PUBLISH_TIMEOUT = 120.0  # s; a state is written to disk
@@ -76,67 +69,6 @@ def _wait_for_end(home: DataDir, timeout: float) -> None:
                 f"logs, wait longer with --timeout, or force it with: kill -9 {pid}"
             )
         time.sleep(POLL)
-
-
-def leave(
-    run_id: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN_ID", help="The run, or how its id begins. [default: the only one there is]"),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Forget a run and delete its checkpoints on this machine.
-
-    A node that is running it is stopped first.
-    """
-    home = DataDir(directory(data_dir))
-    chosen = _choose(home, run_id)
-    if not yes:
-        _confirm(home, chosen)
-    try:
-        answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
-    except NotRunning:
-        answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
-    show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}", json_output)
-
-
-def _choose(home: DataDir, wanted: str | None) -> str:
-    """The full id of the run that is meant. Raises ExpectedError for none, UsageMistake for several."""
-    known = list(home.known_runs())
-    current = current_run(home.path)
-    if current and current not in known:
-        known.append(current)
-    if not known:
-        raise ExpectedError(f"{home.path}: holds no run, so there is nothing to leave")
-    if wanted is None and current and len(known) > 1:
-        return current
-    return one_run(known, wanted, home.path)
-
-
-def _confirm(home: DataDir, run_id: str) -> None:
-    question = (
-        f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost, and a node "
-        "that runs it is stopped."
-    )
-    if not sys.stdin.isatty():
-        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
-    say(question)
-    typer.confirm("Delete it", abort=True, err=True)
-
-
-def _delete(home: DataDir, run_id: str) -> list[str]:
-    """Delete a run's directory while holding the lock, so that no daemon starts on it meanwhile."""
-    path = home.run(run_id)
-    with home.open():
-        if not path.exists():
-            return []
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            raise explain(error, Path(error.filename or path)) from error
-        return [str(path)]
 
 
 # -- the run's owner

@@ -22,7 +22,9 @@ from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.training.options import SettingError
 from swarmnode.training.options import number_of as number_of  # for the commands
+from swarmnode.training.runspec import RunSpec, decode
 
 DataDirOption = Annotated[
     Path | None,
@@ -110,18 +112,31 @@ def current_run(home: Path) -> str | None:
     return str(run["run_id"]) if run is not None else None
 
 
+def spec_of(home: DataDir, run_id: str) -> RunSpec | None:
+    """The specification of a run on this machine; None where it is missing or damaged."""
+    try:
+        return decode((home.run(run_id) / "run.spec").read_bytes(), expected_run_id=run_id)
+    except (OSError, SettingError):
+        return None
+
+
 def one_run(known: Sequence[str], wanted: str | None, home: Path, option: str = "") -> str:
-    """The full id of the run that begins with `wanted`, or of the only one; it is named after `option`.
+    """The full id of the run that begins with `wanted` or is called so, or of the only one; it is named after `option`.
 
     Raises UsageMistake.
     """
     matching = [run for run in known if run.startswith(wanted or "")]
     if len(matching) == 1:
         return matching[0]
+    specs = {run: spec_of(DataDir(home), run) for run in known}
+    names = {run: spec.run.name for run, spec in specs.items() if spec is not None}
+    matching = [run for run in known if names.get(run) == wanted] if wanted and not matching else matching
+    if len(matching) == 1:
+        return matching[0]
     what = "there is more than one run"
     if wanted is not None:
-        what = f"{'more than one' if matching else 'no'} run here begins with {wanted!r}"
-    listed = "\n".join(f"  {option}{run}" for run in matching or known)
+        what = f"{'more than one run' if matching else 'no run'} here is called {wanted!r}, or has an id that begins so"
+    listed = "\n".join(f"  {option}{run}  {plain(names.get(run, ''))}".rstrip() for run in matching or known)
     raise UsageMistake(f"{home}: {what}; say which one:\n{listed}")
 
 

@@ -1,0 +1,268 @@
+"""`swarmnode runs …`: the runs that this machine knows, from the disk, whether or not the node is running."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.provenance import export
+from swarmnode.cli.steer import STOP_TIMEOUT
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    UsageMistake,
+    current_run,
+    directory,
+    group,
+    one_run,
+    plain,
+    say,
+    short_peer,
+    show,
+    size,
+    spec_of,
+    table,
+)
+from swarmnode.node.control.client import ControlClient, NotRunning
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.node.storage.history import HISTORY, figures
+from swarmnode.training.options import as_toml, describe
+from swarmnode.training.runspec import SECTIONS, RunSpec, to_toml
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or how its id begins.")]
+
+runs = group("List, compare, export and delete the runs that this machine knows.")
+runs.command("export")(export)
+
+
+@runs.command("ls")
+def list_runs(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """List the runs: name, id, rounds, last loss, when, size on disk, owner; the newest first.
+
+    Example: swarmnode runs ls
+    """
+    home = DataDir(directory(data_dir))
+    found = sorted((_told(home, run) for run in home.known_runs()), key=lambda one: -one["time"])
+    current = current_run(home.path)
+    rows = [
+        [
+            plain(one["name"] or "(damaged)", 32),
+            one["run_id"][:12],
+            str(one["rounds"]),
+            _measured(one["last"]),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one["time"])),
+            size(one["bytes"]),
+            short_peer(one["owner"]) or "nobody",
+            "running" if one["run_id"] == current else "",
+        ]
+        for one in found
+    ]
+    heads = ("NAME", "ID", "ROUNDS", "LOSS", "LAST ROUND", "SIZE", "OWNER", "")
+    text = (
+        table(heads, rows, right=frozenset({2, 3, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
+    )
+    show({"runs": found, "running": current}, text, json_output)
+
+
+@runs.command("show")
+def show_run(
+    run: RunArgument,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the whole run as a run file. [default: summary]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show one run: where it stands, and the settings that are not the usual ones.
+
+    Example: swarmnode runs show byte-lm
+    """
+    home = DataDir(directory(data_dir))
+    run_id = _known(home, run)
+    spec, told = _spec(home, run_id), _told(home, run_id)
+    settings = {key: value for key, value in _settings(spec).items() if value != _usual(key)}
+    if toml and not json_output:
+        print(to_toml(spec), end="")
+        return
+    last = _measured(told["last"])
+    text = (
+        f"{plain(spec.run.name)}  {run_id}",
+        f"{told['rounds']} rounds, last loss {last} {spec.loss_unit}, {size(told['bytes'])} in {home.run(run_id)}",
+        f"owner {plain(spec.owner) or 'nobody'}; newest checkpoint "
+        + ("none" if told["checkpoint"] is None else f"after {told['checkpoint']} rounds"),
+        table(("SETTING", "VALUE"), [(key, plain(as_toml(value), 80)) for key, value in settings.items()]),
+    )
+    show({**told, "settings": _settings(spec)}, text, json_output)
+
+
+@runs.command("compare")
+def compare(
+    first: RunArgument, second: RunArgument, data_dir: DataDirOption = None, json_output: JsonOption = False
+) -> None:
+    """Compare two runs: the settings that differ, and where their curves end.
+
+    Example: swarmnode runs compare byte-lm 3f9c21
+    """
+    home = DataDir(directory(data_dir))
+    ids = [_known(home, name) for name in (first, second)]
+    one, other = (_settings(_spec(home, run_id)) for run_id in ids)
+    differing = {key: [value, other[key]] for key, value in one.items() if value != other[key]}
+    ends = [_end(home, run_id) for run_id in ids]
+    rows = [(key, *(plain(as_toml(value), 40) for value in values)) for key, values in differing.items()]
+    rows += [(what.replace("_", " "), *(_shown(end[what]) for end in ends)) for what in ends[0]]
+    heads = ("", *(f"{plain(_spec(home, run_id).run.name, 24)} {run_id[:8]}" for run_id in ids))
+    show({"runs": ids, "settings": differing, "ends": ends}, table(heads, rows), json_output)
+
+
+@runs.command("rm")
+def leave(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="The run's name, or how its id begins. [default: the only one there is]"),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")] = False,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Forget a run and delete its checkpoints on this machine.
+
+    A node that is running it is stopped first. swarmnode leave and swarmnode runs rm are the same. Example: swarmnode
+    runs rm byte-lm
+    """
+    home = DataDir(directory(data_dir))
+    chosen = _choose(home, run_id)
+    if not yes:
+        _confirm(home, chosen)
+    try:
+        answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
+    except NotRunning:
+        answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
+    show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}", json_output)
+
+
+def _choose(home: DataDir, wanted: str | None) -> str:
+    """The full id of the run that is meant. Raises ExpectedError for none, UsageMistake for several."""
+    known = list(home.known_runs())
+    current = current_run(home.path)
+    if current and current not in known:
+        known.append(current)
+    if not known:
+        raise ExpectedError(f"{home.path}: holds no run, so there is nothing to leave")
+    if wanted is None and current and len(known) > 1:
+        return current
+    return one_run(known, wanted, home.path)
+
+
+def _confirm(home: DataDir, run_id: str) -> None:
+    question = (
+        f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost, and a node "
+        "that runs it is stopped."
+    )
+    if not sys.stdin.isatty():
+        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
+    say(question)
+    typer.confirm("Delete it", abort=True, err=True)
+
+
+def _delete(home: DataDir, run_id: str) -> list[str]:
+    """Delete a run's directory while holding the lock, so that no daemon starts on it meanwhile."""
+    path = home.run(run_id)
+    with home.open():
+        if not path.exists():
+            return []
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise explain(error, Path(error.filename or path)) from error
+        return [str(path)]
+
+
+def _known(home: DataDir, wanted: str) -> str:
+    """Raises ExpectedError or UsageMistake."""
+    known = home.known_runs()
+    if not known:
+        raise ExpectedError(f"{home.path}: no run is known here; swarmnode run begins or joins one")
+    return one_run(known, wanted, home.path)
+
+
+def _spec(home: DataDir, run_id: str) -> RunSpec:
+    spec = spec_of(home, run_id)
+    if spec is None:
+        raise ExpectedError(f"{home.run(run_id)}: its run.spec is damaged or missing; nothing more is known of the run")
+    return spec
+
+
+def _told(home: DataDir, run_id: str) -> dict[str, Any]:
+    """What there is of a run; `time` is that of its last round, or when it came here, in s since 1970."""
+    folder, spec = home.run(run_id), spec_of(home, run_id)
+    rounds = _rounds(home, run_id)
+    last = rounds[-1] if rounds else {}
+    saved = [int(p.stem[6:]) for p in folder.glob("checkpoints/round-*.json") if p.with_suffix(".safetensors").exists()]
+    return {
+        "run_id": run_id,
+        "name": spec.run.name if spec is not None else "",
+        "owner": spec.owner if spec is not None else "",
+        "rounds": max([last["round"] + 1] * bool(last) + saved, default=0),
+        "checkpoint": max(saved, default=None),
+        "last": _value(next((each for each in reversed(rounds) if _value(each) is not None), {})),
+        "time": last.get("time", folder.stat().st_mtime),
+        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+    }
+
+
+def _end(home: DataDir, run_id: str) -> dict[str, Any]:
+    """Where the curve of a run ends."""
+    rounds = _rounds(home, run_id)
+    measured = [value for each in rounds if (value := _value(each)) is not None]
+    best = max if any("reward" in each for each in rounds) else min
+    return {
+        "rounds": rounds[-1]["round"] + 1 if rounds else 0,
+        "last": measured[-1] if measured else None,
+        "best": best(measured, default=None),
+        "hours": round((rounds[-1]["time"] - rounds[0]["time"]) / 3600, 3) if rounds else None,
+        "tokens_here": sum(each.get("tokens", 0) for each in rounds),
+    }
+
+
+def _rounds(home: DataDir, run_id: str) -> list[dict[str, Any]]:
+    """Some of the rounds that this node saw end, the last one among them. Raises DataDirError."""
+    path = home.run(run_id) / HISTORY
+    try:
+        return figures(path)
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def _value(round: dict[str, Any]) -> float | None:
+    """Its loss, or its reward in a run by rollouts."""
+    value: float | None = round.get("reward", round.get("loss"))
+    return value
+
+
+def _settings(spec: RunSpec) -> dict[str, Any]:
+    """By table and key, as in inner.lr."""
+    return {f"{name}.{key}": getattr(getattr(spec, name), key) for name, key in _keys()}
+
+
+def _usual(setting: str) -> Any:
+    name, _, key = setting.partition(".")
+    return describe(SECTIONS[name])[key][0].default
+
+
+def _keys() -> Iterator[tuple[str, str]]:
+    for name, section in SECTIONS.items():
+        for key in describe(section):
+            yield name, key
+
+
+def _measured(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
