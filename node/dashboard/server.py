@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 import secrets
 import socket
 import threading
@@ -39,7 +40,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
-from starlette.datastructures import URL, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -57,6 +58,7 @@ METHODS = frozenset(
     | {"rollouts_ls", "rollouts_show", "rollouts_pool", "rollouts_stats"}
     | {"shards_ls", "shards_providers", "shards_pin"}
 )
+HOST = re.compile(r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:\d+)?", re.IGNORECASE)
 PAGE = Path(__file__).parent / "page"
 MOST_CONNECTIONS = 32  # a browser opens six to one origin
 BODY_LIMIT = 64 << 10  # bytes
@@ -123,6 +125,9 @@ class Dashboard:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         self._at_home = {host, "localhost"} if ip_address(host).is_loopback else None
         node = "/api/nodes/{node:int}"
+        files = {file.name: file for file in PAGE.iterdir()}
+        self._files = {"/": files["index.html"], **{f"/{name}": file for name, file in files.items()}}
+        self._open_to_all = {*self._files, "/healthz", "/readyz"}
         self._app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -131,11 +136,11 @@ class Dashboard:
                 Route("/api/nodes", self._list),
                 Route(f"{node}/live", self._live),
                 Route(f"{node}/{{method}}", self._call, methods=["POST"]),
-                Route("/", self._file),
-                Route("/{name}", self._file),
+                *(Route(path, self._file) for path in self._files),
             ],
             exception_handlers={ExpectedError: _declined},
         )
+        self._app.router.redirect_slashes = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. No request and no connection ends it."""
@@ -193,11 +198,12 @@ class Dashboard:
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if self._at_home is not None and URL(f"http://{host}").hostname not in self._at_home:
+        named = HOST.fullmatch(host)  # an odd one would change what its URL's path is
+        if named is None or (self._at_home is not None and named[1].strip("[]") not in self._at_home):
             return _error(403, f"this page is at {self.address}; it answers to no other name")
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
             return _error(403, "another page may not ask")
-        if request.url.path.startswith(("/api/", "/metrics")):
+        if request.scope["path"] not in self._open_to_all:
             given = request.headers.get("authorization", "").encode()
             if not secrets.compare_digest(given, f"Bearer {self._token}".encode()):
                 refusal = _error(401, "the token is missing or wrong; swarmnode open opens the page with it")
@@ -213,16 +219,15 @@ class Dashboard:
 
     async def _file(self, request: Request) -> Response:
         """A file of the page. Starlette's own way to serve files and hypercorn's end of an answer hang together."""
-        name = request.path_params.get("name", "index.html")
-        if name not in {file.name for file in PAGE.iterdir()}:
-            return _error(404, f"there is no {name} here")
-        return Response((PAGE / name).read_bytes(), media_type=guess_type(name)[0])
+        file = self._files[request.scope["path"]]
+        return Response(file.read_bytes(), media_type=guess_type(file.name)[0])
 
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
-        ready = not any(status is None or status["problems"] for status in await self._statuses())
+        statuses = await self._statuses()
+        ready = all(status is not None and status["ready"] and not status["problems"] for status in statuses)
         return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:

@@ -29,8 +29,12 @@ class FakeNode:
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.problems: list[str] = []
+        self.ready = True
         self.send, self.receive = trio.open_memory_channel[dict[str, Any]](10)
         self.readers = 0
+
+    def status(self) -> dict[str, Any]:
+        return {"peer_id": "12D3KooWme", "ready": self.ready, "problems": self.problems}
 
     def methods(self) -> dict[str, Any]:
         def answering(name: str, result: Callable[[], Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
@@ -41,7 +45,7 @@ class FakeNode:
             return answer
 
         return {
-            "status": answering("status", lambda: {"peer_id": "12D3KooWme", "problems": self.problems}),
+            "status": answering("status", self.status),
             "peers": answering("peers", lambda: {"peers": [], "kept_out": []}),
             "metrics": answering("metrics", lambda: {"text": "# TYPE a gauge\na 1\n", "metrics": []}),
             "pause": answering("pause", dict),
@@ -168,6 +172,24 @@ def test_without_the_token_nothing_is_told_and_nothing_changes(tmp_path: Path, p
     serve(tmp_path, check)
 
 
+def test_no_way_to_write_a_path_or_a_host_gets_around_the_token(tmp_path: Path) -> None:
+    async def check(site: Site) -> None:
+        for path in ("/api/nodes?/healthz", "/healthz/../api/nodes", "/%61pi/nodes", "//api/nodes", "/nothing"):
+            assert (await site.ask("GET", path, token="")).status == 401
+        for host in (
+            "localhost/healthz?",
+            "localhost/#",
+            "localhost:80/",
+            "localhost\t",
+            "a@localhost",
+            "localhost:1:2",
+        ):
+            assert (await site.ask("GET", "/api/nodes", Host=host, token="")).status in (400, 401, 403)
+        assert site.node.asked == []
+
+    serve(tmp_path, check)
+
+
 def test_the_token_is_long_private_and_kept(tmp_path: Path) -> None:
     token = token_in(tmp_path)
     assert token == token_in(tmp_path) != token_in(tmp_path.parent)
@@ -249,6 +271,8 @@ def test_nodes_metrics_health_and_readiness(tmp_path: Path) -> None:
         site.node.problems = ["the disk is full: /secret"]
         unready = await site.ask("GET", "/readyz", token="")
         assert unready.status == 503 and b"secret" not in unready.body
+        site.node.problems, site.node.ready = [], False  # it is still starting
+        assert (await site.ask("GET", "/readyz", token="")).status == 503
 
     serve(tmp_path, check)
 
@@ -270,7 +294,7 @@ def test_live_tells_the_view_each_second_and_a_round_when_it_happens(tmp_path: P
             assert await anext(events) == (
                 "view",
                 {
-                    "status": {"peer_id": "12D3KooWme", "problems": []},
+                    "status": site.node.status(),
                     "peers": {"peers": [], "kept_out": []},
                 },
             )
