@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -40,18 +41,29 @@ def bare(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources so that nothing stale in build/ gets into it, and unpacked."""
-    copy, dist, site = (tmp_path_factory.mktemp(name) for name in ("source", "dist", "site"))
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is packaged, so that nothing stale in build/ gets into it."""
+    copy = tmp_path_factory.mktemp("source")
     for room in ("package", *ROOMS):
         shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
+    return copy
+
+
+def built_wheel(source: Path, dist: Path) -> Path:
+    """The wheel of a folder with sources, or of an sdist."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    done = subprocess.run([*build, "--wheel-dir", dist, copy], capture_output=True, text=True)
+    done = subprocess.run([*build, "--wheel-dir", dist, source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [wheel] = dist.glob("swarmnode-*.whl")
-    zipfile.ZipFile(wheel).extractall(site)
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(built_wheel(sources, tmp_path_factory.mktemp("dist"))).extractall(site)
     return site
 
 
@@ -97,6 +109,35 @@ def test_wheel_holds_every_source_and_data_file(unpacked_wheel: Path) -> None:
     assert code == set(source_files())
     assert "swarmnode/py.typed" in code
     assert any(path.endswith("/licenses/LICENSE") for path in held)
+
+
+def test_the_sdist_has_all_that_its_wheel_needs_and_the_wheel_installs_as_tools_do_it(
+    sources: Path, unpacked_wheel: Path, tmp_path: Path
+) -> None:
+    """`uv tool install` and `pipx` make an environment for the wheel alone, and link the program that it names."""
+    make = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+    done = subprocess.run([sys.executable, "-c", make], cwd=sources, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [sdist] = (sources / "dist").glob("swarmnode-*.tar.gz")
+    wheel = built_wheel(sdist, tmp_path / "dist")
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("swarmnode/")}
+    assert held == set(source_files())
+    home = tmp_path / "tool"
+    venv.create(home, with_pip=False)
+    # The dependencies are those of this environment: a test downloads nothing.
+    [library] = home.glob("lib/python*/site-packages")
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (library / "dependencies.pth").write_text("\n".join(ours))
+    install = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet", "--no-deps"]
+    done = subprocess.run([*install, "--no-index", wheel], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    where = "import swarmnode; print(swarmnode.__file__)"
+    for command in ([home / "bin" / "swarmnode", "--version"], [home / "bin" / "python", "-I", "-c", where]):
+        told = subprocess.run(command, cwd=empty, env={"PATH": "", "HOME": str(empty)}, capture_output=True, text=True)
+        assert told.returncode == 0, told.stderr
+    assert str(home) in told.stdout
 
 
 def test_wheel_runs_from_an_empty_directory(unpacked_wheel: Path, tmp_path: Path) -> None:
