@@ -196,14 +196,20 @@ class RunFinder:
         try:
             return await ask_runs(self._node.rpc, peer)
         except CallError as error:
-            try:
-                await greet(self._network, peer, timeout=5.0)
-            except Incompatible as why:
-                raise RunUnavailable(str(why)) from error
-            except NetworkError:
-                pass  # it is gone, which is what the first error says
+            if why := await self._other_version(peer):
+                raise RunUnavailable(why) from error
             logger.info("%s does not tell its runs: %s", peer, error)
             return ()
+
+    async def _other_version(self, peer: PeerId) -> str:
+        """That a peer which did not answer speaks other protocols, and who should upgrade; "" where it does not."""
+        try:
+            await greet(self._network, peer, timeout=5.0)
+        except Incompatible as why:
+            return str(why)
+        except NetworkError:
+            pass  # it is gone, which the first error says
+        return ""
 
     async def _from_peers(self, run_id: str) -> RunSpec:
         refusals: dict[PeerId, str] = {}
@@ -217,7 +223,7 @@ class RunFinder:
                         if peer not in refusals:
                             logger.info("%s does not give the run's specification: %s", peer, error)
                             refused.deadline = trio.current_time() + REFUSED_FOR
-                        refusals[peer] = str(error)
+                            refusals[peer] = await self._other_version(peer) or str(error)
                 await trio.sleep(ASK_EVERY)
                 peers = tuple(view.peer for view in self._network.peers())
         said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())

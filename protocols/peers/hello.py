@@ -3,12 +3,13 @@
 Protocol `/swarmnode/hello`, the one without a version, and so frozen: messages may only gain fields with defaults.
 
 Messages: the greeter opens a stream and sends its `Hello(major, agent)` as a frame; the other answers with its own,
-and both close. Either may stop at any moment; nothing depends on it but the text of an error. A peer that does not
-serve the protocol, or answers something else, is no swarmnode.
+and both close. Either may stop at any moment; nothing depends on it but the text of an error, and of a warning to the
+owner of who was greeted. A peer that does not serve the protocol, or answers something else, is no swarmnode.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,7 +23,11 @@ PROTOCOL = "/swarmnode/hello"
 PROTOCOL_MAJOR = 2  # the number at the end of the other protocols' ids
 MAX_HELLO = 1024  # bytes
 MAX_AGENT = 80  # characters of an agent that are shown
+MOST_TOLD = 4  # versions, this node's among them: strangers can greet with any number
 ANSWER_WITHIN = 10.0  # seconds that a greeter may take to send its Hello
+
+
+logger = logging.getLogger(__name__)
 
 
 class Incompatible(NetworkError):
@@ -55,13 +60,21 @@ async def greet(network: Network, peer: PeerId, *, timeout: float, agent: str = 
 
 
 def serve_hello(network: Network, agent: str) -> None:
-    """Answer greetings as `agent`."""
+    """Answer greetings as `agent`; the first of each other version is told to the owner."""
+    told: set[int] = set()
 
     async def answer(stream: Stream) -> None:
         with trio.move_on_after(ANSWER_WITHIN):
             await stream.send_all(frame(encode(Hello(PROTOCOL_MAJOR, agent))))
             await stream.send_eof()
-            await FrameReader(stream, limit=MAX_HELLO).frame()  # so that closing does not overtake our answer
+            raw = await FrameReader(stream, limit=MAX_HELLO).frame()  # so that closing does not overtake our answer
+            theirs = decode(Hello, raw, limit=MAX_HELLO) if raw else None
+            if theirs is not None and theirs.major not in told and len(told) < MOST_TOLD:
+                told.add(theirs.major)
+                try:
+                    _check_major(stream.peer, theirs)
+                except Incompatible as why:
+                    logger.warning("%s", why)
 
     network.serve(PROTOCOL, answer)
 

@@ -21,6 +21,7 @@ from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Saved
+from swarmnode.protocols.network import Unreachable
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState
 from swarmnode.training.runspec import RunSpec
@@ -159,8 +160,11 @@ def test_a_run_that_the_peers_do_not_know_is_not_waited_for_long(monkeypatch: py
     async def refuse(*_: object) -> bytes:
         raise CallError("this node does not know that run")
 
+    async def gone(*_: object, **__: object) -> None:
+        raise Unreachable("it went")
+
     async def main() -> float:
-        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer="12D3other")])
+        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer="12D3other")], open_stream=gone)
         finder = RunFinder(cast(Any, SimpleNamespace(store=None, network=network, rpc=None)))
         began = trio.current_time()
         with pytest.raises(RunUnavailable, match="does not know that run"):

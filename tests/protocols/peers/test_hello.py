@@ -7,9 +7,18 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from swarmnode.protocols.frames import frame
+from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import ProtocolUnsupported, Stream, StreamBroken
-from swarmnode.protocols.peers.hello import PROTOCOL, PROTOCOL_MAJOR, Hello, Incompatible, greet, serve_hello
+from swarmnode.protocols.peers.hello import (
+    MAX_HELLO,
+    MOST_TOLD,
+    PROTOCOL,
+    PROTOCOL_MAJOR,
+    Hello,
+    Incompatible,
+    greet,
+    serve_hello,
+)
 from swarmnode.protocols.wire import encode
 from swarmnode.testing.simnet import SimWorld
 
@@ -50,6 +59,31 @@ def test_a_mismatch_says_which_side_to_upgrade(simulated: Simulated, said: bytes
             await greet(alice, bob.me, timeout=1)
 
     simulated(main)
+
+
+def test_who_is_greeted_by_another_version_is_told_as_well_and_once(
+    simulated: Simulated, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = world.node("alice"), world.node("bob")
+        serve_hello(bob, "swarmnode/0.1.0")
+        for node in (alice, bob):
+            await nursery.start(node.run)
+        for major in (1, 1, PROTOCOL_MAJOR, *range(3, 99)):
+            stream = await alice.open_stream(bob.me, PROTOCOL, timeout=1)
+            await stream.send_all(frame(encode(Hello(major, "another\n"))))
+            await stream.send_eof()
+            assert await FrameReader(stream, limit=MAX_HELLO).frame() == encode(
+                Hello(PROTOCOL_MAJOR, "swarmnode/0.1.0")
+            )
+            await stream.aclose()
+        await trio.sleep(1)
+
+    simulated(main)
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("hello")]
+    assert len(told) == MOST_TOLD - 1, "and no more, whatever strangers say"
+    assert "protocol 1 (another?), this node speaks 2: upgrade that peer" in told[0]
+    assert all("upgrade this node" in text for text in told[1:])
 
 
 def test_a_silent_peer_and_a_stranger_are_told_apart(simulated: Simulated) -> None:
