@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Node": "swarmnode.scripting:ScriptedNode",
     "RunSpec": "swarmnode.training.runspec",
     "load_runspec": "swarmnode.training.runspec",
     "NodeConfig": "swarmnode.node.config",
@@ -24,7 +25,8 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'swarmnode' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    module, _, called = _PUBLIC[name].partition(":")
+    return getattr(import_module(module), called or name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,46 @@
+"""`from swarmnode import Node`, as docs/scripts.md shows it, and what becomes of a node that cannot start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from realnodes import RUN_TOML, environment
+
+from swarmnode import Node
+from swarmnode.node.exitcodes import CONFIG
+from swarmnode.scripting import NodeEnded
+from swarmnode.training.options import SettingError
+
+PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
+
+
+def test_the_examples_of_the_page_run_one_after_the_other(tmp_path: Path, corpus: Path) -> None:
+    """The second goes on where the first one ended."""
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    examples = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(examples) == 2
+    told = []
+    for example in examples:
+        done = subprocess.run(
+            [sys.executable, "-c", example],
+            cwd=tmp_path,
+            env=environment(SWARMNODE_CORPUS=str(corpus), SWARMNODE_LISTEN="127.0.0.1", SWARMNODE_MDNS="false"),
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(re.findall(r"^(\d+) (\d+\.\d+)$", done.stdout, re.MULTILINE))
+    assert [[int(round) for round, _ in each] for each in told] == [[0, 1, 2], [3, 4]]
+
+
+def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(NodeEnded, match="no such file") as ended, Node(tmp_path / "none.toml", data_dir=tmp_path):
+        pass
+    assert ended.value.exit_code == CONFIG
+    with pytest.raises(SettingError, match="prot: no such setting"):
+        Node("run.toml", data_dir=tmp_path, prot=1)
