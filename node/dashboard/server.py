@@ -323,7 +323,7 @@ class _Patient:
 
 
 class _Live(Response):
-    """The life of one node for as long as somebody reads it."""
+    """The life of one node for as long as somebody reads it: it ends with its connection."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(media_type="text/event-stream")
@@ -336,7 +336,6 @@ class _Live(Response):
             view = await self._view(views)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._until_gone, receive, nursery.cancel_scope)
                 nursery.start_soon(self._tell_rounds, events, send, nursery.cancel_scope)
                 while True:
                     await _tell(send, "view", view)
@@ -350,11 +349,6 @@ class _Live(Response):
 
     async def _view(self, control: _Control) -> dict[str, Any]:
         return {"status": await control.call("status", {}), "peers": await control.call("peers", {})}
-
-    async def _until_gone(self, receive: Receive, life: trio.CancelScope) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        life.cancel()
 
     async def _tell_rounds(self, events: _Control, send: Send, life: trio.CancelScope) -> None:
         while (message := await events.message()) is not None and "params" in message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -313,7 +314,8 @@ def test_who_stops_reading_costs_nothing_any_more(tmp_path: Path) -> None:
     async def check(site: Site) -> None:
         async with await site.request("GET", "/api/nodes/0/live") as stream, aclosing(events_of(stream)) as events:
             await anext(events)
-        await site.readers(0)
+        with trio.fail_after(server_module.GONE_WITHIN + 1):
+            await site.readers(0)
         asked = len(site.node.asked)
         await trio.sleep(2 * server_module.VIEW_EVERY)
         assert len(site.node.asked) == asked
@@ -339,8 +341,10 @@ def test_a_reader_that_stalls_is_dropped(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_end_is_quick_with_readers_of_every_kind(tmp_path: Path) -> None:
+    began: list[float] = []
+
     async def check(site: Site) -> None:
-        reading, stalled = [await site.request("GET", "/api/nodes/0/live") for _ in range(2)]
+        stalled = [await site.request("GET", "/api/nodes/0/live") for _ in range(2)]
         silent, half = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(2)]
         await half.send_all(b"POST /api/nodes/0/pause HTTP/1.1\r\nHost: loc")
         body = await site.request("POST", "/api/nodes/0/pause", Content_Length="100", Content_Type="application/json")
@@ -348,18 +352,28 @@ def test_the_end_is_quick_with_readers_of_every_kind(tmp_path: Path) -> None:
         for _ in range(20):  # until nothing more fits
             with trio.move_on_after(0.2):
                 await site.node.send.send({"event": "round", "text": "x" * 900_000})
-        began = trio.current_time()
-        site.stop()
-        with trio.CancelScope(shield=True):
-            for stream in (reading, silent, half, body):
-                with suppress(trio.BrokenResourceError):
-                    async for _ in stream:
-                        pass
-            assert trio.current_time() - began < 1
-            for stream in (reading, stalled, silent, half, body):
-                await stream.aclose()
+        held.extend([*stalled, silent, half, body])  # open to the end
+        began.append(time.monotonic())
+
+    held: list[trio.SocketStream] = []
+    serve(tmp_path, check)
+    assert time.monotonic() - began[0] < 1
+
+
+def test_a_connection_that_fails_ends_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Any) -> None:
+        raise RuntimeError("a bug of a library")
+
+    async def check(site: Site) -> None:
+        with monkeypatch.context() as patch, pytest.raises((trio.BrokenResourceError, IndexError)):
+            patch.setattr(server_module.TCPServer, "run", fail)
+            await site.ask("GET", "/healthz")
+        assert (await site.ask("GET", "/healthz")).status == 200
 
     serve(tmp_path, check)
+    assert "a bug of a library" in caplog.text
 
 
 def test_too_many_connections_and_garbage_end_only_themselves(

@@ -186,4 +186,6 @@ def test_in_a_browser_no_other_origin_reads_it_and_no_inline_script_runs(asked: 
                     "document.documentElement.append(frame) })"
                 )
                 assert evil.js(framed) is True
+                evil.js("0")  # what was refused is told before
+                assert any("frame-ancestors" in error for error in evil.errors), evil.errors
     assert asked.json("api/nodes/0/status", {})["role"] == "watch"  # nobody stopped it
