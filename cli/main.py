@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "state": ("swarmnode.cli.state", "state"),
     "scores": ("swarmnode.cli.scores", "scores"),
     "rollouts": ("swarmnode.cli.rollouts", "rollouts"),
+    "task": ("swarmnode.cli.task", "task"),
     "successor": ("swarmnode.cli.steer", "successor"),
     "provenance": ("swarmnode.cli.provenance", "provenance"),
     "config": ("swarmnode.cli.configure", "config"),

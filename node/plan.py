@@ -19,6 +19,7 @@ The formulas are those of a swarm of `n` members alike, of which each has this m
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import tempfile
 import time
@@ -33,10 +34,12 @@ import numpy as np
 import trio
 
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.process import reason_of
 from swarmnode.node.trainer.child import TrainerSettings, with_base
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.unique import SHARE as TESTS_SHARE
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.training.btard import checksum, clipped_centre, residual
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
@@ -44,7 +47,8 @@ from swarmnode.training.memory import Keeping, Machine, Weight, needs, refusal
 from swarmnode.training.open_step import sequences_for
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, outer_step, shares_of, state_hash
-from swarmnode.training.runspec import RunSpec, load_runspec
+from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
+from swarmnode.training.tasks import BUILT_IN, needs_text, task_source
 from swarmnode.training.tokens import dtype_of
 
 STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …
@@ -58,6 +62,7 @@ PHASE = 0.15  # seconds of each beside a round trip: what is heard is gathered (
 FRAMES = 1.01  # bytes on the wire for one of the vector's
 DAY = 86_400.0  # seconds
 WAYS = (("diloco", "int8"), ("diloco", "fp16"), ("btard", "int8"), ("open", "topk"), ("open", "sign3"))
+MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # of a task
 ALIKE = 0.02  # of the time: so near two ways compute as much
 
 
@@ -206,6 +211,39 @@ def planned(
     machine = Machine.here(str(where), None)
     found = tuple(predict(way, pace, Link(*link), members, machine) for way in ways(spec))
     return Advice(pace, found, *recommend(found, spec))
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """What a task of somebody's own came to on this machine."""
+
+    name: str
+    code_sha256: str  # of its file: a run takes only members who have the same
+    pace: Pace
+    has: dict[str, bool]  # by what a task may leave out, whether its class has it
+
+
+def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
+    """Take some steps of the task FILE.py:CLASS in the trainer's sandbox, with a run file's settings if one is given.
+
+    Raises SettingError, ExpectedError.
+    """
+    source, named = task_source(task), task.rpartition(":")[2]
+    tables = {"run": {"name": "check"}, "task": {"name": named.lower()}}
+    spec = load_runspec(file) if file is not None else parse_runspec(tables, source=task)
+    if spec.task.name in BUILT_IN or not spec.needs_data:
+        raise SettingError(f"{file or task}: the task {spec.task.name} is built in; give [task] name another one")
+    settings = TrainerSettings(
+        threads=config.threads, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
+    )
+    try:
+        pace = measure(spec, settings)
+    except TrainerDied as error:
+        raise ExpectedError(f"{task}: {error}") from error
+    bodies = [each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == named]
+    defined = {line.name for body in bodies for line in body if isinstance(line, ast.FunctionDef)}
+    has = {"needs_text": needs_text("", task)} | {name: name in defined for name in MAY_LACK}
+    return TaskCheck(spec.task.name, hashlib.sha256(source).hexdigest(), pace, has)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

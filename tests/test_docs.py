@@ -64,7 +64,9 @@ def test_commands_and_options_in_documents_exist(name: str) -> None:
         if program != "swarmnode" or words[0].startswith("-") or words[0] == "COMMAND":
             continue
         assert words[0] in commands(), f"{name}: {line}"
-        grouped = words[0] in ("config", "provenance", "runs", "shards", "state", "successor") and len(words) > 1
+        grouped = (
+            words[0] in ("config", "provenance", "runs", "shards", "state", "successor", "task") and len(words) > 1
+        )
         command = tuple(words[:2]) if grouped else (words[0],)
         helped = help_of(*command)
         for word in words:

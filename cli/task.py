@@ -1,0 +1,62 @@
+"""`swarmnode task check FILE.py:CLASS`: whether a task of one's own trains here, before others join its run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmnode.cli.terminal import DataDirOption, JsonOption, duration, group, loaded, show, table
+
+GIVES = {  # what a task may leave out, and what a run then has with it and without it
+    "needs_text": ("its creator publishes the text", "the task brings its data along"),
+    "sample": ("swarmnode sample asks it", "swarmnode sample is refused"),
+    "skeleton": ("memory is told before it trains", "memory is known when it trains"),
+    "heldout": ("judged cheaply in open runs", "judged in open runs at several times the cost"),
+    "places": ("audited in open runs", "nobody's steps are repeated in open runs"),
+}
+
+task = group("Check a task of your own.")
+
+
+@task.callback()
+def _several() -> None:
+    """A callback keeps `check` a command of the group while it is the only one."""
+
+
+@task.command("check")
+def check(
+    task_file: Annotated[str, typer.Argument(metavar="FILE.py:CLASS", help="The task.")],
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="A run of it. [default: all settings as they are usual]")
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Take some steps of a task of your own in the trainer's sandbox, on data by chance where it trains on text.
+
+    Says parameters, time of a step, and what a run of it will have. Example: swarmnode task check sine.py:Sine
+    """
+    from swarmnode.node.plan import check_task
+
+    found = check_task(task_file, run_file, loaded(data_dir).config)
+    pace = found.pace
+    rows = [(name, "yes" if found.has[name] else "no", GIVES[name][not found.has[name]]) for name in GIVES]
+    text = (
+        f"{task_file} trains: {pace.weight.parameters:,} parameters, {pace.step:.3g} s a step, "
+        f"{duration(pace.loss)} for the held-out loss",
+        table(("IT HAS", "", "SO THAT"), rows),
+        f"Everybody who joins needs this very file (sha-256 {found.code_sha256[:16]}…): --task {task_file}",
+    )
+    answer = {
+        "task": found.name,
+        "parameters": pace.weight.parameters,
+        "step_seconds": pace.step,
+        "loss_seconds": pace.loss,
+        "weight": asdict(pace.weight),
+        "code_sha256": found.code_sha256,
+        "has": found.has,
+    }
+    show(answer, text, json_output)

@@ -1,0 +1,42 @@
+"""`swarmnode task check` on the task of docs/tasks.md, and on files that are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from realnodes import swarmnode
+
+from swarmnode.node.exitcodes import CONFIG
+
+PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+
+
+@pytest.fixture
+def sine(tmp_path: Path) -> Path:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "sine.py").write_text(block)
+    return tmp_path / "sine.py"
+
+
+def test_a_task_that_trains_is_told_with_what_its_run_will_have(sine: Path, tmp_path: Path) -> None:
+    done = swarmnode("task", "check", f"{sine}:Sine", "--json", "--data-dir", tmp_path / "node", timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["parameters"] > 100 and answer["step_seconds"] > 0 and len(answer["code_sha256"]) == 64
+    assert answer["has"] == {
+        **dict.fromkeys(("sample", "heldout", "places"), True),
+        **dict.fromkeys(("needs_text", "skeleton", "feed", "on"), False),
+    }
+
+
+def test_a_task_that_fails_is_told_as_it_fails(sine: Path, tmp_path: Path) -> None:
+    sine.write_text(
+        sine.read_text().replace("def loss(self, batch):", "def loss(self, batch):\n        raise OSError('x')")
+    )
+    done = swarmnode("task", "check", f"{sine}:Sine", "--data-dir", tmp_path / "node", timeout=120)
+    assert done.returncode != 0 and "OSError" in done.stderr and "Traceback" not in done.stderr
+    missing = swarmnode("task", "check", f"{tmp_path / 'none.py'}:Sine", "--data-dir", tmp_path / "node")
+    assert missing.returncode == CONFIG and "none.py" in missing.stderr
