@@ -112,7 +112,8 @@ function alerts() {
       TROUBLE[link] && line(TROUBLE[link], "wrong", ""),
       !report && (status?.holds ?? []).map(({ why, until }) => line(`${words(why, 300)}${until ? `, until ${new Date(1000 * until).toLocaleTimeString()}` : ""}`, "", "Not training:")),
       !report && (status?.warnings ?? []).map((text) => line(text, wrong.has(text) ? "wrong" : "", wrong.has(text) ? "To mend:" : "Note:")),
-      (report?.notes ?? []).map((text) => line(text, "", "")),
+      report?.notes.length && h("details", { open: report.notes.length < 4 }, h("summary", {}, plural(report.notes.length, "remark")),
+        h("ul", {}, report.notes.map((text) => h("li", {}, words(text, 1200))))),
     ].flat();
   });
 }
@@ -141,7 +142,7 @@ function runPart() {
     return [
       h("header", {}, h("h2", {}, words(now.name)), h("p", { class: "soft" }, `run ${now.run_id.slice(0, 12)}, ${count(now.parameters)} parameters, ${now.codec}`)),
       h("dl", { class: "tiles" },
-        h("div", {}, h("dt", {}, "Round"), h("dd", {}, now.round ?? "–", h("small", {}, now.rounds ? ` of ${now.rounds}` : "")),
+        h("div", {}, h("dt", {}, "Round"), h("dd", {}, now.round ?? "–", now.rounds ? [" ", h("small", {}, `of ${now.rounds}`)] : ""),
           h("dd", { class: "soft" }, `${phase}${due ? `, ${due}` : ""}`),
           now.rounds ? h("dd", {}, h("progress", { value: now.round ?? 0, max: now.rounds, "aria-label": "rounds done" })) : null,
           now.arriving ? h("dd", { class: "soft" }, `${size(now.arriving[0])} of ${size(now.arriving[1])} fetched from members`) : null),
@@ -176,7 +177,7 @@ function curvePart() {
   const all = feeds.map((one) => one.rounds.list);
   part("measures", measure, () => Object.entries(MEASURES).map(([id, [name]]) => h("button", { "aria-pressed": `${id === measure}`, click: () => pick(id) }, name)));
   if (!changed("curve", [at, measure, other?.made, all.map((rounds) => [rounds.length, rounds.at(-1)])])) return;
-  const swarm = feeds.length > 1 ? `, mean of ${feeds.length} nodes` : "";
+  const swarm = feeds.length > 1 ? `, mean of the ${feeds.length} nodes` : "";
   const alone = report?.solo ? [{ name: "one node alone", tone: "third", rounds: [feedOf({ history: report.solo }).rounds.list] }] : [];
   const compared = other ? [{ name: "the other report", tone: "fourth", rounds: other.nodes.map((one) => feedOf(one).rounds.list) }] : [];
   const extra = [...alone, ...compared];
@@ -225,11 +226,10 @@ function roundsPart() {
   const named = new Set([me]);
   for (const round of rounds.list.slice(-60)) for (const peer of [...(round.counted ?? []), ...round.missing, ...Object.keys(round.verdicts ?? {})]) named.add(peer);
   const others = [...named].filter((peer) => peer !== me).map((peer) => ({ peer, name: nameOf(peer) }));
-  const people = [{ peer: me, name: nameOf(me) }, ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
+  const people = isReward() ? [] : [{ peer: me, name: nameOf(me) }, ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
   if (!changed("rounds", [at, people, rounds.list.length, rounds.last])) return;
   timeline.show({ rounds: rounds.list, people });
-  const open = rounds.list.some((round) => round.stages.judge);
-  for (const key of document.querySelectorAll("[data-method=open]")) key.hidden = !open;
+  for (const key of document.querySelectorAll("[data-stage]")) key.hidden = !rounds.list.some((round) => round.stages[key.dataset.stage]);
 }
 
 function ownPart() {
@@ -358,6 +358,7 @@ function machinePart() {
     h("h2", {}, "Machine"),
     facts([
       ["node", h("code", {}, status.peer_id)],
+      status.name && ["name", words(status.name, 60)],
       ["version", `${status.version}, up ${minutes(status.uptime_s)}`],
       ["reached from outside", REACH[status.reachability] ?? status.reachability],
       trainer && ["trains on", `${trainer.ranks > 1 ? `${trainer.ranks} × ` : ""}${trainer.device}, ${plural(trainer.threads, "thread")}`],
@@ -417,7 +418,7 @@ function reportParts() {
       const rounds = one.rounds.list;
       const sum = (figure) => rounds.reduce((total, round) => total + (figure(round) ?? 0), 0);
       const last = rounds.findLast((round) => known(round.loss ?? round.reward));
-      return [[words(one.name), " ", h("span", { class: "peer soft", title: one.peer_id }, shortId(one.peer_id ?? ""))], one.state, rounds.length, count(sum((round) => round.tokens)),
+      return [[words(one.name), " ", h("span", { class: "peer soft", title: one.peer_id }, shortId(one.peer_id))], one.state, rounds.length, count(sum((round) => round.tokens)),
         percent(sum((round) => round.stages.train) / (sum((round) => round.seconds) || 1)), size(sum((round) => round.bytes_in)), size(sum((round) => round.bytes_out)), decimal(last?.loss ?? last?.reward)];
     })),
     h("h3", {}, "Bytes by kind, of all nodes"),
@@ -500,7 +501,7 @@ function follow() {
     heard: (name, told) => {
       const one = feeds[here];
       if (name === "view") {
-        Object.assign(one, { status: told.status, peers: told.peers });
+        Object.assign(one, { status: told.status, peers: told.peers, peer_id: told.status.peer_id });
         one.rates = [...one.rates, [told.status.traffic.rate_in, told.status.traffic.rate_out]].slice(-RATES);
       } else if (name === "round" && known(told.round) && (told.event ?? "round") === "round") one.rounds.add(told);
       if (Date.now() - one.asked > ASK_EVERY) learn(here);

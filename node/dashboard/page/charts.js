@@ -167,6 +167,7 @@ export class Timeline extends Drawing {
       drawn.push(h("text", { x: GUTTER - 8, y: bars + 24 + ROW * row + 11, class: "scale end" }, name));
     });
     const every = Math.ceil(38 / this.step);
+    let free = 0; // px from where there is room for another label above
     shown.forEach((round, column) => {
       const [x, width] = [GUTTER + this.step * column + 1, Math.max(2, this.step - 2)];
       if (column === this.at) {
@@ -178,7 +179,8 @@ export class Timeline extends Drawing {
         y -= height;
         if (height > 0) drawn.push(h("rect", { x, y, width, height, class: `stage ${stage}` }));
       }
-      if (long[column] > 1.01 * high) {
+      if (long[column] > 1.01 * high && x >= free) {
+        free = x + 64;
         drawn.push(h("text", { x: x + width / 2, y: 11, class: "scale middle" }, duration(long[column])));
       }
       if (column % every === 0) {
@@ -231,6 +233,7 @@ export class Swarm extends Drawing {
 
   draw() {
     const { me, people, links } = this.what;
+    this.svg.removeAttribute("tabindex"); // the table of peers is for the keyboard
     const others = people.filter(({ peer }) => peer !== me);
     const [cx, cy] = [this.width / 2, this.height / 2];
     const radius = Math.min(cx - 44, cy - 34);

@@ -58,7 +58,7 @@ export function count(number) {
 }
 
 /** A peer id by its end, as all of them begin alike; `swarmnode ping` and `scores` take this form too. */
-export const shortId = (peer) => (peer.length > 16 ? `…${peer.slice(-6)}` : peer);
+export const shortId = (peer) => (peer?.length > 16 ? `…${peer.slice(-6)}` : peer ?? "–");
 
 /** A person's or peer's own words, cut to a length that cannot fill the page. */
 export const words = (text, most = 80) => {
