@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("swarmnode.cli.inspect", "sample"),
     "pause": ("swarmnode.cli.steer", "pause"),
     "resume": ("swarmnode.cli.steer", "resume"),
+    "caps": ("swarmnode.cli.steer", "caps"),
     "stop": ("swarmnode.cli.steer", "stop"),
     "leave": ("swarmnode.cli.runs", "leave"),
     "runs": ("swarmnode.cli.runs", "runs"),

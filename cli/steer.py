@@ -19,10 +19,18 @@ from swarmnode.cli.terminal import (
     group,
     plain,
     show,
+    table,
     why_held,
 )
+<<<<<<< HEAD
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.storage.datadir import DataDir
+=======
+from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.training.options import as_toml
+>>>>>>> c0a3723 (Cap CPU time, GPU memory and disk, and pause by hours, use, battery and heat; change each while the node runs: swarmnode caps)
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
 PUBLISH_TIMEOUT = 120.0  # s; a state is written to disk
@@ -38,9 +46,31 @@ def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
 
 def resume(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Train again after a pause."""
-    holds = ask(data_dir, "resume")["holds"]
+    holds = ask(data_dir, "resume").get("holds", [])
     text = "\n".join(["not paused by you any more", *map(why_held, holds)]) if holds else "resumed"
-    show({"paused": bool(holds), "holds": holds}, text, json_output)
+    show({"paused": bool(holds)}, text, json_output)
+
+
+def caps(
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="What to change; KEY= takes its default. [default: change nothing]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what the node may take of this machine and when it trains; or change that, at once and lastingly.
+
+    For example: swarmnode caps cpu=50 hours=22:00-07:00. docs/configuration.md says what each key means. The trainer is
+    started again for other threads, nice, memory and device_memory.
+    """
+    params: dict[str, Any] = dict(change.partition("=")[::2] for change in changes or () if "=" in change)
+    if len(params) < len(changes or ()):
+        raise UsageMistake("a change is KEY=VALUE, each key once, such as cpu=50; swarmnode caps lists the keys")
+    answer = ask(data_dir, "caps", **params)
+    rows = [(key, as_toml(cap["value"]), cap["unit"]) for key, cap in answer["caps"].items()]
+    text = [table(("CAP", "VALUE", "UNIT"), rows), *(f"paused: {why_held(hold)}" for hold in answer["holds"])]
+    show(answer, "\n".join(text), json_output)
 
 
 def stop(

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from typing import Any
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.config import GIGABYTE, MEGABIT, NodeConfig
+from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, changed_caps
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity
@@ -31,9 +34,9 @@ from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.process import metrics_of
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
-from swarmnode.node.session import RunSession
+from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datadir import DataDir, write_atomic
 from swarmnode.node.storage.datasets import DataSet
 from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.runs import ChosenRun, RunStore
@@ -53,6 +56,7 @@ from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.memory import Keeping
+from swarmnode.training.options import as_toml, read_toml
 from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
@@ -125,6 +129,9 @@ class Node:
         self.successors: SuccessorWatch | None = None
         self.trainer: TrainerProcess | None = None
         self.session: RunSession | None = None
+        self.checkpoints: Checkpoints | None = None
+        self.guest = Guest(config.directory)
+        self._caps_changed = trio.Event()
 
     @property
     def folder(self) -> Path:
@@ -172,6 +179,7 @@ class Node:
         """Build the trainer's supervisor, with the text that is here by now."""
         assert self.chosen is not None
         self.trainer = make_trainer(self.chosen, self.config, me=self.network.me, data=self.data)
+        self.trainer.cap_cpu(cores_of(self.config))
         self.trainer.measure(self.metrics)
         return self.trainer
 
@@ -184,6 +192,15 @@ class Node:
         assert chosen is not None and trainer is not None and self.membership is not None
         assert self.state is not None and self.sync is not None and self.trust.reputation is not None
         samples = config.role == "rollout"
+        if not samples:  # what a sampler has is its trainer's
+            self.checkpoints = Checkpoints(
+                self.folder / "checkpoints",
+                run_id=chosen.run_id,
+                layout=trainer.layout,
+                keep=config.checkpoint_keep,
+                hours=config.checkpoint_hours,
+                spec=encode(chosen.spec),
+            )
         context = Context(
             run_id=chosen.run_id,
             spec=chosen.spec,
@@ -218,21 +235,61 @@ class Node:
             emit=self.emit,
             samples=samples,
             checkpoint_every=config.checkpoint_every,
-            checkpoints=None
-            if samples  # what it has is its trainer's
-            else Checkpoints(
-                self.folder / "checkpoints",
-                run_id=chosen.run_id,
-                layout=trainer.layout,
-                keep=config.checkpoint_keep,
-                hours=config.checkpoint_hours,
-                spec=encode(chosen.spec),
-            ),
+            checkpoints=self.checkpoints,
             history=None if samples else History(self.folder / HISTORY),
         )
         self.session.measure(self.metrics)
         self.trust.take_part(self.session.method)
         return self.session
+
+    async def be_guest(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pause training while the owner's caps and times ask for it; give shards what they leave of the disk."""
+        session, trainer, guest = self.session, self.trainer, self.guest
+        assert session is not None and trainer is not None
+        while True:
+            own = trainer.cpu_seconds + time.process_time()
+            held = await in_thread(lambda: guest.look(self.config, time.time(), own=own))  # noqa: B023 (awaited here)
+            await in_thread(self._make_room)
+            for hold in held:
+                await session.pause(hold)
+            for cause in session.holds.keys() - {hold.cause for hold in held} - {OWNERS.cause}:
+                session.resume(cause)
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            with trio.move_on_after(LOOK_EVERY):
+                await self._caps_changed.wait()
+
+    def _make_room(self) -> None:
+        store, config, left = self.shard_store, self.config, math.inf
+        if config.disk:
+            left = config.disk * GIGABYTE - self.guest.used
+        store.cap = max(0, int(min(config.shards_cap * GIGABYTE, left + store.used)))
+        if self.checkpoints is not None:
+            self.checkpoints.room = left + weigh(self.checkpoints.folder)
+        if store.used > store.cap:
+            store.collect()
+
+    async def change_caps(self, changes: Mapping[str, Any]) -> None:
+        """Change what the node may take, and when, at once and for its next starts.
+
+        Raises SettingError, with nothing changed, and DataDirError, with nothing kept for the next start.
+        """
+        self.config, values = changed_caps(self.config, changes)
+        config = self.config
+        self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
+        if self.trainer is not None:
+            self.trainer.cap_cpu(cores_of(config))
+            self.trainer.change(**of_trainer(config))
+        self._caps_changed.set()
+        self._caps_changed = trio.Event()
+        path = config.directory / CAPS_FILE
+
+        def keep() -> None:
+            kept = {**(read_toml(path) if path.exists() else {}), **values}
+            lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted(kept.items())]
+            write_atomic(path, "".join(["# Written by swarmnode caps\n", *lines]).encode())
+
+        await in_thread(keep)
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""
@@ -316,9 +373,7 @@ def check_admitted(spec: RunSpec, me: PeerId) -> None:
 def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: DataSet | None) -> TrainerProcess:
     """The trainer's supervisor, with the text that is here by now."""
     settings = TrainerSettings(
-        threads=config.threads,
         micro_batch=config.micro_batch,
-        nice=config.nice,
         device=config.device,
         ranks=config.ranks or (gpus() if config.device != "cpu" and chosen.spec.needs_data else 1),
         sharded=config.sharded,
@@ -333,7 +388,8 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         sandbox=config.sandbox,
         scratch=str(config.directory / SCRATCH),
         readable=(str(config.directory / "shards"), *config.sandbox_read),
-        memory=int(config.memory * GIGABYTE),
+        disk=int(config.disk * GIGABYTE),
+        **of_trainer(config),
     )
     spec = chosen.spec
     if config.role == "rollout" and spec.exchange.method == "sapo":
@@ -341,6 +397,17 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         spec = spec.updated(rollouts={"warm_up": 0})
     keeping = Keeping(config.checkpoint_keep, config.checkpoint_hours)
     return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings, keeping=keeping)
+
+
+def of_trainer(config: NodeConfig) -> dict[str, int]:
+    """What the owner may change while the node runs, and the trainer is started again for."""
+    memory, device_memory = int(config.memory * GIGABYTE), int(config.device_memory * GIGABYTE)
+    return {"threads": config.threads, "nice": config.nice, "memory": memory, "device_memory": device_memory}
+
+
+def cores_of(config: NodeConfig) -> float:
+    """CPU seconds a second that the node may take; 0: no cap."""
+    return config.cpu / 100 * len(os.sched_getaffinity(0)) if config.cpu < 100 else 0.0
 
 
 def now_ms() -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -26,6 +26,8 @@ ROLES = ("train", "rollout", "relay", "watch")
 DEVICES = ("auto", "cpu", "cuda")
 GIGABYTE = 1e9  # bytes
 MEGABIT = 1e6 / 8  # bytes
+CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
+SPAN = f"{CLOCK}-{CLOCK}"
 SANDBOX = ("auto", "require", "off")
 OFF = "off"  # no dashboard
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -81,6 +83,13 @@ class NodeConfig:
         unit="sequences",
         between=(0, 65536),
     )
+    cpu: float = option(
+        100.0,
+        "CPU time of the node at the most, of all cores together; 100 is no cap. The trainer is stopped and continued "
+        "many times a second, so steps take longer",
+        unit="%",
+        between=(1, 100),
+    )
     nice: int = option(
         10, "niceness of the trainer; 0 is the priority of other programs, 19 the lowest", between=(0, 19)
     )
@@ -88,6 +97,12 @@ class NodeConfig:
         0.0,
         "memory of the trainer's own at the most, parameters and mapped files not counted; 0 is no cap. Above it the "
         "trainer ends, and is started again",
+        unit="GB",
+        between=(0, 1_000_000),
+    )
+    device_memory: float = option(
+        0.0,
+        "memory of each GPU that the trainer may take; 0 is no cap. Fewer sequences are then computed at once",
         unit="GB",
         between=(0, 1_000_000),
     )
@@ -146,6 +161,31 @@ class NodeConfig:
     shards_cap: float = option(
         10.0, "disk that shards may take; above it the least recently used go", unit="GB", between=(0, 1e6)
     )
+    disk: float = option(
+        0.0,
+        "disk that the whole data directory may take; 0 is no cap. Shards make room, and above it training pauses",
+        unit="GB",
+        between=(0, 1e6),
+    )
+    hours: str = option(
+        "",
+        "local times of day at which to train, such as 22:00-07:00, or several with commas between; empty: at all",
+        form=(f"({SPAN}(, ?{SPAN})*)?", "spans such as 22:00-07:00, 12:00-13:30"),
+    )
+    only_when_idle: float = option(
+        0.0,
+        "train only when nobody has used the machine for so long: no key at a terminal, no program with a tenth of "
+        "the CPU, and a desktop that calls itself idle; 0: always",
+        unit="min",
+        between=(0, 10_000),
+    )
+    not_on_battery: bool = option(False, "pause training while the machine runs on its battery")
+    temperature: float = option(
+        0.0,
+        "pause training while a sensor of the machine shows more, until it shows 5 less; 0 is no cap",
+        unit="°C",
+        between=(0, 150),
+    )
     wait_peers: int = option(
         0, "who begins or resumes a run starts when this many others are there", unit="peers", between=(0, 4096)
     )
@@ -175,6 +215,12 @@ class NodeConfig:
         return Path(self.data_dir).expanduser().absolute()
 
 
+# What an owner changes while the node runs (swarmnode caps): how much it may take, and when.
+AMOUNTS = ("cpu", "threads", "nice", "memory", "device_memory", "disk", "shards_cap", "up", "down")
+CAPS = (*AMOUNTS, "hours", "only_when_idle", "not_on_battery", "temperature")
+CAPS_FILE = "caps.toml"  # in the data directory: what was changed so
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A configuration, the origin of each value by key (`default`, `env NAME`, `flag --name` or a file's path), and
@@ -195,7 +241,8 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
     """Put the configuration together. `flags` holds what was given on the command line, by key of NodeConfig.
 
-    Without `file`, `config.toml` in the data directory is read where there is one. Raises SettingError.
+    Without `file`, `config.toml` in the data directory is read where there is one; `caps.toml` there always is, after
+    the file. Raises SettingError.
     """
     known = describe(NodeConfig)
     values: dict[str, Any] = {}
@@ -220,6 +267,11 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     if file is not None:
         values = parse_node_table(table, source=str(file))
         origins.update(dict.fromkeys(values, str(file)))
+    caps = Path(values.get("data_dir") or chosen or default_data_dir(environ)).expanduser().absolute() / CAPS_FILE
+    if caps.exists():
+        changed = parse_node_table(read_toml(caps), source=str(caps))
+        values.update(changed)
+        origins.update(dict.fromkeys(changed, str(caps)))
     values.update(from_environment)
     origins.update({key: f"env {ENVIRONMENT}{key.upper()}" for key in from_environment})
     values.update(given)
@@ -244,6 +296,25 @@ def parse_node_table(table: Mapping[str, Any], *, source: str) -> dict[str, Any]
     values = {key: getattr(parsed, key) for key in table}
     _check_together(parsed, dict.fromkeys(table, source))
     return values
+
+
+def changed_caps(config: NodeConfig, changes: Mapping[str, Any]) -> tuple[NodeConfig, dict[str, Any]]:
+    """The configuration with other caps, and these as they are now. Texts are taken as in environment variables.
+
+    Raises SettingError.
+    """
+    if unknown := [key for key in changes if key not in CAPS]:
+        raise SettingError(
+            f"{unknown[0]} is no cap that can be changed while the node runs; expected {', '.join(CAPS)}"
+        )
+    known = describe(NodeConfig)
+    values: dict[str, Any] = {
+        key: known[key][0].default
+        if value in (None, "")
+        else coerce(NodeConfig, key, _from_text(key, value) if isinstance(value, str) else value, where="caps")
+        for key, value in changes.items()
+    }
+    return replace(config, **values), values
 
 
 def flag_name(key: str) -> str:

@@ -237,6 +237,7 @@ class Daemon:
             if node.pause_mark.exists():
                 logger.warning("training is paused, as before the restart: go on with swarmnode resume")
                 await session.pause()
+            await stack.enter_async_context(_running(node.be_guest))
             self._ready()
             await session.run()
             node.emit({"event": "finished", "rounds": node.rounds_done()})

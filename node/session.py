@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.guest import Hold
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.history import History, PastRound
@@ -70,15 +71,6 @@ REWARD = Metric("swarmnode_reward", GAUGE, "mean reward of the last round of a r
 TOKENS = Metric("swarmnode_tokens_per_second", GAUGE, "tokens trained on a second, over the last 16 rounds")
 MEMBERS = Metric("swarmnode_members", GAUGE, "members of the round in hand, this node included")
 PAUSED = Metric("swarmnode_paused", GAUGE, "1 while training is paused, by the owner or by a cap, else 0")
-
-
-@dataclass(frozen=True)
-class Hold:
-    """Why this node does not train for now."""
-
-    cause: str
-    why: str  # for people
-    until: float | None = None  # seconds since the epoch, where that is known
 
 
 OWNERS = Hold("owner", "paused by its owner until swarmnode resume")

@@ -137,6 +137,8 @@ class Worker:
             weight = None
         on_device = torch.cuda.is_available() and settings["device"] != "cpu" and run.needs_data
         free = torch.cuda.mem_get_info()[0] if on_device else None
+        if free is not None and settings["device_memory"]:
+            free = min(free, settings["device_memory"])
         return {"weight": None if weight is None else asdict(weight), "free": free}
 
     def do_init(self, *, spec: bytes, run_id: str, peer_id: str, keep: bool, **settings: Any) -> dict[str, Any]:
@@ -166,6 +168,9 @@ class Worker:
         self._check_ranks(run, sharded=settings["sharded"])
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
+            if settings["device_memory"]:
+                has = torch.cuda.get_device_properties(self._ranks.rank).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, settings["device_memory"] / has))
         self._ranks.connect(settings["scratch"], self._device)
         same = ("heldout", "tokenizer", "base", "policy", "sampling")
         given = {name: settings[name] for name in same}
@@ -205,7 +210,8 @@ class Worker:
         shows = run.audited and settings["shared"] and not self._ranks.rank
         has_same = self._texts or not getattr(self._task, "needs_text", False)  # else nobody has what it trains on
         if shows and has_same and hasattr(self._task, "places"):
-            told = {"wanted": room(run.inner.steps, layout.parameters), "free": free(settings["scratch"])}
+            left = min(free(settings["scratch"]), settings["disk"] or math.inf)
+            told = {"wanted": room(run.inner.steps, layout.parameters), "free": left}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
             every = stretch_steps(run.inner.steps, layout.parameters)  # in short rounds as well: who waits trains on
             self._recorder = Recorder(self._loop.view, self._states[0], every=every)

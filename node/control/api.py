@@ -21,11 +21,12 @@ import trio
 
 from swarmnode import __version__
 from swarmnode.node.assembly import Node
+from swarmnode.node.config import CAPS, NodeConfig
 from swarmnode.node.control import Declined
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
-from swarmnode.node.exitcodes import RUN_UNAVAILABLE
+from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.session import OWNERS, RunSession
@@ -42,6 +43,7 @@ from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
+from swarmnode.training.options import SettingError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -333,6 +335,20 @@ class Api:
         self._node.session.resume()
         await in_thread(lambda: self._node.pause_mark.unlink(missing_ok=True))
         return {"holds": _holds(self._node.session)}
+
+    async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""
+        node, known = self._node, describe(NodeConfig)
+        if params:
+            try:
+                await node.change_caps(params)
+            except SettingError as error:
+                raise Declined(str(error), exit_code=CONFIG) from error
+            except DataDirError as error:
+                told = f"changed, but only until this node is started again, as it cannot be written down: {error}"
+                raise Declined(told, exit_code=error.exit_code) from error
+        caps = {key: {"value": getattr(node.config, key), "unit": known[key][1].unit} for key in CAPS}
+        return {"caps": caps, "holds": _holds(node.session), "disk_used": node.guest.used}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
         self._node.stopping.set()

@@ -217,6 +217,10 @@ class Libp2pNetwork:
                 return rtt
         return None
 
+    def cap_rates(self, *, up: float, down: float) -> None:
+        """From now on send and receive no more than so many bytes a second, of all peers; 0: no cap."""
+        self._allowance.up.rate, self._allowance.down.rate = up, down
+
     def traffic(self) -> Traffic:
         return Traffic(bytes_in=self._allowance.bytes_in, bytes_out=self._allowance.bytes_out)
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import time
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, replace
@@ -79,7 +80,7 @@ class CheckpointManifest:
         return Layout.of([(name, shape) for name, shape in self.layout])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkpoints:
     """The checkpoints of one run in one folder. Blocking."""
 
@@ -90,6 +91,7 @@ class Checkpoints:
     keep: int  # newest ones that stay
     hours: float = 0.0  # back to which older ones stay, further and further apart
     spec: bytes = b""  # the run's canonical encoding
+    room: float = math.inf  # bytes that they may take, the newest excepted; its owner sets it
 
     def save(self, saved: Saved) -> Path:
         """Write one and drop what is too old. Raises NoSpace or DataDirError; older ones are then intact."""
@@ -98,6 +100,7 @@ class Checkpoints:
             discard_unfinished(self.folder)
         except OSError as error:
             raise explain(error, self.folder) from error
+        self._make_room()
         path = self.folder / f"round-{saved.round:08d}.safetensors"
         vectors: dict[str, NDArray[Any]] = {
             "parameters": saved.state.parameters,
@@ -130,6 +133,17 @@ class Checkpoints:
         except OSError as error:
             raise DataDirError(f"{self.folder}: old checkpoints cannot be deleted: {error.strerror}") from error
         return path
+
+    def _make_room(self) -> None:
+        """Delete the oldest until one more as large as the newest fits; the newest stays."""
+        newest, *older = _manifests(self.folder) or [self.folder]
+        files = {m.stem: list(self.folder.glob(f"{m.stem}.*")) for m in (newest, *older)}
+        sizes = {stem: sum(file.stat().st_size for file in found) for stem, found in files.items()}
+        while older and sum(sizes.values()) + sizes[newest.stem] > self.room:
+            oldest = older.pop().stem
+            del sizes[oldest]
+            for file in sorted(files[oldest]):  # the manifest first: without it the others mean nothing
+                file.unlink(missing_ok=True)
 
     def _drop_others_than(self, newest: Path) -> None:
         """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""

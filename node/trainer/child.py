@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -49,6 +50,9 @@ HOLD_GRACE = 1.0  # s that a command in hand may take after `freeze`, before the
 HELD = "training is paused, and the trainer stopped in the middle of a step until swarmnode resume"
 WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
 STARTING = ("weigh", "init", "feed")  # commands that a stopped process answers once it goes on
+BRAKE_EVERY = 0.05  # s between two looks at the CPU time of a capped trainer; of one without a cap UNCAPPED_EVERY
+UNCAPPED_EVERY = 1.0
+BURST, DEBT = 0.2, 60.0  # s of the cap that may be caught up on, and that may have to be waited for
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 
 
@@ -78,6 +82,8 @@ class TrainerSettings:
     scratch: str = ""  # directory of the trainer's own, emptied before each start; empty: it can write nowhere
     readable: tuple[str, ...] = ()  # files and directories that it may read beside those above
     memory: int = 0  # bytes of its own at the most; 0 is no cap
+    device_memory: int = 0  # bytes of each GPU at the most; 0 is no cap
+    disk: int = 0  # bytes that the node may have of it, of which states that auditors may ask for get half; 0 is no cap
 
 
 def rules_of(settings: TrainerSettings) -> Rules:
@@ -236,6 +242,9 @@ class TrainerChild:
         self._unanswered: set[int] = set()  # commands, also those that nobody awaits
         self._changed = trio.Event()  # one was answered, or the process was stopped
         self.frozen = False  # stopped in the middle of a command, until `thaw`
+        self._braked = self._stopped = False  # whether it is ahead of its cap on CPU time; whether its processes stand
+        self.cores = 0.0  # CPU seconds a second that it and this process may take; 0 is no cap
+        self.cpu_seconds = 0.0  # that it took, all ranks together, at the last look
         self._sending = trio.Lock()
         self._words = b""
         self._heard = trio.Event()  # all of its words
@@ -265,6 +274,7 @@ class TrainerChild:
         self.process.stdout.close()
         async with self._stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, words)
+            nursery.start_soon(self._keep_to_cap)
             try:
                 yield
             finally:
@@ -272,6 +282,7 @@ class TrainerChild:
                     await self._quit()
                     with trio.move_on_after(WORDS_GRACE):
                         await self._heard.wait()
+                nursery.cancel_scope.cancel()
                 self._hearing.cancel()
 
     async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
@@ -303,7 +314,7 @@ class TrainerChild:
             return call.answer["ok"] or {}
         if call.answer["fault"]:
             raise TrainerFailed(call.answer["error"])
-        self._kill(f"{op} failed: {call.answer['error']}")
+        self.end(f"{op} failed: {call.answer['error']}")
         raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
 
     async def interrupt(self) -> None:
@@ -318,7 +329,7 @@ class TrainerChild:
             await self._quiet()
         if self._unanswered and not self.ended.is_set():
             self.frozen = True
-            self._signal(signal.SIGSTOP)
+            self._stop_or_go()
             for call in self._in_flight.values():
                 if call.op not in STARTING:
                     call.done.set()
@@ -327,7 +338,7 @@ class TrainerChild:
     async def thaw(self) -> None:
         """Let it go on and end what it has in hand. Returns early where it is frozen again."""
         self.frozen = False
-        self._signal(signal.SIGCONT)
+        self._stop_or_go()
         await self._quiet()
 
     async def _quiet(self) -> None:
@@ -338,9 +349,37 @@ class TrainerChild:
         self._changed.set()
         self._changed = trio.Event()
 
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+    def _stop_or_go(self) -> None:
+        stop = self.frozen or self._braked
+        if stop != self._stopped and not self.ended.is_set():
+            self._stopped = stop
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGSTOP if stop else signal.SIGCONT)
+
+    async def _keep_to_cap(self) -> None:
+        """Have its processes stand while they and this one are ahead of `cores`, as cpulimit does.
+
+        Whatever a step takes, so neither steps nor their results depend on it.
+        """
+        credit, used, at = 0.0, self._cpu_used(), trio.current_time()  # credit: CPU seconds
+        while True:
+            await trio.sleep(BRAKE_EVERY if self.cores else UNCAPPED_EVERY)
+            cores, before, then = self.cores, used, at
+            used, at = self._cpu_used(), trio.current_time()
+            credit += cores * (at - then) - (used - before)
+            credit = max(-DEBT * cores, min(BURST * cores, credit))
+            self._braked = credit < 0
+            self._stop_or_go()
+
+    def _cpu_used(self) -> float:
+        """CPU seconds of this process and of all ranks."""
+        with suppress(OSError):  # it has ended
+            ranks = [self.process.pid]
+            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as children:
+                ranks += map(int, children.read().split())
+            # The clock of another process's CPU time, as clock_getcpuclockid(3) names it.
+            self.cpu_seconds = sum(time.clock_gettime(~rank << 3 | 2) for rank in ranks)
+        return self.cpu_seconds + time.process_time()
 
     def cause(self) -> str:
         """How it ended, in a few words."""
@@ -366,17 +405,20 @@ class TrainerChild:
                 except trio.BrokenResourceError:
                     self._finish()
         if patience.cancelled_caught:
-            self._kill("took no commands")
+            self.end("took no commands")
 
     async def _stop(self, call: _Call) -> None:
-        with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE) as patience:
+        slower = min(1.0, self.cores / (os.cpu_count() or 1)) if self.cores else 1.0
+        with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE / slower) as patience:
             await self._send({"id": next(self._numbers), "op": "stop"})
             await call.done.wait()
         if patience.cancelled_caught:
-            self._kill("did not stop")
+            self.end("did not stop")
 
     async def _quit(self) -> None:
         """Reap the process, by force where it does not go."""
+        self.cores, self._braked = 0.0, False
+        self._stop_or_go()
         if not self.ended.is_set() and not self.frozen:
             with trio.move_on_after(QUIT_GRACE):
                 await self._send({"id": next(self._numbers), "op": "quit"})
@@ -424,7 +466,8 @@ class TrainerChild:
                     logger.log(self._level, "the trainer says: %s", said.decode(errors="replace"))
         self._heard.set()
 
-    def _kill(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
+        """Kill it. A successor starts clean."""
         self._reason = self._reason or reason
         self.process.kill()
 

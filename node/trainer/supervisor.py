@@ -95,6 +95,8 @@ class TrainerProcess(Trainer):
         self._child: TrainerChild | None = None
         self._interrupted = False
         self._process: TrainerChild | None = None  # the child, also while it is not ready
+        self._cores = 0.0
+        self._cpu_before = 0.0  # seconds, of children that ended
         self._held = self._to_hold = False  # whether it computes nothing; and whether that shall last
         self._changed = trio.Event()  # a child is ready, or what was asked of it changed
         self.restarts = 0
@@ -112,6 +114,25 @@ class TrainerProcess(Trainer):
         """Seconds of all children so far, by what for."""
         now = {} if self._child is None else self._child.spent
         return {what: seconds + now.get(what, 0.0) for what, seconds in self._spent_before.items()}
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all children so far."""
+        return self._cpu_before + (self._process.cpu_seconds if self._process is not None else 0.0)
+
+    def cap_cpu(self, cores: float) -> None:
+        """From now on have trainer and daemon take no more than so many CPU seconds a second; 0: no cap."""
+        self._cores = cores
+        if self._process is not None:
+            self._process.cores = cores
+
+    def change(self, **settings: int) -> None:
+        """Go on with other settings, in a new child where one of them is another."""
+        changed = replace(self._settings, **settings)  # type: ignore[arg-type]
+        if changed != self._settings:
+            self._settings = changed
+            if self._process is not None:
+                self._process.end("its settings were changed")
 
     @property
     def layout(self) -> Layout:
@@ -289,7 +310,7 @@ class TrainerProcess(Trainer):
             introduced = 0  # answers until it was ready; 0: it never was
             await trio.to_thread.run_sync(empty, self._settings.scratch)
             async with child.running(memory_fd, self.rules, environment(self._settings)):
-                self._process = child
+                self._process, child.cores = child, self._cores
                 try:
                     await self._introduce(child, memory_fd)
                     introduced = child.answered
@@ -303,6 +324,7 @@ class TrainerProcess(Trainer):
                     pass  # before it was ready; counted below
                 finally:
                     self._spent_before = self.spent
+                    self._cpu_before = self.cpu_seconds
                     self._child = self._process = None
             if failure is not None:
                 raise failure

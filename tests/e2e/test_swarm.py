@@ -231,6 +231,37 @@ def test_a_pause_lasts_over_a_restart(tmp_path: Path, run_file: Path, corpus: Pa
         node.wait_for("round")
 
 
+def test_caps_change_while_a_node_runs_and_last_and_an_owners_pause_outlasts_them(
+    tmp_path: Path, run_file: Path, corpus: Path
+) -> None:
+    later = [time.strftime("%H:%M", time.localtime(time.time() + 3600 * hours)) for hours in (2, 3)]
+
+    def causes(node: Node) -> list[str]:
+        return [hold["cause"] for hold in node.command_line("status")["holds"]]
+
+    with Node(tmp_path / "alone", run_file, corpus=corpus) as node:
+        node.wait_for("round")
+        told = node.command_line("caps", f"hours={later[0]}-{later[1]}", "cpu=50", "up=8", "not_on_battery=true")
+        assert told["caps"]["cpu"] == {"value": 50.0, "unit": "%"} and told["caps"]["not_on_battery"]["value"] is True
+        until(lambda: node.command_line("status")["run"]["phase"] == "paused")
+        assert f"outside of its hours, {later[0]}" in swarmnode("health", "--data-dir", node.home).stdout
+        (hold,) = node.command_line("status")["holds"]
+        assert 3600 < hold["until"] - time.time() <= 7200
+        node.command_line("pause")
+        assert causes(node) == ["owner", "hours"]
+        node.command_line("caps", "hours=")
+        until(lambda: causes(node) == ["owner"])
+        refused = swarmnode("caps", "cpu=900", "--data-dir", node.home)
+        assert refused.returncode == 3 and "cpu = 900" in refused.stderr and "1 to 100 %" in refused.stderr
+        assert "KEY=VALUE" in swarmnode("caps", "cpu", "--data-dir", node.home).stderr
+        node.command_line("resume")
+        node.wait_for("round", since=len(node.events))
+        node.send(signal.SIGINT)
+        assert node.wait() == 0
+        shown = node.command_line("config", "show")["settings"]
+        assert shown["cpu"] == {"value": 50.0, "origin": str(node.home / "caps.toml")} and shown["hours"]["value"] == ""
+
+
 def test_a_node_that_stays_after_its_last_round_ends_in_order(tmp_path: Path, run_file: Path, corpus: Path) -> None:
     with Node(tmp_path / "alone", run_file, "--rounds", "1", "--stay", corpus=corpus) as node:
         node.wait_for("finished")

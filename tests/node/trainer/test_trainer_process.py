@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -92,7 +93,7 @@ def _cpu_seconds(trainer: TrainerProcess) -> float:
 def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_with_what_was_loaded(
     settings: TrainerSettings,
 ) -> None:
-    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 48})  # seconds a step
+    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 96})  # seconds a step
 
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:
@@ -112,8 +113,10 @@ def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_wit
         trainer.load(np.zeros_like(trainer.parameters()))
         await trainer.release()
         assert not trainer.parameters().any()
-        assert (await trainer.train(round=1, steps=1, seconds=60)).steps == 1
-        assert trainer.parameters().any() and trainer.restarts == 0
+        assert await trainer.evaluate(thorough=False) == pytest.approx(
+            8, abs=0.01
+        )  # bits per byte of who knows nothing
+        assert trainer.restarts == 0
 
     _with_trainer(settings, use, spec)
 
@@ -132,6 +135,39 @@ def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings
             await trio.sleep(0.1)
             await trainer.release()
         assert trainer.spent["train"] > 0
+
+    _with_trainer(settings, use)
+
+
+def test_a_trainer_takes_the_cpu_time_that_it_may(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_train_forever, trainer)
+            for cores in (0.1, 0.3):
+                trainer.cap_cpu(cores)
+                await trio.sleep(1.5)
+                before, began = _cpu_seconds(trainer) + time.process_time(), trio.current_time()
+                await trio.sleep(5.0)
+                share = (_cpu_seconds(trainer) + time.process_time() - before) / (trio.current_time() - began)
+                assert share < 1.1 * cores + 0.01  # no lower bound: other tests may have the CPU
+            trainer.cap_cpu(0)
+            nursery.cancel_scope.cancel()
+        assert trainer.restarts == 0
+
+    _with_trainer(settings, use)
+
+
+def test_other_settings_start_the_trainer_again_with_its_parameters(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        await trainer.train(round=0, steps=2, seconds=60)
+        trained, pid = trainer.parameters(), trainer.pid
+        trainer.change(threads=1, nice=0)
+        assert trainer.pid == pid
+        trainer.change(threads=1, nice=3)
+        while trainer.pid in (pid, None):  # noqa: ASYNC110 (another process)
+            await trio.sleep(0.05)
+        assert np.array_equal(trainer.parameters(), trained)
+        assert os.getpriority(os.PRIO_PROCESS, trainer.pid or 0) == 3 + os.getpriority(os.PRIO_PROCESS, 0)
 
     _with_trainer(settings, use)
 

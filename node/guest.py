@@ -1,0 +1,210 @@
+"""When a volunteer's machine is its owner's alone, and how much of its disk this node has.
+
+    guest = Guest(Path("/var/lib/swarmnode"))
+    guest.look(config, time.time(), own=12.5)      # why training is to pause now; empty: it may go on
+
+Four settings pause training by themselves: `hours`, `only_when_idle`, `not_on_battery` and `temperature`; so does a
+data directory above `disk`. What is asked stands in files of the kernel, and for a desktop in logind. A file that is
+missing, unreadable or absurd says nothing, and nothing that it holds can end the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from swarmnode.node.config import GIGABYTE, NodeConfig
+
+LOOK_EVERY = 5.0  # seconds between two looks
+WEIGH_EVERY = 30.0  # seconds between two looks at the size of a data directory without a cap
+MINUTE = 60.0
+OTHERS_SHARE = 0.1  # of all cores: a machine whose other programs take more, over a minute, is in use
+COOLER_BY = 5.0  # degrees below the cap from which on training resumes, so that it does not flutter
+PLAUSIBLE = (0.0, 150.0)  # degrees Celsius: sensors that are not connected show -273, 0 or 255
+LOGIND_WITHIN = 2.0  # seconds for it to answer
+IDLE_COMMAND = ("loginctl", "show-seat", "seat0", "--property=IdleHint", "--property=IdleSinceHint")
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Why this node does not train for now."""
+
+    cause: str
+    why: str  # for people
+    until: float | None = None  # seconds since the epoch, where that is known
+
+
+class Guest:
+    """What this node noticed of its machine. Methods block."""
+
+    def __init__(self, directory: Path, root: Path = Path("/")) -> None:
+        """`directory`: the node's own, which `disk` caps. `root`: of the system's files, for tests."""
+        self._directory, self._root = directory, root
+        self.used = 0  # bytes of the directory, at the last look
+        self._weighed_at = -WEIGH_EVERY
+        self._hot = False
+        self._busy: deque[tuple[float, float]] = deque()  # times, and CPU seconds of others until then
+        self._in_use_at = 0.0  # when others last took more than OTHERS_SHARE
+
+    def look(self, config: NodeConfig, now: float, *, own: float) -> list[Hold]:
+        """Why training is to pause at `now` (seconds since the epoch). `own`: CPU seconds of this node until now."""
+        if config.disk or not 0 <= now - self._weighed_at < WEIGH_EVERY:
+            self._weighed_at, self.used = now, weigh(self._directory)
+        found = (
+            self._out_of_hours(config, now),
+            self._in_use(config, now, own),
+            self._on_battery(config),
+            self._too_hot(config),
+            self._too_large(config),
+        )
+        return [hold for hold in found if hold is not None]
+
+    def _out_of_hours(self, config: NodeConfig, now: float) -> Hold | None:
+        if not config.hours or allowed_at(config.hours, now):
+            return None
+        return Hold("hours", f"outside of its hours, {config.hours}", next_allowed(config.hours, now))
+
+    def _on_battery(self, config: NodeConfig) -> Hold | None:
+        if not config.not_on_battery:
+            return None
+        supplies = list(_folders(self._root / "sys/class/power_supply"))
+        plugged = any(_text(each / "type") != "Battery" and _text(each / "online") == "1" for each in supplies)
+        # A mouse or a headset has a battery too, and its scope is Device.
+        drained = any(
+            _text(each / "type") == "Battery"
+            and _text(each / "scope") != "Device"
+            and _text(each / "status") == "Discharging"
+            for each in supplies
+        )
+        return Hold("battery", "the machine runs on its battery") if drained and not plugged else None
+
+    def _too_hot(self, config: NodeConfig) -> Hold | None:
+        cap = config.temperature
+        hottest = max(self._temperatures(), default=0.0) if cap else 0.0
+        self._hot = bool(cap) and hottest > (cap - COOLER_BY if self._hot else cap)
+        if not self._hot:
+            return None
+        return Hold("temperature", f"a sensor shows {hottest:.0f} °C; it goes on at {cap - COOLER_BY:g} °C")
+
+    def _temperatures(self) -> Iterator[float]:
+        """What sensors show, degrees Celsius."""
+        zones, chips = self._root / "sys/class/thermal", self._root / "sys/class/hwmon"
+        for sensor in (*zones.glob("thermal_zone*/temp"), *chips.glob("hwmon*/temp*_input")):
+            with suppress(ValueError):
+                degrees = int(_text(sensor)) / 1000
+                if PLAUSIBLE[0] < degrees < PLAUSIBLE[1]:
+                    yield degrees
+
+    def _too_large(self, config: NodeConfig) -> Hold | None:
+        if not config.disk or self.used <= config.disk * GIGABYTE:
+            return None
+        return Hold(
+            "disk",
+            f"the data directory has {self.used / GIGABYTE:.2f} GB, and may have {config.disk:g}: raise disk, keep "
+            "fewer checkpoints (checkpoint_keep, checkpoint_hours), or leave old runs (swarmnode leave)",
+        )
+
+    # --- whether somebody uses the machine ----------------------------------------------------------------------------
+
+    def _in_use(self, config: NodeConfig, now: float, own: float) -> Hold | None:
+        wanted = MINUTE * config.only_when_idle
+        if not wanted:
+            self._busy.clear()
+            return None
+        self._look_at_others(now, own)
+        last = {
+            "somebody typed at a terminal": self._typed_at(now),
+            "other programs took CPU time": self._in_use_at,
+            "the desktop was in use": self._desktop_used_at(now),
+        }
+        what = max(last, key=last.__getitem__)
+        if now - last[what] >= wanted:
+            return None
+        minutes = f"{config.only_when_idle:g} min"
+        return Hold("in use", f"{what} within the last {minutes}, and it waits for so long", last[what] + wanted)
+
+    def _look_at_others(self, now: float, own: float) -> None:
+        """Note whether other programs took much CPU time over the last minute."""
+        with suppress(ValueError):
+            first = _text(self._root / "proc/stat").partition("\n")[0].split()
+            user, nice, system, _, _, interrupts, soft, *_ = map(int, first[1:])
+            ticks = user + nice + system + interrupts + soft
+            self._busy.append((now, ticks / os.sysconf("SC_CLK_TCK") - own))
+        if not self._busy:
+            return
+        while self._busy[0][0] < now - MINUTE or self._busy[0][0] > now:
+            self._busy.popleft()
+        (began, before), (_, after) = self._busy[0], self._busy[-1]
+        if now > began and (after - before) / (now - began) > OTHERS_SHARE * (os.cpu_count() or 1):
+            self._in_use_at = now
+
+    def _typed_at(self, now: float) -> float:
+        """When a terminal was last read from: the kernel notes it as the time of access, as `w` shows it."""
+        dev, last = self._root / "dev", 0.0
+        for terminal in (*dev.glob("pts/[0-9]*"), *dev.glob("tty[0-9]*")):
+            with suppress(OSError):
+                read_at = terminal.stat().st_atime
+                last = max(last, read_at if read_at <= now else 0.0)
+        return last
+
+    def _desktop_used_at(self, now: float) -> float:
+        """When the person in front of the machine was last there, as their desktop told logind; 0: nobody knows."""
+        try:
+            asked = subprocess.run(IDLE_COMMAND, capture_output=True, text=True, timeout=LOGIND_WITHIN, check=True)
+            told = dict(line.split("=", 1) for line in asked.stdout.split())
+            return now if told["IdleHint"] == "no" else min(now, int(told["IdleSinceHint"]) / 1e6)
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+            return 0.0
+
+
+# --- hours -----------------------------------------------------------------------------------------------------------
+
+
+def allowed_at(hours: str, moment: float) -> bool:
+    """Whether the clock on the wall shows a time within `hours`, "22:00-07:00, 12:00-13:00", at `moment`."""
+    local = datetime.fromtimestamp(moment)
+    minute = 60 * local.hour + local.minute
+    for span in hours.split(","):
+        begin, end = (60 * int(clock[:2]) + int(clock[3:]) for clock in span.strip().split("-"))
+        if begin <= minute < end or (end <= begin and (minute >= begin or minute < end)):
+            return True
+    return False
+
+
+def next_allowed(hours: str, moment: float) -> float | None:
+    """The first minute from `moment` on that is within `hours`, however clocks are set to summer time meanwhile."""
+    minutes = range(int(moment // 60), int(moment // 60) + 2 * 24 * 60)
+    return next((60.0 * minute for minute in minutes if allowed_at(hours, 60 * minute)), None)
+
+
+# --- files that may lie or be missing --------------------------------------------------------------------------------
+
+
+def weigh(directory: Path) -> int:
+    """Bytes of disk that the files below a directory take."""
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            with suppress(OSError):
+                total += 512 * os.lstat(os.path.join(folder, file)).st_blocks
+    return total
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
