@@ -13,6 +13,7 @@ import typer
 from swarmnode.cli.terminal import (
     DataDirOption,
     JsonOption,
+    UsageMistake,
     absolute,
     ask,
     directory,
@@ -22,15 +23,9 @@ from swarmnode.cli.terminal import (
     table,
     why_held,
 )
-<<<<<<< HEAD
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.storage.datadir import DataDir
-=======
-from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
-from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.storage.datadir import DataDir, explain
 from swarmnode.training.options import as_toml
->>>>>>> c0a3723 (Cap CPU time, GPU memory and disk, and pause by hours, use, battery and heat; change each while the node runs: swarmnode caps)
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
 PUBLISH_TIMEOUT = 120.0  # s; a state is written to disk
