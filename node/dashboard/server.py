@@ -122,8 +122,9 @@ class Dashboard:
         self._listener = listener
         self._open: set[trio.SocketStream] = set()
         host, port = listener.getsockname()[:2]
-        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         self._at_home = {host, "localhost"} if ip_address(host).is_loopback else None
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         node = "/api/nodes/{node:int}"
         files = {file.name: file for file in PAGE.iterdir()}
         self._files = {"/": files["index.html"], **{f"/{name}": file for name, file in files.items()}}
@@ -144,6 +145,11 @@ class Dashboard:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. No request and no connection ends it."""
+        if self._at_home is None:
+            log.warning(
+                "the dashboard is served beyond this machine and is not encrypted: whoever reads that network's "
+                "traffic can take its token, and with it steer this node. Name 127.0.0.1 and use ssh -L instead"
+            )
         config = Config()
         config.errorlog = log
         config.include_server_header = False

@@ -420,8 +420,11 @@ def test_a_port_that_is_taken_is_no_reason_to_fail() -> None:
         listen("192.0.2.1:0")
 
 
-def test_on_an_address_of_the_network_every_name_of_the_machine_will_do(tmp_path: Path) -> None:
+def test_on_an_address_of_the_network_every_name_of_the_machine_will_do_and_the_owner_is_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def check(site: Site) -> None:
+        assert site.dashboard.address == f"http://127.0.0.1:{site.port}/" and "ssh -L" in caplog.text
         assert (await site.ask("GET", "/healthz", Host="worker:4078")).status == 200  # Prometheus beside a container
         assert (await site.ask("GET", "/api/nodes", Host="worker:4078", token="")).status == 401
         assert (await site.ask("GET", "/api/nodes", Host="worker:4078", Origin="http://x.example")).status == 403
