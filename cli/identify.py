@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, PassphraseOption, ask, own_home, say, show
+from swarmnode.cli.terminal import DataDirOption, JsonOption, PassphraseOption, UsageMistake, ask, own_home, say, show
 from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ def identify(
             help="Make a key with so many bits of work, as runs may ask for; each doubles the time. [default: none]",
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name the node for its peers, 1 to 32 characters. [default: none]"),
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="With --mine: move a key with less work aside. [default: keep it]")
     ] = False,
@@ -39,21 +43,32 @@ def identify(
 ) -> None:
     """Print the node's peer id; a key is made on first use.
 
+    swarmnode id --name "Anna's desktop" names the node: peers see it beside the peer id. Names are not unique.
+
     swarmnode id --mine 20 makes a key that cost a million tries, for runs that admit no cheaper ones ([trust]
     identity_bits); some half a minute on one core. The node must not be running.
     """
     if join:
         _print_join(data_dir, json_output)
         return
-    from swarmnode.node.identity import load_or_create, work_of
+    from swarmnode.node.identity import NAME_LENGTH, agent, cleaned, load_or_create, named, work_of
+    from swarmnode.node.storage.datadir import write_atomic
 
     home, passphrase = own_home(data_dir, passphrase_file)
     home.prepare()
     if mine is not None:
         _mine(home, passphrase, mine, replacing=replace)
     identity = load_or_create(home.identity, passphrase)
-    told = {"peer_id": identity.peer_id, "data_dir": str(home.path), "key": str(home.identity)}
-    show({**told, "work_bits": work_of(identity)}, identity.peer_id, json_output)
+    if name is not None:
+        if not name.strip() or cleaned(name) != name.strip():
+            raise UsageMistake(f"--name: a name has 1 to {NAME_LENGTH} printable characters")
+        write_atomic(home.name, cleaned(name).encode())
+        if home.holder() is not None:
+            say("peers see the name once the node is started again: swarmnode stop, then swarmnode run")
+    called = named(agent("", home.name))[1]
+    told = {"peer_id": identity.peer_id, "name": called, "data_dir": str(home.path), "key": str(home.identity)}
+    text = f"{identity.peer_id}  {called}" if name is not None else identity.peer_id
+    show({**told, "work_bits": work_of(identity)}, text, json_output)
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +16,11 @@ from swarmnode.cli.terminal import (
     DataDirOption,
     JsonOption,
     ask,
+    called,
     colours,
     directory,
     duration,
+    live,
     number_of,
     plain,
     print_json,
@@ -30,7 +31,7 @@ from swarmnode.cli.terminal import (
     table,
     why_held,
 )
-from swarmnode.cli.views import render_netcheck, render_status
+from swarmnode.cli.views import path_of, render_netcheck, render_status
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import DEGRADED, OK
 from swarmnode.node.storage.datadir import DataDir, write_atomic
@@ -55,20 +56,13 @@ def status(
         answer = client.call("status", timeout=10.0)
         show(answer, render_status(answer, colour=colours()), json_output)
         return
-    with suppress(KeyboardInterrupt):
-        if json_output or not sys.stdout.isatty():
-            while True:
-                answer = client.call("status", timeout=10.0)
-                show(answer, render_status(answer) + "\n", json_output)
-                time.sleep(interval)
-        from rich.live import Live
-        from rich.text import Text
-
-        with Live(screen=True, auto_refresh=False) as live:
-            while True:
-                answer = client.call("status", timeout=10.0)
-                live.update(Text.from_ansi(render_status(answer, colour=colours())), refresh=True)
-                time.sleep(interval)
+    answers = iter(lambda: client.call("status", timeout=10.0), None)
+    if not json_output:
+        live((render_status(answer, colour=colours()) for answer in answers), interval)
+        return
+    for answer in answers:
+        print_json(answer)
+        time.sleep(interval)
 
 
 def health(
@@ -152,10 +146,9 @@ def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         return
     rows = [
         (
-            short_peer(peer["peer_id"]),
+            called(peer),
             "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms",
-            (f"via {short_peer(peer['relay'])}" if peer["relay"] else peer["path"])
-            + (" in" if peer["inbound"] else " out"),
+            path_of(peer) + (" in" if peer["inbound"] else " out"),
             duration(peer["age_s"]),
             "-" if peer["round"] is None else str(peer["round"]),
             "yes" if peer["member"] else "no",

@@ -49,7 +49,7 @@ def run(
         str | None,
         typer.Option("--run", metavar="RUN_ID", help="The run to join or go on with. [default: the only one there is]"),
     ] = None,
-    join: Annotated[list[str] | None, _flag("join", "MULTIADDR", "--join")] = None,
+    join: Annotated[list[str] | None, _flag("join", "INVITATION", "--join")] = None,
     roster: Annotated[
         str | None,
         typer.Option(metavar="ROUND:ID", help="Join only a history of the run with this roster. [default: any]"),
@@ -119,9 +119,9 @@ def run(
 
     The first Ctrl-C leaves the swarm in order; a second one ends the node at once.
 
-    swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join MULTIADDR --run RUN_ID joins one;
-    swarmnode run alone goes on with the only run in the data directory; swarmnode run --task digits-rl begins or joins
-    the swarm in which policies learn from one another's answers.
+    swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join INVITATION joins one, as does --join
+    MULTIADDR --run RUN_ID; swarmnode run alone goes on with the only run in the data directory; swarmnode run --task
+    digits-rl begins or joins the swarm in which policies learn from one another's answers.
     """
     if task is not None and (built_in := _built_in(task)) is not None:
         if runspec is not None or run_id is not None:
@@ -132,6 +132,8 @@ def run(
         home = DataDir(directory(None if data_dir is None else Path(data_dir)))
         if known := home.known_runs():
             runspec, run_id = None, one_run(known, str(runspec), home.path, "swarmnode run ")
+    if join:
+        join, run_id, roster = _invited(join, run_id, roster)
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
         raise UsageMistake(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
@@ -150,6 +152,20 @@ def run(
 
     options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "")
     raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))
+
+
+def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[list[str], str | None, str | None]:
+    """Addresses, run and roster, with those of invitations. Raises NotAnInvitation or UsageMistake."""
+    from swarmnode.node.invite import PREFIX, decode
+
+    for at, place in enumerate(join):
+        if place.startswith(PREFIX):
+            found = decode(place)
+            if {run_id or found.run_id, found.run_id} - {"", run_id or found.run_id}:
+                raise UsageMistake(f"--run {run_id} is another run than that of the invitation; leave out --run")
+            join = [*join[:at], found.address, *join[at + 1 :]]
+            run_id, roster = run_id or found.run_id or None, roster or found.roster or None
+    return join, run_id, roster
 
 
 def _built_in(task: str) -> Path | None:

@@ -11,9 +11,11 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from select import select
 from typing import Annotated, Any
 
 import typer
@@ -244,6 +246,42 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     return [(f"{scale[y]:9.4g}" if y in scale else "").rjust(9) + " " + line for y, line in enumerate(lines)]
 
 
+def live(screens: Iterator[str], interval: float) -> None:
+    """Show each of `screens` in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all."""
+    with suppress(KeyboardInterrupt):
+        if not sys.stdout.isatty():
+            for text in screens:
+                print(text + "\n", flush=True)
+                time.sleep(interval)
+        from rich.live import Live
+        from rich.text import Text
+
+        with _keyboard() as keys, Live(screen=True, auto_refresh=False) as shown:
+            for text in screens:
+                lines = Text.from_ansi(text)
+                lines.no_wrap, lines.overflow = True, "crop"
+                shown.update(lines, refresh=True)
+                if "q" in keys(interval):
+                    return
+
+
+@contextmanager
+def _keyboard() -> Iterator[Callable[[float], str]]:
+    """What is typed within so many seconds, without the enter key and unseen; the terminal is as before afterwards."""
+    import termios
+    import tty
+
+    if not sys.stdin.isatty():
+        yield lambda seconds: time.sleep(seconds) or ""
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield lambda within: os.read(0, 64).decode(errors="ignore") if select([0], [], [], within)[0] else ""
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
 def bar(done: float, width: int) -> str:
     """A progress bar of `width` characters for a part `done` between 0 and 1."""
     filled = round(min(1.0, max(0.0, done)) * width)
@@ -265,6 +303,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
 def age(since: float) -> str:
     """How long ago a time in seconds since 1970 is, by this machine's clock."""
     return duration(max(0.0, time.time() - since))
+
+
+def called(peer: dict[str, Any]) -> str:
+    """A peer of an answer as a person tells it from others: the name that it gave itself, if any, and its id."""
+    id, name = short_peer(peer["peer_id"]), plain(peer.get("name") or "", 20)
+    return f"{name} …{id[-6:]}" if name else id
 
 
 def short_peer(peer_id: str) -> str:

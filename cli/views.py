@@ -12,13 +12,14 @@ Below it, how `swarmnode netcheck` looks. Built from plain values, so that a tes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import Any
 
 from swarmnode.cli.terminal import (
     LEARNS_BY,
     bar,
+    called,
     count,
     duration,
     number_of,
@@ -58,11 +59,18 @@ FILTERING = {
 
 def render_status(status: dict[str, Any], *, colour: bool = False) -> str:
     """The screen for a `status` answer, without a closing newline."""
-    lines = [_head(status, colour), ""]
+    lines = [head_of(status, colour), "", *labelled(status, colour)]
+    return "\n".join([*lines, *warning_lines(status.get("warnings", []), HEIGHT - len(lines), colour)])
+
+
+def labelled(
+    status: dict[str, Any], colour: bool, width: int = WIDTH, only: Sequence[str] | None = None
+) -> Iterator[str]:
+    """The lines of a `status` answer with their labels: all, or those with the labels `only`."""
     for label, text in _rows(status, colour):
-        shown = text if colour else plain(text, WIDTH - LABEL)
-        lines.append(style(label.ljust(LABEL), "dim", on=colour) + shown if label else "")
-    return "\n".join([*lines, *_warning_lines(status.get("warnings", []), HEIGHT - len(lines), colour)])
+        shown = text if colour else plain(text, width - LABEL)
+        if only is None or label in only:
+            yield style(label.ljust(LABEL), "dim", on=colour) + shown if label else ""
 
 
 def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
@@ -101,12 +109,13 @@ def sandboxed(told: dict[str, Any] | None) -> str:
     return "sandboxed in part" if told["missing"] else "sandboxed"
 
 
-def _head(status: dict[str, Any], colour: bool) -> str:
+def head_of(status: dict[str, Any], colour: bool, width: int = WIDTH) -> str:
+    """The first line: version, who this is, since when."""
     left = f"swarmnode {plain(status['version'], 16)}"
-    peer = short_peer(status["peer_id"])
+    peer = called(status)
     right = f"up {duration(status['uptime_s'])}"
     middle = f"   {peer}   {plain(status['role'], 8)}"
-    gap = " " * max(2, WIDTH - len(left) - len(middle) - len(right))
+    gap = " " * max(2, width - len(left) - len(middle) - len(right))
     return style(left, "bold", on=colour) + style(middle, "dim", on=colour) + gap + right
 
 
@@ -202,9 +211,9 @@ def _loss(run: dict[str, Any], colour: bool) -> str:
     return text
 
 
-def _warning_lines(warnings: list[str], room: int, colour: bool) -> list[str]:
+def warning_lines(warnings: list[str], room: int, colour: bool, width: int = WIDTH) -> list[str]:
     """Whole, below an empty line, in so many lines as there is `room` for; `swarmnode health` has all of them."""
-    lines = [line for each in warnings for line in wrap(plain(f"! {each}"), WIDTH, subsequent_indent="  ")]
+    lines = [line for each in warnings for line in wrap(plain(f"! {each}"), width, subsequent_indent="  ")]
     if len(lines) >= room:
         lines = [*lines[: room - 2], "  and more: swarmnode health"]
     return [style(line, "yellow", on=colour) for line in ["", *lines]] if lines else []
@@ -249,6 +258,11 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     serves = answer["serves"]
     serving = f"{serves['reservations']} peers, {serves['circuits']} circuits now"
     yield "relays for", [f"{serving}, {size(serves['bytes'])} so far"]
+
+
+def path_of(peer: dict[str, Any]) -> str:
+    """How a peer of `peers` is reached."""
+    return f"via {short_peer(peer['relay'])}" if peer["relay"] else plain(peer["path"], 12)
 
 
 def _place(address: str) -> str:

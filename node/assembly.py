@@ -28,7 +28,8 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity
+from swarmnode.node.identity import Identity, agent
+from swarmnode.node.invite import Invitation
 from swarmnode.node.logs import Line, Ring, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.process import metrics_of
@@ -61,7 +62,6 @@ from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
 
-AGENT = f"swarmnode/{__version__}"
 EVENTS = 256  # kept for a slow reader, who then misses the oldest
 
 
@@ -96,7 +96,9 @@ class Node:
         self.store = RunStore(datadir)
         self.limits = limits = Limits()
         self.trust = trust = PeerTrust(relays_for_all=config.role == "relay")
-        self.network = Libp2pNetwork(identity, host_settings(config, limits=limits), trust)
+        self.agent = agent(__version__, datadir.name)
+        self.greeted = datadir.path / "greeted"  # there after the first run
+        self.network = Libp2pNetwork(identity, host_settings(config, limits=limits, agent=self.agent), trust)
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=int(config.shards_cap * GIGABYTE))
@@ -325,12 +327,38 @@ class Node:
             return None
 
     def join_line(self) -> str:
-        """A command for another machine."""
-        addresses = self.network.addresses
-        chosen = f" --run {self.chosen.run_id}" if self.chosen is not None else ""
-        place = self.place()
-        roster = f" --roster {place.roster}" if place is not None and place.roster else ""
-        return f"swarmnode run --join {addresses[0]}{chosen}{roster}" if addresses else ""
+        """A command for another machine, with an invitation; empty while there is no address."""
+        addresses, place = self.network.addresses, self.place()
+        if not addresses:
+            return ""
+        run_id, roster = (
+            self.chosen.run_id if self.chosen is not None else "",
+            place.roster if place is not None else "",
+        )
+        try:
+            return f"swarmnode run --join {Invitation(addresses[0], run_id, roster).encode()}"
+        except ValueError:  # a place of an unusual kind
+            options = [f" --run {run_id}"] * bool(run_id) + [f" --roster {roster}"] * bool(roster)
+            return f"swarmnode run --join {addresses[0]}{''.join(options)}"
+
+
+def greeting(node: Node) -> list[str]:
+    """What a person should know at the first run: who this is, what others see, what is kept, how to refuse."""
+    config = node.config
+    if config.data == "local" or node.data is None:
+        text = "none of its text leaves this machine"
+    else:
+        text = f"shards of the run's text, at most {config.shards_cap:g} GB (--shards-cap), are kept and sent on"
+    return [
+        "  you         this node's key is its peer id; swarmnode id --name NAME gives it a name that its peers see",
+        *(f"  address     {address}" for address in node.network.addresses[:2]),
+        "  others see  your IP address, peer id, name and version; in a run also how far your copy of the model moves,",
+        "              from which something of the text that you train on may be worked out",
+        f"  is kept     in {config.directory}: key, logs, the run's state and checkpoints",
+        f"  is shared   {text};",
+        "              where this node is public, it relays for members of its run who are not",
+        "  say no      swarmnode pause, resume, stop; --threads, --memory, --up, --down and more cap what it takes",
+    ]
 
 
 def invitation(line: str, addresses: Sequence[str]) -> str:
@@ -345,7 +373,7 @@ def invitation(line: str, addresses: Sequence[str]) -> str:
     return f"To join this run from another machine:\n  {line}"
 
 
-def host_settings(config: NodeConfig, *, limits: Limits) -> HostSettings:
+def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSettings:
     """Where the host listens and what it may use."""
     return HostSettings(
         listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
@@ -354,7 +382,7 @@ def host_settings(config: NodeConfig, *, limits: Limits) -> HostSettings:
         up=config.up * MEGABIT,
         down=config.down * MEGABIT,
         max_peers=config.max_peers,
-        agent=AGENT,
+        agent=agent,
         limits=limits,
     )
 

@@ -22,12 +22,12 @@ from functools import partial
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.assembly import AGENT, Node, invitation
+from swarmnode.node.assembly import Node, greeting, invitation
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, NodeConfig
 from swarmnode.node.control.api import Api, stands_still
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
-from swarmnode.node.identity import load_or_create, read_passphrase
+from swarmnode.node.identity import load_or_create, named, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs
 from swarmnode.node.process import (
     READY,
@@ -57,6 +57,7 @@ from swarmnode.training.tasks import needs_text
 logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
+LOOK_AGAIN = 5.0  # seconds between two looks whether others can dial this node
 TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 
 
@@ -100,6 +101,7 @@ class Daemon:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._life = trio.CancelScope()  # what a stop ends when there is no session to leave in order
+        self._invited_to: str | None = None  # the address in the invitation that was printed; "" for none
         self._serving = trio.CancelScope()  # after the last round; what was opened for the run is then closed in order
 
     async def run(self) -> int:
@@ -110,6 +112,7 @@ class Daemon:
                 nursery.start_soon(self._watch_signals, signals)
                 nursery.start_soon(self._stop_when_told)
                 nursery.start_soon(self._tell_watchdog)
+                nursery.start_soon(self._invite_again)
                 async with AsyncExitStack() as stack:
                     await self._start_parts(stack)
                     with self._life:
@@ -141,7 +144,7 @@ class Daemon:
 
     async def _start_parts(self, stack: AsyncExitStack) -> None:
         node = self._node
-        serve_hello(node.network, AGENT)
+        serve_hello(node.network, node.agent)
         serve_runs(node.rpc, node.listings, node.store.encoded)
         carriers = (node.network.run, node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run)
         for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run, *self._dashboard()):
@@ -265,13 +268,27 @@ class Daemon:
         )
         node.ready = True
         notify(READY, status=f"peer {node.network.me}")
+        self._invited_to = "".join(addresses[:1])
         if node.options.json_events:
             return
-        lines = [f"swarmnode {__version__} is ready: peer {node.network.me}, role {node.config.role}"]
-        lines += [f"  listening on {address}" for address in addresses]
-        if node.chosen is not None:
-            lines.append(f"  run {node.chosen.spec.run.name}, {node.parameters():,} parameters")
-            lines.append(invitation(node.join_line(), node.network.addresses))
-        lines += [f"  its page is {node.dashboard} (swarmnode open)"] if node.dashboard else []
-        lines.append("Look at it with `swarmnode status`; Ctrl-C leaves the swarm in order.")
+        run = f"run {node.chosen.spec.run.name}, {node.parameters():,} parameters" if node.chosen is not None else ""
+        called = " ".join(filter(None, (named(node.agent)[1], node.network.me)))
+        lines = [f"swarmnode {__version__} is ready: {called}, {run or f'role {node.config.role}'}"]
+        if not node.greeted.exists():
+            lines += greeting(node)
+            node.greeted.touch()
+        page = f"its page: {node.dashboard} (swarmnode open); " if node.dashboard else ""
+        lines += [f"Look at it: swarmnode status, swarmnode top; {page}Ctrl-C leaves the swarm in order."]
+        lines += [invitation(node.join_line(), addresses)] if node.chosen is not None else []
         print("\n".join(lines), file=sys.stdout, flush=True)
+
+    async def _invite_again(self) -> None:
+        """Say the invitation once more when others can dial this node, where they could not when it was ready."""
+        node = self._node
+        while True:
+            await trio.sleep(LOOK_AGAIN)
+            first = "".join(node.network.addresses[:1])
+            if node.nat.how_reached in ("public", "relayed") and self._invited_to not in (None, first) and first:
+                break
+        if node.chosen is not None and not node.options.json_events:
+            print(f"Others can dial this node now. {invitation(node.join_line(), node.network.addresses)}", flush=True)

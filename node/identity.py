@@ -38,6 +38,28 @@ class IdentityError(ExpectedError):
     exit_code = CONFIG
 
 
+NAME_LENGTH = 32  # characters
+
+
+def agent(version: str, path: Path) -> str:
+    """What peers hear of a node: `swarmnode/0.1.0`, and after a space the name in the file `path`, where it has one."""
+    try:
+        return f"swarmnode/{version} {cleaned(path.read_text(encoding='utf-8'))}".rstrip()
+    except (OSError, ValueError):
+        return f"swarmnode/{version}"
+
+
+def named(agent: str) -> tuple[str, str]:
+    """Program and name in what a peer says of itself; the name is anybody's words, without control characters."""
+    program, _, name = agent.partition(" ")
+    return program, cleaned(name) if program.startswith("swarmnode/") else ""
+
+
+def cleaned(name: str) -> str:
+    """A name as it is shown: printable, on one line, at most NAME_LENGTH characters."""
+    return "".join(char for char in name if char.isprintable()).strip()[:NAME_LENGTH]
+
+
 @dataclass(frozen=True)
 class Identity:
     """A node's key and its name in the network."""

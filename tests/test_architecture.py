@@ -47,6 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.node.storage.history",
         "swarmnode.node.exitcodes",
         "swarmnode.node.identity",
+        "swarmnode.node.invite",
         "swarmnode.node.logs",
         "swarmnode.training.options",
         "swarmnode.training.runspec",
@@ -59,6 +60,7 @@ ALLOWED_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "cli": (
         "swarmnode.node.daemon",
         "swarmnode.node.dashboard.server",
+        "swarmnode.node.doctor",
         "swarmnode.node.plan",
         "swarmnode.node.provenance",
     )

@@ -27,6 +27,7 @@ from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE
+from swarmnode.node.identity import named
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.session import OWNERS, RunSession
@@ -97,6 +98,7 @@ class Api:
         return {
             "version": __version__,
             "peer_id": node.network.me,
+            "name": named(node.agent)[1],
             "uptime_s": round(trio.current_time() - self._started, 1),
             "role": node.config.role,
             "ready": node.ready,
@@ -107,6 +109,7 @@ class Api:
             "paused": node.session is not None and node.session.paused,
             "holds": _holds(node.session),
             "reachability": node.nat.how_reached,
+            "clock_off_s": _clock_off(node),
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
@@ -202,7 +205,8 @@ class Api:
                     "inbound": view.inbound,
                     "age_s": round(now - view.connected_at, 1),
                     "rtt_ms": round(1000 * rtt, 2) if (rtt := self._rtt(view.peer)) else None,
-                    "agent": view.agent,
+                    "agent": named(view.agent)[0],
+                    "name": named(view.agent)[1],
                     "member": view.peer in members,
                     "standing": scoring.standing(view.peer).word,
                     "round": place.round if place is not None and view.peer in seated else None,
@@ -414,6 +418,12 @@ def _of_run(node: Node, *, notices: bool) -> list[str]:
     of_session = node.session.warnings if node.session is not None else {}
     of_data = node.data.warnings if node.data is not None else {}
     return [text for cause, text in (of_session | of_data).items() if (cause in NOTICES) == notices]
+
+
+def _clock_off(node: Node) -> float | None:
+    """Seconds by which the median of peers is ahead of this machine's clock; None while too few are known."""
+    off = node.state.clocks.off if node.state is not None else None
+    return None if off is None else off / 1000
 
 
 def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -> list[str]:

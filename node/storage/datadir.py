@@ -2,6 +2,7 @@
 
     identity.key       the node's private key                  layout   version of this arrangement
     config.toml        the owner's settings, optional          lock     held by the daemon, contains its pid
+    name               what peers see it called, optional      greeted  after the first run
     address-book.json  peers met before                        logs/    one JSON object a line, rotated
     control.sock       where the command line asks             runs/<run_id>/   checkpoints and state of a run
     dashboard.token    with which a browser asks
@@ -156,6 +157,7 @@ class DataDir:
         self.address_book = self.path / "address-book.json"
         self.dashboard_token = self.path / "dashboard.token"
         self.layout = self.path / "layout"
+        self.name = self.path / "name"
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"
         self.runs = self.path / "runs"

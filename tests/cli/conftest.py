@@ -127,7 +127,19 @@ class FakeDaemon:
                         token.run_sync_soon(nursery.cancel_scope.cancel)
 
                 self._stop = stop
-                names = ("status", "peers", "netcheck", "metrics", "ping", "sample", "pause", "resume", "stop", "leave")
+                names = (
+                    "status",
+                    "peers",
+                    "netcheck",
+                    "metrics",
+                    "ping",
+                    "sample",
+                    "history",
+                    "pause",
+                    "resume",
+                    "stop",
+                    "leave",
+                )
                 methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
                 self._ready.set()
@@ -140,7 +152,7 @@ class FakeDaemon:
             if name == "peers":
                 stranger = peer(rtt_ms=None, round=None, member=False, standing="slowed", path="relayed", relay=PEER_ID)
                 kept_out = [{"peer_id": PEER_ID, "for_s": 42.0, "why": "lied\x1b[2J"}]
-                return {"peers": [peer(rtt_ms=12.3), stranger], "kept_out": kept_out}
+                return {"peers": [peer(rtt_ms=12.3, name="Anna\x1b[2J"), stranger], "kept_out": kept_out}
             if name == "metrics":
                 return {"text": "swarmnode_peers 2\n", "metrics": [{"name": "swarmnode_peers"}]}
             if name == "ping" and params["peer"] != PEER_ID:
@@ -150,6 +162,8 @@ class FakeDaemon:
                 return {"peer_id": PEER_ID, "rtts_ms": [1.5] * params["count"], "relays": relays, "path": "direct"}
             if name == "netcheck":
                 return self.netcheck
+            if name == "history":
+                return {"run_id": RUN_ID, "name": "byte-lm", "unit": "bits per byte", "rounds": rounds()}
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
             if name == "leave":
@@ -163,6 +177,13 @@ class FakeDaemon:
     async def _logs(self, params: dict[str, Any]) -> AsyncIterator[Any]:
         self.asked.append(("logs", params))
         yield {"time": "2025-01-31T12:00:00.123Z", "level": "WARNING", "logger": "swarmnode.x", "message": "hm\x1b[2J"}
+
+
+def rounds() -> list[dict[str, Any]]:
+    known = {"seconds": 2.0, "trained_s": 1.5, "exchange_s": 0.3, "waited_s": 0.2, "members": 4, "own": "accepted"}
+    told = [{"round": r, "time": 1.7e9 + r, "loss": 8.0 - r / 10, **known} for r in range(18)]
+    told[-1] |= {"missing": [PEER_ID], "why": {PEER_ID: "late\x1b[2J"}}
+    return told
 
 
 def peer(**other: Any) -> dict[str, Any]:

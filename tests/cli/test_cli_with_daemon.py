@@ -247,3 +247,14 @@ def test_figures_are_short_and_right() -> None:
     assert sparkline([float("nan"), 1, 1], 10) == "▁▁" and len(sparkline(range(1000), 32)) == 32
     assert bar(0.5, 4) == "━━──" and bar(7, 2) == "━━"
     assert plain("a\x1b[2J\nb", 5) == "a [2…"
+
+
+def test_doctor_asks_the_daemon_and_its_exit_code_says_what_is_bad(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    daemon.status |= {"version": "0.0.1", "problems": ["the disk is full\x1b[2J"], "clock_off_s": 0.1}
+    told = swarmnode("doctor")
+    assert told.returncode == DEGRADED and "bad   node" in told.stdout and "\x1b" not in told.stdout
+    assert "ok    device" in told.stdout and "the running node is 0.0.1" in told.stdout
+    daemon.status["problems"] = []
+    told = swarmnode("doctor", "--json")
+    found = only_json(told.stdout)
+    assert told.returncode == OK and found["healthy"] and {each["verdict"] for each in found["found"]} <= {"ok", "warn"}

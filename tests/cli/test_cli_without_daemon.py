@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
+from swarmnode.node.invite import Invitation
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.history import HISTORY, History, PastRound
 
+PEER_ID = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
 RUN_ID = "3f9c21ab04de" + "0" * 52
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -21,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
     [
         ["status"],
         ["health"],
+        ["top"],
         ["peers"],
         ["ping", "x"],
         ["sample", "x"],
@@ -193,3 +196,19 @@ def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, hom
     assert drawn[1].strip().startswith("8 ") and drawn[-2].strip().startswith("5.1 ")
     assert drawn[-1].split() == ["round", "0", "round", "29"]
     assert swarmnode("history", "--plot", "--csv").returncode == USAGE
+
+
+def test_an_invitation_that_was_mistyped_says_so_before_anything_starts(swarmnode: Any) -> None:
+    word = Invitation(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER_ID}", RUN_ID).encode()
+    wrong = swarmnode("run", "--join", word[:-1])
+    assert wrong.returncode == USAGE and "is cut off, or a character of it is wrong" in wrong.stderr
+    other = swarmnode("run", "--join", word, "--run", "0" * 64)
+    assert other.returncode == USAGE and "another run than that of the invitation" in other.stderr
+
+
+def test_a_node_has_a_name_that_a_person_gave_it(swarmnode: Any) -> None:
+    assert swarmnode("id", "--name", "Anna's desktop").stdout.endswith("  Anna's desktop\n")
+    assert only_json(swarmnode("id", "--json").stdout)["name"] == "Anna's desktop"
+    for wrong in ("", "x" * 33, "a\x1b[2J", "two\nlines"):
+        refused = swarmnode("id", "--name", wrong)
+        assert refused.returncode == USAGE and "1 to 32 printable characters" in refused.stderr

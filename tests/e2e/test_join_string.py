@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from realnodes import RUN_TOML, Node, agree, until
 
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
+from swarmnode.node.invite import decode
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +28,7 @@ def test_a_newcomer_joins_by_the_printed_line_and_by_no_other_history(tmp_path: 
         until(lambda: len(first.states()) > 5, within=200)
         told = first.command_line("id", "--join")
         printed = told["join"].split()
-        assert printed[:2] == ["swarmnode", "run"] and printed[-2:] == ["--roster", told["roster"]]
+        assert printed[:3] == ["swarmnode", "run", "--join"] and decode(printed[3]).roster == told["roster"]
 
         with Node(tmp_path / "second", *printed[2:], corpus=corpus) as second:
             second.wait_for("caught_up", within=120)
@@ -36,8 +38,8 @@ def test_a_newcomer_joins_by_the_printed_line_and_by_no_other_history(tmp_path: 
 
         told = first.command_line("id", "--join")  # a new one: members keep 64 rounds
         round, id = told["roster"].split(":")
-        other = [f"{round}:{'0' * len(id)}" if part == told["roster"] else part for part in told["join"].split()[2:]]
-        with Node(tmp_path / "third", *other, corpus=corpus) as third:
+        other = replace(decode(told["join"].split()[3]), roster=f"{round}:{'0' * len(id)}").encode()
+        with Node(tmp_path / "third", "--join", other, corpus=corpus) as third:
             assert third.wait(within=120) == RUN_UNAVAILABLE
             said = third.log()
             assert "does not contain roster" in said and "Ask somebody whom you trust" in said

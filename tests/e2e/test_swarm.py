@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from realnodes import LOCAL, Node, agree, swarmnode, until, warnings_of
 
+from swarmnode.node.invite import decode
 from swarmnode.training.sandbox import landlock
 
 pytestmark = pytest.mark.slow
@@ -93,7 +94,8 @@ def test_the_model_writes_while_it_trains(swarm: list[Node]) -> None:
 def test_id_prints_a_line_that_joins(swarm: list[Node]) -> None:
     assert swarm[0].command_line("id")["peer_id"] == swarm[0].ready["peer_id"]
     line = swarm[0].command_line("id", "--join")["join"]
-    assert re.fullmatch(r"swarmnode run --join /ip4/127\.0\.0\.1/tcp/\d+/p2p/12D3\w+ --run [0-9a-f]{64}", line)
+    assert re.fullmatch(r"swarmnode run --join swarmnode:[1-9A-Za-z]{100,110}", line)
+    assert decode(line.split()[-1]).run_id == swarm[0].ready["run_id"]
     assert line == swarm[0].ready["join"]
 
 

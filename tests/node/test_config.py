@@ -128,7 +128,7 @@ def test_join_addresses_that_cannot_be_dialled_are_refused(address: str) -> None
 
 
 def test_caps_are_given_in_megabits_and_used_in_bytes() -> None:
-    settings = host_settings(NodeConfig(up=8.0, down=80.0), limits=Limits())
+    settings = host_settings(NodeConfig(up=8.0, down=80.0), limits=Limits(), agent="swarmnode/1")
     assert (settings.up, settings.down) == (1e6, 1e7)
 
 

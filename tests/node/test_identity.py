@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from swarmnode.node.assembly import WorkMissing, check_admitted
-from swarmnode.node.identity import IdentityError, load_or_create, peer_id_of, read_passphrase
+from swarmnode.node.identity import (
+    NAME_LENGTH,
+    IdentityError,
+    agent,
+    load_or_create,
+    named,
+    peer_id_of,
+    read_passphrase,
+)
 from swarmnode.training.runspec import parse_runspec
 
 
@@ -109,3 +117,12 @@ def test_a_run_that_asks_for_work_refuses_a_key_without_it_and_says_what_to_do()
         check_admitted(spec, peer_id_of(bytes(32)))
     check_admitted(spec, "12D3a")
     check_admitted(parse_runspec({"run": {"name": "r"}}, source="test"), "12D3b")
+
+
+def test_a_name_travels_behind_the_version_and_is_cleaned_on_both_sides(tmp_path: Path) -> None:
+    path = tmp_path / "name"
+    assert agent("1.2", path) == "swarmnode/1.2" and named("swarmnode/1.2") == ("swarmnode/1.2", "")
+    path.write_text(" Anna's\x1b[2J\u202e desktop ")
+    assert named(agent("1.2", path)) == ("swarmnode/1.2", "Anna's[2J desktop")
+    assert named("swarmnode/1.2 " + "x\n" * 99)[1] == "x" * NAME_LENGTH
+    assert named("kubo/0.30 desktop") == ("kubo/0.30", "")

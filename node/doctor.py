@@ -1,0 +1,198 @@
+"""What a machine brings for a node, and what is wrong with it: the checks of `swarmnode doctor`.
+
+They need no running node. Where one runs, its answers to `status` and `netcheck` are used, since it has measured what a
+look from outside can only guess. Torch and the sandbox are tried in a process of their own, as in a trainer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from swarmnode import __version__
+from swarmnode.node.config import NodeConfig
+from swarmnode.training.memory import Machine
+
+OK, WARN, BAD = "ok", "warn", "bad"
+GB = 1e9
+DISK_BAD, DISK_WARN = 1 * GB, 5 * GB  # free bytes
+MEMORY_BAD, MEMORY_WARN = 0.5 * GB, 2 * GB  # free bytes; a daemon takes 0.2 GB, a small trainer 0.4 GB
+SLOW_DISK = 10e6  # bytes/s
+SAMPLE = 16 << 20  # bytes that are written to measure that
+CLOCK_OFF = 5.0  # s by which peers may see this clock off
+TIME_ERROR = 5  # adjtimex: nobody sets this clock
+PYTHONS = ((3, 11), (3, 13))
+TRIAL = 120.0  # s for torch to start
+_TRY = """
+import json, os
+from swarmnode.training.sandbox import Rules, enter
+report = enter(Rules(scratch=os.environ["TMPDIR"]))
+import torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+missing = [f"{each.part}: {each.why}" for each in report.missing]
+told = {"torch": torch.__version__, "gpus": gpus, "enforced": report.enforced, "missing": missing}
+print(json.dumps(told))
+"""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found of one thing."""
+
+    what: str
+    verdict: str  # ok, warn or bad
+    says: str
+    do: str = ""  # what to do about it
+
+
+def diagnose(config: NodeConfig, status: dict[str, Any] | None, netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:
+    """All checks of this machine and the node there, one after another; blocking, some seconds in all.
+
+    `status` and `netcheck`: what the running node answers; None where none runs.
+    """
+    yield _versions(status)
+    yield from _node(status)
+    yield _clock(status)
+    yield from _storage(config.directory)
+    yield _port(config, status)
+    yield from _network(netcheck)
+    yield from _trainer(config)
+
+
+def _versions(status: dict[str, Any] | None) -> Diagnosis:
+    says = f"swarmnode {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+    if status is not None and status["version"] != __version__:
+        return Diagnosis(
+            "versions", WARN, f"{says}; the running node is {status['version']}", "swarmnode stop, then run"
+        )
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1] or platform.system() != "Linux":
+        return Diagnosis("versions", WARN, says, "tested are Python 3.11 to 3.13 on Linux")
+    return Diagnosis("versions", OK, says)
+
+
+def _node(status: dict[str, Any] | None) -> Iterator[Diagnosis]:
+    if status is None:
+        yield Diagnosis("node", OK, "none is running here; what only a running one knows is left out")
+        return
+    run, problems = status["run"], status["problems"]
+    doing = f"run {run['name']}, {run['phase']}" if run is not None else f"role {status['role']}, in no run"
+    if not problems:
+        yield Diagnosis("node", OK, f"running: {doing}, {status['peers']['connected']} peers")
+    for problem in problems:
+        yield Diagnosis("node", BAD, problem, "swarmnode health watches this, swarmnode logs tells more")
+    for notice in status["warnings"]:
+        if notice not in problems:
+            yield Diagnosis("node", WARN, notice)
+
+
+def _clock(status: dict[str, Any] | None) -> Diagnosis:
+    off = status.get("clock_off_s") if status is not None else None
+    if off is not None:
+        says = f"{abs(off):.1f} s {'behind' if off > 0 else 'ahead of'} the peers' (their median)"
+        set_it = "set the clock, or switch on its service: timedatectl set-ntp true"
+        return Diagnosis("clock", *((BAD, says, set_it) if abs(off) > CLOCK_OFF else (OK, says)))
+    nobody = "too few peers tell the time" if status is not None else "no node runs that could ask peers"
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
+    except (OSError, AttributeError):
+        state = -1
+    if state == TIME_ERROR:
+        says = f"nothing on this machine keeps it right, and {nobody}; a clock that is minutes off keeps a node out"
+        return Diagnosis("clock", WARN, says, f"compare {time.strftime('%H:%M:%S')} with another clock; set up NTP")
+    says = "the system keeps it right" if state >= 0 else "the system does not say whether it is right"
+    return Diagnosis("clock", OK if state >= 0 else WARN, f"{says}; {nobody}")
+
+
+def _storage(directory: Path) -> Iterator[Diagnosis]:
+    folder = next(each for each in (directory, *directory.parents) if each.is_dir())
+    machine = Machine.here(str(folder), None)
+    free = f"{machine.disk / GB:.1f} GB free in {folder}"
+    verdict = BAD if machine.disk < DISK_BAD else WARN if machine.disk < DISK_WARN else OK
+    yield Diagnosis("disk", verdict, free, "" if verdict == OK else "free some, or name another place: --data-dir")
+    target = folder / f".doctor-{os.getpid()}"
+    try:
+        began = time.monotonic()
+        with target.open("wb") as file:
+            file.write(os.urandom(SAMPLE))
+            file.flush()
+            os.fsync(file.fileno())
+        rate = SAMPLE / max(time.monotonic() - began, 1e-9)
+        slow = "checkpoints take long; keep fewer (--checkpoint-every) or use another disk (--data-dir)"
+        told = Diagnosis("disk", OK, f"writes {rate / 1e6:.0f} MB/s")
+        yield told if rate >= SLOW_DISK else Diagnosis("disk", WARN, told.says, slow)
+    except OSError as error:
+        yield Diagnosis("disk", BAD, f"{folder} cannot be written: {error.strerror}", "name another one: --data-dir")
+    finally:
+        target.unlink(missing_ok=True)
+    verdict = BAD if machine.memory < MEMORY_BAD else WARN if machine.memory < MEMORY_WARN else OK
+    advice = "" if verdict == OK else "close other programs; swarmnode plan RUN.toml says what a run needs"
+    yield Diagnosis("memory", verdict, f"{machine.memory / GB:.1f} GB free", advice)
+
+
+def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
+    if status is not None:
+        return Diagnosis("port", OK, f"the node listens; it tells others {len(status['addresses'])} addresses")
+    family = socket.AF_INET6 if ":" in config.listen else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((config.listen, config.port))
+        except OSError as error:
+            says = f"TCP port {config.port} on {config.listen} cannot be used: {error.strerror}"
+            return Diagnosis("port", BAD, says, "end the program that has it, or choose another one: --port")
+    return Diagnosis("port", OK, f"TCP port {config.port} on {config.listen} is free")
+
+
+def _network(netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:
+    if netcheck is None:
+        yield Diagnosis("network", OK, "whether others can dial in is known once a node runs: swarmnode netcheck")
+        return
+    says = f"{netcheck['reachability']}, NAT {netcheck['nat']}, {len(netcheck['relays'])} relays"
+    reached = netcheck["reachability"] in ("public", "relayed")
+    yield Diagnosis("network", OK if reached else WARN, says, "" if reached else "swarmnode netcheck tells more")
+    for each in netcheck["problems"]:
+        yield Diagnosis("network", WARN, each["problem"], each["advice"])
+
+
+def _trainer(config: NodeConfig) -> Iterator[Diagnosis]:
+    """Torch, devices and sandbox, as a trainer would find them."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="swarmnode-doctor-") as scratch:
+            environ = {**os.environ, "TMPDIR": scratch}
+            trial = [sys.executable, "-c", _TRY]
+            done = subprocess.run(trial, capture_output=True, text=True, timeout=TRIAL, check=True, env=environ)
+        told = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        yield Diagnosis("torch", BAD, f"does not start: {lines[-1] if lines else error}", "install swarmnode again")
+        return
+    seen = ", ".join(told["gpus"])
+    says = f"torch {told['torch']}, {os.cpu_count()} CPU cores, {seen or 'no GPU that torch sees'}"
+    there = glob("/dev/nvidia[0-9]*")
+    if there and not told["gpus"]:
+        advice = "this is a CPU build of torch, or the driver is too old for it: pytorch.org tells which one fits"
+        yield Diagnosis("device", WARN, f"{says}, though {', '.join(sorted(there))} is there", advice)
+    elif config.device == "cuda" and not told["gpus"]:
+        yield Diagnosis("device", BAD, f"{says}, and --device cuda asks for one", "leave it out, or install a driver")
+    else:
+        yield Diagnosis("device", OK, says)
+    missing = "; ".join(told["missing"])
+    if config.sandbox == "off":
+        yield Diagnosis("sandbox", WARN, "switched off by --sandbox off", "leave that out, unless you must")
+    elif missing:
+        verdict = BAD if config.sandbox == "require" else WARN
+        yield Diagnosis("sandbox", verdict, f"not whole: {missing}", "a newer kernel has it; containers may forbid it")
+    else:
+        yield Diagnosis("sandbox", OK, f"the kernel enforces {', '.join(told['enforced'])}")

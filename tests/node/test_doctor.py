@@ -1,0 +1,91 @@
+"""The doctor's verdicts: each with what to do, and none that cannot be known."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmnode import __version__
+from swarmnode.node import doctor
+from swarmnode.node.config import NodeConfig
+
+STATUS: dict[str, Any] = {
+    "version": __version__,
+    "run": {"name": "tiny", "phase": "training"},
+    "role": "train",
+    "peers": {"connected": 2},
+    "problems": [],
+    "warnings": [],
+    "addresses": ["/ip4/127.0.0.1/tcp/1"],
+    "clock_off_s": 0.2,
+}
+NETCHECK: dict[str, Any] = {"reachability": "public", "nat": "none", "relays": [], "problems": []}
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `diagnose` finds, by what it is about; torch is not started."""
+    told = '{"torch": "2.9", "gpus": [], "enforced": ["files"], "missing": []}'
+    monkeypatch.setattr("swarmnode.node.doctor.subprocess.run", lambda *_, **__: SimpleNamespace(stdout=told))
+    monkeypatch.setattr(doctor, "glob", lambda pattern: [])
+
+    def look(status: Any = None, netcheck: Any = None, **config: Any) -> dict[str, list[doctor.Diagnosis]]:
+        there: dict[str, list[doctor.Diagnosis]] = {}
+        settings = NodeConfig(**{"data_dir": str(tmp_path / "node"), "port": 0, **config})
+        for each in doctor.diagnose(settings, status, netcheck):
+            there.setdefault(each.what, []).append(each)
+            assert each.verdict == "ok" or each.do or each.what in ("clock", "node"), each
+        return there
+
+    return look
+
+
+def verdicts(there: dict[str, list[doctor.Diagnosis]], what: str) -> list[str]:
+    return [each.verdict for each in there[what]]
+
+
+def test_a_machine_that_is_well_hears_so_with_and_without_a_node(found: Any, tmp_path: Path) -> None:
+    for there in (found(), found(STATUS, NETCHECK)):
+        for what in ("versions", "node", "port", "network", "device", "sandbox"):
+            assert verdicts(there, what) == ["ok"], there[what]
+    assert list(tmp_path.iterdir()) == []  # what measured the disk is gone
+
+
+def test_what_a_running_node_knows_is_told(found: Any) -> None:
+    problem = {"problems": ["the disk is full"], "warnings": ["the disk is full", "few judges"], "clock_off_s": -300.0}
+    cut_off = NETCHECK | {"reachability": "private", "problems": [{"problem": "no UPnP", "advice": "open the port"}]}
+    there = found(STATUS | problem | {"version": "0.0.1"}, cut_off)
+    assert verdicts(there, "node") == ["bad", "warn"] and verdicts(there, "versions") == ["warn"]
+    assert verdicts(there, "clock") == ["bad"] and "300.0 s ahead of" in there["clock"][0].says
+    assert verdicts(there, "network") == ["warn", "warn"] and there["network"][1].do == "open the port"
+
+
+def test_a_port_that_is_taken_a_disk_and_a_memory_that_are_full(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        there = found(listen="127.0.0.1", port=other.getsockname()[1])
+        assert verdicts(there, "port") == ["bad"] and "--port" in there["port"][0].do
+    monkeypatch.setattr(
+        "swarmnode.training.memory.Machine.here", lambda folder, device: SimpleNamespace(memory=1e8, disk=3e9)
+    )
+    there = found()
+    assert verdicts(there, "memory") == ["bad"] and verdicts(there, "disk")[0] == "warn"
+
+
+def test_devices_and_sandbox_are_those_that_a_trainer_finds(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(found(device="cuda"), "device") == ["bad"]
+    assert verdicts(found(sandbox="off"), "sandbox") == ["warn"]
+    monkeypatch.setattr(doctor, "glob", lambda pattern: ["/dev/nvidia0"])
+    assert "/dev/nvidia0 is there" in found()["device"][0].says
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nModuleNotFoundError: torch")
+
+    monkeypatch.setattr("swarmnode.node.doctor.subprocess.run", fails)
+    assert "ModuleNotFoundError: torch" in found()["torch"][0].says
