@@ -272,7 +272,7 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
     import tty
 
     if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds) or ""
+        yield lambda within: "".join(select([], [], [], within)[0])
         return
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)

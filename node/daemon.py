@@ -221,6 +221,7 @@ class Daemon:
             if node.data is not None:
                 await stack.enter_async_context(_running(node.data.run))
             trainer = node.make_trainer()
+            logger.info("starting the trainer, which loads torch and builds the model: some seconds")
             await stack.enter_async_context(_running(trainer.run))
             if trainer.needs is not None:
                 node.emit({"event": "memory", **trainer.needs.told()})
