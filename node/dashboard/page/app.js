@@ -225,9 +225,12 @@ function roundsPart() {
   const { rounds, peer_id: me } = feed();
   const named = new Set([me]);
   for (const round of rounds.list.slice(-60)) for (const peer of [...(round.counted ?? []), ...round.missing, ...Object.keys(round.verdicts ?? {})]) named.add(peer);
-  const others = [...named].filter((peer) => peer !== me).map((peer) => ({ peer, name: nameOf(peer) }));
-  const people = isReward() ? [] : [{ peer: me, name: nameOf(me) }, ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
-  if (!changed("rounds", [at, people, rounds.list.length, rounds.last])) return;
+  for (const one of feeds) if (one.peer_id) named.add(one.peer_id);
+  const owns = (peer) => new Map(feeds.find((one) => one.peer_id === peer)?.rounds.list.map((round) => [round.round, round.own]));
+  const row = (peer) => ({ peer, name: nameOf(peer), own: owns(peer) });
+  const others = [...named].filter((peer) => peer !== me).map(row);
+  const people = isReward() ? [] : [row(me), ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
+  if (!changed("rounds", [at, people, feeds.map((one) => [one.rounds.list.length, one.rounds.last])])) return;
   timeline.show({ rounds: rounds.list, people });
   for (const key of document.querySelectorAll("[data-stage]")) key.hidden = !rounds.list.some((round) => round.stages[key.dataset.stage]);
 }

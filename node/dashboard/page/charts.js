@@ -186,8 +186,8 @@ export class Timeline extends Drawing {
       if (column % every === 0) {
         drawn.push(h("text", { x: x + width / 2, y: bars + 16, class: "scale middle" }, `${round.round}`));
       }
-      rows.forEach(({ peer }, row) => {
-        const [mark] = presence(round, peer);
+      rows.forEach(({ peer, own }, row) => {
+        const [mark] = presence(round, peer, own?.get(round.round));
         const top = bars + 24 + ROW * row + 1;
         if (mark) drawn.push(h("rect", { x, y: top, width, height: ROW - 3, rx: 2, class: `mark ${mark}` }));
       });
@@ -198,13 +198,13 @@ export class Timeline extends Drawing {
   }
 }
 
-/** ["good" | "late" | "refused" | "", why] of one peer's work in a round. */
-export function presence(round, peer) {
+/** ["good" | "late" | "refused" | "", why] of one peer's work in a round; `own` is what that peer said of it itself. */
+export function presence(round, peer, own) {
   const verdict = round.verdicts?.[peer];
   if (verdict && verdict !== "accepted") return ["refused", verdict];
   if (round.missing.includes(peer)) return ["late", round.why[peer] ?? "missing"];
-  if (round.counted?.includes(peer) || verdict) return ["good", "counted"];
-  return ["", ""];
+  if (round.counted?.includes(peer) || verdict || own === "accepted") return ["good", "counted"];
+  return own && own !== "none" ? ["refused", own] : ["", ""];
 }
 
 function told(round, people) {

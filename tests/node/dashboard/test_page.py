@@ -126,7 +126,11 @@ class FakeDaemon:
         self.called.append(method)
         match method:
             case "history":
-                return {"rounds": [self.told(number) for number in range(params["since"], self.round)]}
+                rounds = [self.told(number) for number in range(params["since"], self.round)]
+                if rounds and rounds[0]["round"] == 0:  # before it was looked at, a node remembers its own part only
+                    del rounds[0]["counted"]
+                    rounds[0]["own"] = "accepted"
+                return {"rounds": rounds}
             case "rollouts_ls":
                 return {"groups": [{"id": group} for group in self.groups]}
             case "rollouts_show":
@@ -192,7 +196,7 @@ def opened(browser: Browser, daemon: FakeDaemon, **size: Any) -> Page:
     """The page once it shows something."""
     page = browser.open(f"{daemon.origin}/#secret", **size)
     page.wait("document.querySelector('#link').innerText === 'live'")
-    page.wait("document.querySelectorAll('#rounds .mark').length >= 40")
+    page.wait("document.querySelectorAll('#rounds .mark').length >= 33")
     return page
 
 
