@@ -5,8 +5,9 @@
     refusal(table, Machine(memory, disk, device))   # why it cannot fit, and what to do; empty where it does
 
 P are the parameters that are trained and exchanged, n the members. `memory` is what processes hold for themselves and
-cannot give back. What is mapped (`mapped.py`) lies on the disk, and in as much memory as nobody else needs. Nothing
-here grows with the number of peers but contributions on the disk, and those up to a cap.
+cannot give back. What is mapped (`mapped.py`) lies on the disk, and in as much memory as nobody else needs; of small
+models, whose vectors have less than LARGE bytes, it lies in memory. Nothing here grows with the number of peers but
+contributions on the disk, and those up to a cap.
 
 Who checks that it is true: bench/large.py, by the kernel's figures of a daemon and its trainer.
 """
@@ -17,17 +18,18 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.topk import TopK, kept_of
+from swarmnode.training.mapped import LARGE
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import room as states_room
 
 FLOAT = 4  # bytes
 TOGETHER = 1 << 24  # elements that Muon orthogonalises at once
-DAEMON, TRAINER = 100_000_000, 160_000_000  # bytes of the two processes around a model of nothing
+DAEMON, TRAINER = 120_000_000, 160_000_000  # bytes of the two processes around a model of nothing
 STATES_SERVED = 4  # rounds whose states are kept for late comers, or …
 STATES_OF_CHAIN = 8  # … to go back to, in open runs
 CONTRIBUTIONS = 256  # of an open run that are kept
@@ -120,6 +122,8 @@ class Needs:
 def needs(spec: RunSpec, weight: Weight, keeping: Keeping = Keeping(), *, on_device: bool = False) -> Needs:
     """The table of one node; `on_device`: it trains on an accelerator with memory of its own."""
     rows = (*_trainer(spec, weight, keeping, on_device), *_daemon(spec, weight.parameters, keeping.members))
+    if FLOAT * weight.parameters < LARGE:  # such vectors are not worth a file
+        rows = tuple(replace(row, where="memory") if row.where == "mapped" else row for row in rows)
     return Needs((*rows, *_disk(spec, weight, keeping)))
 
 

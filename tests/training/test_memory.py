@@ -11,7 +11,7 @@ import torch
 
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.gpt import GPT
-from swarmnode.training.memory import Keeping, Machine, Weight, in_words, needs, refusal
+from swarmnode.training.memory import DAEMON, Keeping, Machine, Weight, in_words, needs, refusal
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
@@ -47,6 +47,14 @@ def test_an_accelerator_takes_the_gradient_off_the_memory_and_has_moments_of_its
     here, there = (needs(spec(), Weight(BILLION), on_device=on_device) for on_device in (False, True))
     assert there.device == 4 * 4 * BILLION
     assert here.memory - there.memory == 4 * BILLION
+
+
+def test_vectors_that_are_not_worth_a_file_are_counted_as_memory() -> None:
+    small, large = needs(spec("open"), Weight(2 * MILLION)), needs(spec("open"), Weight(20 * MILLION))
+    assert small.of("mapped") == 0 < large.of("mapped")
+    for table, vector in ((small, 8 * MILLION), (large, 80 * MILLION)):
+        held = table.of("memory", "mapped", by="daemon") - DAEMON
+        assert 17 < held / vector < 24
 
 
 def test_muon_has_one_moment_for_each_matrix_where_adamw_has_two() -> None:
