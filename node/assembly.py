@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,8 @@ class Node:
         if self.checkpoints is not None:
             self.checkpoints.room = left + weigh(self.checkpoints.folder)
         if store.used > store.cap:
-            store.collect()
+            with suppress(OSError):  # what cannot be deleted now is looked at again
+                store.collect()
 
     async def change_caps(self, changes: Mapping[str, Any]) -> None:
         """Change what the node may take, and when, at once and for its next starts.

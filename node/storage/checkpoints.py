@@ -98,9 +98,9 @@ class Checkpoints:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             discard_unfinished(self.folder)
+            self._make_room()
         except OSError as error:
             raise explain(error, self.folder) from error
-        self._make_room()
         path = self.folder / f"round-{saved.round:08d}.safetensors"
         vectors: dict[str, NDArray[Any]] = {
             "parameters": saved.state.parameters,

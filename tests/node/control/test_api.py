@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.cli.terminal import short_peer
+from swarmnode.node.control import Declined
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
@@ -116,3 +118,17 @@ def test_status_tells_how_many_threads_the_trainer_takes(chosen: int, by_data: b
     daemon = SimpleNamespace(trainer=trainer, config=SimpleNamespace(threads=chosen), chosen=run)
     api: Any = SimpleNamespace(_node=daemon)
     assert (Api._trainer_status(api) or {})["threads"] == shown
+
+
+def test_a_pause_that_cannot_be_written_down_says_both() -> None:
+    paused: list[bool] = []
+
+    async def pause() -> None:
+        paused.append(True)
+
+    session = SimpleNamespace(finished=trio.Event(), pause=pause)
+    api = object.__new__(Api)
+    api._node = SimpleNamespace(session=session, pause_mark=Path("/proc/no such place/paused"))  # type: ignore[assignment]
+    with pytest.raises(Declined, match=r"paused, but this cannot be written down.*no such place"):
+        trio.run(api.pause, {})
+    assert paused

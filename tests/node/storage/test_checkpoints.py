@@ -62,6 +62,19 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert found.residual.tobytes() == saved.residual.tobytes()
 
 
+def test_older_ones_make_room_under_a_cap_on_the_disk_and_the_newest_stays(tmp_path: Path) -> None:
+    kept = store(tmp_path, keep=10)
+    for round in range(1, 5):
+        kept.save(a_checkpoint(round))
+    one = sum(file.stat().st_size for file in (tmp_path / "checkpoints").glob("round-00000004.*"))
+    kept.room = 3.5 * one
+    kept.save(a_checkpoint(5))
+    assert rounds(tmp_path) == [3, 4, 5]
+    kept.room = 0
+    kept.save(a_checkpoint(6))
+    assert rounds(tmp_path) == [5, 6]
+
+
 def test_zeros_take_no_room_and_negative_zeros_stay_what_they_are(tmp_path: Path) -> None:
     zeros, negative = np.zeros(P, np.float32), np.full(P, -0.0, np.float32)
     ones = np.ones(P, np.float32)
