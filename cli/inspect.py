@@ -1,5 +1,5 @@
-"""Commands that look at a running daemon and change nothing: status, health, open, peers, netcheck, ping, metrics,
-logs; and sample, which has its model write.
+"""Commands that look at a daemon or its machine and change nothing: status, health, doctor, open, peers, netcheck,
+ping, metrics, logs; and sample, which has its model write.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +23,7 @@ from swarmnode.cli.terminal import (
     directory,
     duration,
     live,
+    loaded,
     number_of,
     plain,
     print_json,
@@ -40,6 +43,9 @@ PING_TIMEOUT = 10.0  # s for one ping, beside the time to connect
 SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
 BUSY = 300.0  # s; the trainer answers between two rounds' work
 LOG_LINES = 50
+
+
+_VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def status(
@@ -131,6 +137,35 @@ def open_page(
         go = home.path / "dashboard.html"
         write_atomic(go, f'<meta http-equiv="refresh" content="0; url={address}">'.encode())
         webbrowser.open(go.as_uri())
+
+
+def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Check clock, disk, memory, port, network, device and sandbox, and say what to do about each problem.
+
+    Works with and without a running node; takes some seconds, as it starts torch once. Exit code 0: nothing is bad;
+    11: something is. Example: swarmnode doctor --json
+    """
+    from swarmnode.node.doctor import diagnose
+
+    status: dict[str, Any] | None = None
+    netcheck: dict[str, Any] | None = None
+    with suppress(NotRunning, ControlError):
+        status, netcheck = ask(data_dir, "status", timeout=10.0), ask(data_dir, "netcheck", timeout=10.0)
+    found = []
+    for each in diagnose(loaded(data_dir).config, status, netcheck):
+        found.append(asdict(each))
+        if json_output:
+            continue
+        mark = style(f"{each.verdict:<4}", _VERDICTS[each.verdict], on=colours())
+        print(f"{mark}  {each.what:<9} {plain(each.says)}", flush=True)
+        if each.do:
+            print(f"{'':15} -> {plain(each.do)}", flush=True)
+        if each.what == "network" and sys.stderr.isatty():
+            print("      torch     starting it …", end="\r", file=sys.stderr, flush=True)
+    bad = any(each["verdict"] == "bad" for each in found)
+    if json_output:
+        print_json({"healthy": not bad, "found": found})
+    raise typer.Exit(DEGRADED if bad else OK)
 
 
 def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:

@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "history": ("swarmnode.cli.history", "history"),
     "health": ("swarmnode.cli.inspect", "health"),
     "open": ("swarmnode.cli.inspect", "open_page"),
-    "doctor": ("swarmnode.cli.doctor", "doctor"),
+    "doctor": ("swarmnode.cli.inspect", "doctor"),
     "peers": ("swarmnode.cli.inspect", "peers"),
     "netcheck": ("swarmnode.cli.inspect", "netcheck"),
     "metrics": ("swarmnode.cli.inspect", "metrics"),
