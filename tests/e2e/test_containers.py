@@ -70,8 +70,8 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     try:
         yield run
     finally:
-        if left := containers():  # `down` of podman-compose forgets all workers but the first
-            podman("rm", "--force", "--volumes", "--time", "30", *left)
+        for name in reversed(containers()):  # `down` of podman-compose forgets all workers but the first
+            podman("rm", "--force", "--volumes", "--time", "30", name)
         run("down", "--volumes")
 
 
