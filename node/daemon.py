@@ -123,7 +123,7 @@ class Daemon:
         code = OK if unsaved is None else unsaved.exit_code
         node.emit({"event": "stopped", "code": code})
         if not node.options.json_events:
-            print("; ".join(["stopped in order", *await in_thread(self._what_is_saved)]), flush=True)
+            self._say("; ".join(["stopped in order", *await in_thread(self._what_is_saved)]))
             if unsaved is not None:
                 print(f"swarmnode: the newest state could not be saved: {unsaved}", file=sys.stderr, flush=True)
         return code
@@ -281,7 +281,7 @@ class Daemon:
         page = f"its page: {node.dashboard} (swarmnode open); " if node.dashboard else ""
         lines += [f"Look at it: swarmnode status, swarmnode top; {page}Ctrl-C leaves the swarm in order."]
         lines += [invitation(node.join_line(), addresses)] if node.chosen is not None else []
-        print("\n".join(lines), file=sys.stdout, flush=True)
+        self._say("\n".join(lines))
 
     async def _invite_again(self) -> None:
         """Say the invitation once more when others can dial this node, where they could not when it was ready."""
@@ -292,4 +292,11 @@ class Daemon:
             if node.nat.how_reached in ("public", "relayed") and self._invited_to not in (None, first) and first:
                 break
         if node.chosen is not None and not node.options.json_events:
-            print(f"Others can dial this node now. {invitation(node.join_line(), node.network.addresses)}", flush=True)
+            self._say(f"Others can dial this node now. {invitation(node.join_line(), node.network.addresses)}")
+
+    def _say(self, text: str) -> None:
+        """Tell people on standard output; where a program collects lines, as one of the log."""
+        if self._node.config.log_format == "json":
+            logger.info("%s", text)
+        else:
+            print(text, flush=True)

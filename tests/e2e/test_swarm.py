@@ -6,12 +6,13 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from realnodes import LOCAL, Node, agree, swarmnode, until, warnings_of
+from realnodes import LOCAL, PROGRAM, Node, agree, environment, swarmnode, until, warnings_of
 
 from swarmnode.node.invite import decode
 from swarmnode.training.sandbox import landlock
@@ -106,6 +107,21 @@ def test_logs_are_lines_that_people_and_programs_can_read(swarm: list[Node]) -> 
     assert re.search(r"INFO +node\.session: round \d+: ", shown.stdout), shown.stdout
     lines = swarmnode("logs", "-n", "2", "--json", "--data-dir", swarm[0].home).stdout
     assert lines.count('"logger"') == 2
+
+
+def test_a_collector_of_logs_gets_nothing_but_objects(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    command = [PROGRAM, "run", "--role", "watch", "--data-dir", tmp_path / "watch", "--port", "0", *LOCAL]
+    with said.open("wb") as out:
+        process = subprocess.Popen([*command, "--log-format", "json"], stdout=out, stderr=out, env=environment())
+    try:
+        until(lambda: "is ready" in said.read_text())
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert "stopped in order" in lines[-1]["message"]
 
 
 def test_paused_node_is_not_waited_for_and_resumes(swarm: list[Node], victim: Node) -> None:
