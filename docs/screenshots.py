@@ -1,10 +1,9 @@
 """Pictures of the page and of the report for the documentation, of real swarms of eight nodes.
 
-    python docs/screenshots.py [known | open | rollouts | swarm]...
+    python docs/screenshots.py [known | open | rollouts]...
 
 Runs a small swarm of each kind on this machine with chromium before it, some 15 minutes in all on two cores, and writes
-docs/page-*.png; `swarm` writes docs/swarm.png, the picture of the README: what `make swarm` reports. Wants Pillow,
-which comes with matplotlib.
+docs/page-*.png. Wants Pillow, which comes with matplotlib.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ OPTIONS = {
     "known": ("--nodes", "8", "--rounds", "24"),
     "open": ("--nodes", "8", "--rounds", "12", "--attack", "slander:2"),
     "rollouts": ("--nodes", "8", "--rounds", "80"),
-    "swarm": ("--nodes", "4", "--rounds", "20", "--solo"),
 }
 DESKTOP, PHONE = (1280, 1120), (390, 844)
 PICTURES = {  # (name, size, dark)
     "known": (("page-known", DESKTOP, False), ("page-known-phone", PHONE, True)),
     "open": (("page-open", DESKTOP, True),),
     "rollouts": (("page-rollouts", DESKTOP, False), ("page-rollouts-phone", PHONE, False)),
-    "swarm": (),
 }
-REPORTS = {"open": "page-report", "swarm": "swarm"}
+REPORTS = {"open": "page-report"}
 TAKEN_AT = 0.75  # of the rounds
 SETTLED = 3.0  # s until what the page asks for beside the stream is there
 WITHIN = 580.0  # s until a swarm stands where its picture is taken
