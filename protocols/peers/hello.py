@@ -65,9 +65,8 @@ def serve_hello(network: Network, agent: str) -> None:
 
     async def answer(stream: Stream) -> None:
         with trio.move_on_after(ANSWER_WITHIN):
-            await stream.send_all(frame(encode(Hello(PROTOCOL_MAJOR, agent))))
-            await stream.send_eof()
-            raw = await FrameReader(stream, limit=MAX_HELLO).frame()  # so that closing does not overtake our answer
+            reader = FrameReader(stream, limit=MAX_HELLO)
+            raw = await reader.frame()  # before we answer: whoever has our answer hangs up
             theirs = decode(Hello, raw, limit=MAX_HELLO) if raw else None
             if theirs is not None and theirs.major not in told and len(told) < MOST_TOLD:
                 told.add(theirs.major)
@@ -75,6 +74,9 @@ def serve_hello(network: Network, agent: str) -> None:
                     _check_major(stream.peer, theirs)
                 except Incompatible as why:
                     logger.warning("%s", why)
+            await stream.send_all(frame(encode(Hello(PROTOCOL_MAJOR, agent))))
+            await stream.send_eof()
+            await reader.frame()  # so that closing does not overtake our answer
 
     network.serve(PROTOCOL, answer)
 
