@@ -173,11 +173,13 @@ class DataDir:
         return self.runs / run_id
 
     def known_runs(self) -> tuple[str, ...]:
-        """Ids of the runs that have a directory here, sorted."""
+        """Ids of the runs that have a directory here, sorted. Raises DataDirError."""
         try:
             return tuple(sorted(p.name for p in self.runs.iterdir() if _RUN_ID.fullmatch(p.name) and p.is_dir()))
         except FileNotFoundError:
             return ()
+        except OSError as error:
+            raise explain(error, self.path) from None
 
     def prepare(self) -> None:
         """Create the directory where it is missing and close it to other users. Raises DataDirError."""
