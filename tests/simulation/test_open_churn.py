@@ -47,7 +47,7 @@ def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_
             swarm = ChurnSwarm(nursery, nodes, validators=4, parameters=4096, seed=1, participants=6)
             await swarm.begin()
             for _ in range(2):  # at first nothing is known of how many come
-                await swarm.next_round(within=120)
+                await swarm.next_round(within=30)
             before = swarm.sent()
             for _ in range(8):
                 found = await swarm.next_round(within=120)

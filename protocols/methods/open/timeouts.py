@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from swarmnode.protocols.chain.duty import RoundView
-from swarmnode.protocols.chain.state import participates, quorum
+from swarmnode.protocols.chain.state import quorum, volunteers
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.network import PeerId
@@ -34,6 +34,7 @@ class Timeouts:
 
     def __init__(self, parts: Context, store: ChainStore) -> None:
         self._me, self._exchange, self._liveness, self._store = parts.me, parts.spec.exchange, parts.liveness, store
+        self._members = parts.membership.members
         self._deadlines = {
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
             for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
@@ -49,7 +50,11 @@ class Timeouts:
         needed, order = log.quorum, log.leaders
         closes = context.began + chain.window / 1000 + self._exchange.deadline_floor
         expected, judges = self._expected(context), set(log.judges)
-        await self._wait_for("commits", lambda: expected - log.arrived.keys(), since=context.began, until=closes)
+
+        def uncommitted() -> set[PeerId]:
+            return expected - log.arrived.keys() if context.own.cut is None else set()  # too late for ours then
+
+        await self._wait_for("commits", uncommitted, since=context.began, until=closes)
         self._set(context, commits=True)
         cut = trio.current_time()
         await self._wait_for("cuts", lambda: judges - log.cut_by.keys())
@@ -153,7 +158,8 @@ class Timeouts:
         lately = {worked.author for roster in context.chain.history[-2:] for worked in roster}
         if not lately:
             lately = {self._me, *context.chain.validators, *self._store.newcomers()}
-        return {peer for peer in lately if participates(context.chain, peer)}
+        members = len(self._members()) + 1
+        return {peer for peer in lately if volunteers(context.chain, self._store.rules, peer, members)}
 
     def _not_here(self, context: RoundView) -> set[PeerId]:
         """Authors of listed commits whose contribution this judge does not hold."""
