@@ -64,8 +64,12 @@ def _is_sorted(value: Any, depth: int) -> bool:
         items = value
     else:
         return kind in _LEAVES or (kind is float and math.isfinite(value))  # which leaves out extension types
-    # Most items are leaves, and a call for each would take most of the time.
-    return depth > 0 and all([type(item) in _LEAVES or _is_sorted(item, depth - 1) for item in items])
+    if depth == 0:
+        return False
+    for item in items:  # no call for leaves, which most are, nor for a generator  # noqa: SIM110
+        if type(item) not in _LEAVES and not _is_sorted(item, depth - 1):
+            return False
+    return True
 
 
 def _sorted(value: Any, depth: int) -> Any:
