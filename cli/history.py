@@ -35,8 +35,8 @@ from swarmnode.training.runspec import decode
 PLOT_HEIGHT = 14  # lines
 STAGES = ("trained_s", "exchange_s", "commit_s", "reveal_s", "judge_s", "waited_s")
 COLUMNS = (
-    *("round", "time", "loss", "trained_loss", "reward", "heldout_reward", "seconds", *STAGES, "steps", "tokens"),
-    *("members", "missing", "outcome", "own", "share", "bytes_in", "bytes_out"),
+    *("round", "time", "loss", "trained_loss", "accuracy", "reward", "heldout_reward", "seconds", *STAGES),
+    *("steps", "tokens", "members", "missing", "outcome", "own", "share", "bytes_in", "bytes_out"),
 )
 
 
@@ -54,6 +54,7 @@ def history(
 ) -> None:
     """Show the rounds of a run as this node saw them end: loss or reward, what took how long, who was missing, bytes.
 
+    RIGHT is the share of held-out tokens that the model expects first; FRESH the reward on fresh questions.
     It comes from the disk, whether or not the node is running; without RUN it is of the run that the node is in, or of
     the only one there is. Of more than 1000 rounds, 1000 are shown that lie evenly apart. Example: swarmnode history
     --csv > rounds.csv
@@ -123,20 +124,22 @@ def _table(answer: dict[str, Any], last: int) -> Iterator[str]:
     stages = [stage for stage in STAGES if any(stage in each for each in rounds)]
     unit = plain(answer["unit"], 32)
     yield f"{plain(answer['name'], 24)}  {answer['run_id'][:12]}   seconds of each part{f'; {unit}' if unit else ''}"
-    value = "REWARD" if any("reward" in each for each in rounds) else "LOSS"
+    values = ("REWARD", "FRESH") if any("reward" in each for each in rounds) else ("LOSS", "RIGHT")
     parts = (stage.removesuffix("_s").upper() for stage in stages)
-    heads = ("ROUND", "TIME", value, "SECONDS", *parts, "MEMBERS", "OWN WORK", "IN", "OUT", "MISSING")
-    yield table(heads, [_row(each, stages) for each in rounds], right=frozenset({0, 2, *range(3, 5 + len(stages))}))
+    heads = ("ROUND", "TIME", *values, "SECONDS", *parts, "MEMBERS", "OWN WORK", "IN", "OUT", "MISSING")
+    yield table(heads, [_row(each, stages) for each in rounds], right=frozenset({0, *range(2, 6 + len(stages))}))
 
 
 def _row(each: dict[str, Any], stages: Sequence[str]) -> list[str]:
     value = each.get("reward", each.get("loss"))
+    second = each.get("heldout_reward", each.get("accuracy"))
     missing = [f"{short_peer(peer)} ({plain(each['why'][peer], 40)})" for peer in each.get("missing", ())[:2]]
     more = len(each.get("missing", ())) - len(missing)
     return [
         str(each["round"]),
         time.strftime("%m-%d %H:%M:%S", time.localtime(each["time"])),
         "-" if value is None else f"{value:.4f}",
+        "-" if second is None else f"{second:.1%}",
         *(f"{each[name]:.2f}" if name in each else "-" for name in ("seconds", *stages)),
         str(each.get("members", "-")),
         plain(each.get("own", "-"), 40),

@@ -57,6 +57,7 @@ from swarmnode.training.tasks import needs_text
 logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
+LAST_WORD = 0.5  # seconds for an answer to whoever stopped a node that is in no run
 LOOK_AGAIN = 5.0  # seconds between two looks whether others can dial this node
 TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 
@@ -182,9 +183,7 @@ class Daemon:
         self._serving.cancel()
         if self._node.session is not None:
             self._node.session.stop()
-            self._life.deadline = trio.current_time() + STOP_WITHIN
-        else:
-            self._life.cancel()
+        self._life.deadline = trio.current_time() + (LAST_WORD if self._node.session is None else STOP_WITHIN)
 
     async def _tell_watchdog(self) -> None:
         """Where systemd watches, tell it that the loop turns, and before the node is ready that the start goes on.

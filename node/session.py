@@ -357,6 +357,7 @@ class RunSession(Observer):
         why = {peer: self._why(peer, result) for peer in missing}
         numbers = {
             "loss": result.loss,
+            "accuracy": self._accuracy(result),
             "trained_loss": worked.loss,
             "reward": answered.reward if answered is not None else math.nan,
             "heldout_reward": learned.heldout if learned is not None else math.nan,
@@ -375,6 +376,10 @@ class RunSession(Observer):
             **({"missing": list(missing), "why": why} if missing else {}),
             **({"abandoned": self._abandoned} if self._abandoned else {}),
         }
+
+    def _accuracy(self, result: RoundResult) -> float:
+        """Measured with the loss, after rounds that the run's settings name; nan after others."""
+        return self._context.trainer.accuracy if math.isfinite(result.loss) else math.nan
 
     def _why(self, peer: PeerId, result: RoundResult) -> str:
         """What is known of why its work is not in the result."""
@@ -433,7 +438,7 @@ class RunSession(Observer):
         if cut_off and "cut off" not in self.warnings:
             logger.warning("%s", cut_off)
         self.warn("cut off", cut_off)
-        outcome = result.outcome
+        outcome, accuracy = result.outcome, self._accuracy(result)
         missing = outcome.missing if isinstance(outcome, Partial) else ()
         if (answered := result.learned or result.sampled) is not None:
             self.rewards.append((result.round, answered.reward))
@@ -464,6 +469,7 @@ class RunSession(Observer):
                 "missing": list(missing),
                 "counted": list(result.counted),
                 **{f"{stage}_seconds": round(seconds, 3) for stage, seconds in result.stages.items()},
+                **({"accuracy": round(accuracy, 4)} if math.isfinite(accuracy) else {}),
                 **({"verdicts": dict(result.verdicts)} if result.verdicts else {}),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),

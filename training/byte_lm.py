@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from swarmnode.training import tokens
 from swarmnode.training.gpt import GPT
@@ -123,7 +124,8 @@ class ByteLM:
         if seed is not None:
             return float(self.loss(self.heldout(seed)))
         windows = self.spread(THOROUGH_WINDOWS if thorough else QUICK_WINDOWS)
-        return _mean_loss(self.model, windows, self.spelling)
+        loss, self.accuracy = _measured(self.model, windows, self.spelling)
+        return loss
 
     def heldout(self, seed: int) -> Tensor:
         """The held-out windows that `seed` draws for a judge, (SEQUENCES, context + 1): the same on every machine."""
@@ -280,7 +282,7 @@ def loss_on(
     if parameters.size != sum(parameter.numel() for parameter in learned):
         raise ValueError(f"{parameters.size} parameters are not those of the run's model")
     torch.nn.utils.vector_to_parameters(torch.tensor(parameters), learned)
-    return _mean_loss(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)
+    return _measured(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)[0]
 
 
 def divided(heldout: Tokens) -> tuple[Tokens, Tokens]:
@@ -294,12 +296,16 @@ def divided(heldout: Tokens) -> tuple[Tokens, Tokens]:
     return heldout[:middle], heldout[middle:]
 
 
-def _mean_loss(model: GPT, windows: Tensor, spelling: Spelling) -> float:
-    """Bits per byte of windows, (n, context + 1)."""
+def _measured(model: GPT, windows: Tensor, spelling: Spelling) -> tuple[float, float]:
+    """Bits per byte of windows, (n, context + 1), and the share of tokens that are the likeliest after those before."""
     device = next(model.parameters()).device
-    losses = [float(model.loss(batch.to(device))) * len(batch) for batch in windows.split(EVALUATION_BATCH)]
+    nats = hits = 0.0
+    for batch in windows.to(device).split(EVALUATION_BATCH):
+        logits, following = model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()  # (B * T, V), (B * T,)
+        nats += float(F.cross_entropy(logits, following)) * len(following)
+        hits += int((logits.argmax(-1) == following).sum())
     predicted = windows[:, 1:].numpy()
-    return sum(losses) * predicted.shape[1] / math.log(2) / (spelling.bytes_in(predicted) or 1)
+    return nats / math.log(2) / (spelling.bytes_in(predicted) or 1), hits / predicted.size
 
 
 def _windows(text: Tokens, starts: Sequence[int], length: int) -> Tensor:

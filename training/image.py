@@ -82,7 +82,9 @@ class DigitImages:
     @torch.no_grad()
     def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
         """Bits per picture on all that no judge draws from, or on a judge's few by `seed`."""
-        return float(self.loss(self._report if seed is None else self.heldout(seed)))
+        pictures = self._report if seed is None else self.heldout(seed)
+        self.accuracy = float((self.model(pictures[:, :PIXELS]).argmax(-1) == pictures[:, PIXELS]).float().mean())
+        return float(self.loss(pictures))
 
     def heldout(self, seed: int) -> Tensor:
         """The pictures that `seed` draws for a judge, (SEQUENCES, 65): the same on every machine."""

@@ -92,6 +92,7 @@ class Task(Protocol):
         """Held-out loss of the model in the unit of `loss`, always on the same sample, a larger one if `thorough`.
 
         With `seed`, which only runs among strangers give: on a few samples that it draws, the same on every machine.
+        A task may leave in `accuracy` what share of the sample it predicted, 0 to 1: people see it beside the loss.
         """
 
     def heldout(self, seed: int) -> torch.Tensor:

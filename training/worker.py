@@ -12,7 +12,7 @@ of `train` as well.
     feed      texts                                    train on these files as well
     remember  -> nothing                               go on with the moments that are in the memory
     stop      -> nothing                               ends `train` after the step in hand
-    evaluate  thorough, seed -> loss
+    evaluate  thorough, seed -> loss, accuracy         where the task measures that as well
     heldout   seed, sequences -> loss                  on the first of those that the seed draws
     slope     seed, first, last -> loss                on some; the gradient is in the memory. No loss: none either
     sample    prompt, length, temperature, seed -> text
@@ -310,7 +310,8 @@ class Worker:
     def do_evaluate(self, *, thorough: bool, seed: int | None) -> dict[str, Any]:
         drawn = {} if seed is None else {"seed": seed}
         with self._timed("evaluate"):
-            return {"loss": self._task.evaluate(thorough=thorough, **drawn)}
+            loss = self._task.evaluate(thorough=thorough, **drawn)
+            return {"loss": loss, "accuracy": getattr(self._task, "accuracy", math.nan)}
 
     def do_heldout(self, *, seed: int, sequences: int) -> dict[str, Any]:
         if not hasattr(self._task, "heldout"):

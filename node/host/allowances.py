@@ -10,6 +10,7 @@ on one `HostAllowance`, which counts every byte at the sockets as well, and hold
 
 from __future__ import annotations
 
+from collections import Counter
 from weakref import WeakValueDictionary
 
 import trio
@@ -20,10 +21,13 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Standing, Violations
 
 BYTES = Metric("swarmnode_bytes_total", COUNTER, "bytes at the sockets, all overheads included", "direction")
+RECEIVED = Metric("swarmnode_received_bytes_total", COUNTER, "bytes of streams that came, by protocol", "protocol")
+SENT = Metric("swarmnode_sent_bytes_total", COUNTER, "bytes of streams to be sent, by protocol", "protocol")
 STREAMS = Metric("swarmnode_streams", GAUGE, "streams that peers have open here")
 UNREAD = Metric("swarmnode_unread_bytes", GAUGE, "bytes that arrived and were not read yet, with what pieces cost")
 WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers beyond their rate waited", "direction")
 IN, OUT = "in", "out"
+OTHER = "other"  # what libp2p says of itself, and what comes before two sides agree on a protocol
 WIDE_PIECE = 256 * 1024  # bytes read or written at once: each piece costs as much as encrypting 64 KiB, for calls
 SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once, or written: 16 times a second
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
@@ -106,6 +110,10 @@ class HostAllowance:
         self.streams = 0
         self.bytes_in = 0  # at all sockets, since the start
         self.bytes_out = 0
+        self.received_of, self.sent_of = (
+            Counter[str](),
+            Counter[str](),
+        )  # bytes, by protocol
         self.up, self.down = TokenBucket(up), TokenBucket(down)
         self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
         self._peers: WeakValueDictionary[PeerId, PeerAllowance] = WeakValueDictionary()
@@ -119,6 +127,8 @@ class HostAllowance:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {IN: self.bytes_in, OUT: self.bytes_out})
+        metrics.show(RECEIVED, lambda: self.received_of)
+        metrics.show(SENT, lambda: self.sent_of)
         metrics.show(STREAMS, lambda: self.streams)
         metrics.show(UNREAD, lambda: self.unread)
         metrics.show(WAITED, lambda: self.waited)

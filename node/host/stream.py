@@ -40,6 +40,7 @@ async def agree(stream: YamuxStream, protocol: str) -> None:
         raise ValueError(f"a protocol id has at most 126 bytes: {protocol}")
     agreed = False
     try:
+        stream.protocol = protocol
         await stream.send_all(HANDSHAKE + bytes([len(line)]) + line)
         agreed = await _delimited(stream, MAX_LINE) == HANDSHAKE[1:] and await _delimited(stream, MAX_LINE) == line
         if not agreed:

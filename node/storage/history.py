@@ -5,6 +5,7 @@ it, `roster` where the method has a chain of them, `at` (seconds since 1970), an
 that state, where they are others than in the line before. Beside it stand figures for people, where they are known:
 
     loss, trained_loss        held-out loss of the state; mean loss of this node's own steps; in the run's unit
+    accuracy                  share of held-out tokens (or what the task predicts) that the state expects first, 0 to 1
     reward, heldout_reward    0 to 1, in a run by rollouts: of its own answers; expected on fresh questions
     seconds                   from the end of the round before; of these trained_s in inner steps, and exchange_s in the
                               all-reduce, or commit_s, reveal_s and judge_s, from each of these until the next one; in

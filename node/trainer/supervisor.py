@@ -207,7 +207,10 @@ class TrainerProcess(Trainer):
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         if self._child is None and not wait:
             raise TrainerDied("the trainer is being started again")
-        return float((await self._ask("evaluate", thorough=thorough, seed=seed))["loss"])
+        answer = await self._ask("evaluate", thorough=thorough, seed=seed)
+        if seed is None and not thorough:
+            self.accuracy = float(answer["accuracy"])
+        return float(answer["loss"])
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
         return float((await self._ask("heldout", seed=seed, sequences=sequences))["loss"])

@@ -6,6 +6,7 @@ Implementations: `node.trainer.TrainerProcess` (a child process that owns torch)
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ class Trainer(ABC):
     """
 
     capabilities = Capabilities()
+    accuracy = math.nan  # share of the small fixed sample of `evaluate` that was predicted, when it was last measured
 
     @property
     @abstractmethod

@@ -182,14 +182,15 @@ def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, hom
     assert empty.returncode == ERROR and "no run is known here" in empty.stderr
     history = History(home / "runs" / RUN_ID / HISTORY)
     for round in range(30):
-        told = {"loss": 8.0 - round / 10, "seconds": 2.0, "trained_s": 1.5, "waited_s": 0.5, "own": "\x1b[2Jaccepted"}
+        told = {"loss": 8.0 - round / 10, "accuracy": 0.125, "seconds": 2.0, "trained_s": 1.5, "waited_s": 0.5}
+        told |= {"own": "\x1b[2Jaccepted"}
         told |= {"missing": ["peer\x1b"], "why": {"peer\x1b": "late"}} if round == 29 else {}
         history.append(PastRound(round, f"{round:064d}", ("a",), at=1_700_000_000 + round, figures=told))
     rounds = only_json(swarmnode("history", RUN_ID[:6], "--json").stdout)["rounds"]
     assert len(rounds) == 30 and rounds[29]["why"] == {"peer\x1b": "late"}
     table = swarmnode("history")
     assert len(table.stdout.splitlines()) == 22 and "(late)" in table.stdout and "\x1b" not in table.stdout
-    assert {"TRAINED", "WAITED"} <= set(table.stdout.splitlines()[1].split())
+    assert {"RIGHT", "TRAINED", "WAITED"} <= set(table.stdout.splitlines()[1].split()) and " 12.5% " in table.stdout
     lines = swarmnode("history", "--csv", "--since", "28").stdout.splitlines()
     assert lines[0].startswith("round,time,loss,") and [line.split(",")[0] for line in lines[1:]] == ["28", "29"]
     drawn = swarmnode("history", "--plot").stdout.splitlines()

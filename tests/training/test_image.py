@@ -27,7 +27,7 @@ def test_digits_are_learned_in_seconds(spec: RunSpec) -> None:
     vector = torch.zeros(layout_of(task.model).parameters)
     loop = InnerLoop(spec, task, peer_id="alice", vector=vector, keep=False)
     loop.train(round=0, steps=300, seconds=60, between=lambda: False)
-    assert task.evaluate(thorough=True) < 0.8
+    assert task.evaluate(thorough=True) < 0.8 and task.accuracy > 0.7
     told = [task.sample(b"", length=1, temperature=0, seed=seed) for seed in range(300)]
     found = [re.search(rb"found (\d), and it is (\d)\n", each) for each in told]
     assert sum(match is not None and match[1] == match[2] for match in found) > 270

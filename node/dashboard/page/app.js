@@ -130,6 +130,7 @@ function runPart() {
       h("div", {}, h("dt", {}, name), h("dd", {}, value, " ", unit ? h("small", {}, unit) : ""), below ? h("dd", { class: "soft" }, below) : null);
     const reward = isReward();
     const rewards = feed().rounds.list.slice(-SMOOTH).map((one) => one.reward).filter(known);
+    const exact = feed().rounds.list.findLast((one) => known(one.accuracy))?.accuracy;
     const change = last && before && known(last.loss) && known(before.loss) ? last.loss - before.loss : null;
     const due = known(now.next_round_s) && phase !== "finished" && phase !== "paused" ? `next in ${duration(now.next_round_s)}` : "";
     const lost = now.missing?.length ? `missing: ${now.missing.map(nameOf).slice(0, 3).join(", ")}` : "";
@@ -138,6 +139,7 @@ function runPart() {
       : tile("Held-out loss", decimal(now.loss ?? last?.loss), now.loss_unit, change === null ? "" : `${change > 0 ? "+" : ""}${decimal(change)} in the last round`);
     const second = reward
       ? known(last?.heldout_reward) && tile("On fresh questions", decimal(last.heldout_reward), "of 1", "expected reward")
+      : known(exact) ? tile("Accuracy", percent(exact, 1), "", "of held-out text guessed right")
       : known(last?.trained_loss) && tile("Training loss", decimal(last.trained_loss), now.loss_unit, "of this node's own steps");
     return [
       h("header", {}, h("h2", {}, words(now.name)), h("p", { class: "soft" }, `run ${now.run_id.slice(0, 12)}, ${count(now.parameters)} parameters, ${now.codec}`)),
@@ -168,6 +170,7 @@ const smooth = (points) => points.map(([round], n) => [round, mean(points.slice(
 
 const MEASURES = {
   learning: ["Learning", null],
+  accuracy: ["Accuracy", (round) => round.accuracy, (share) => percent(share, 1), "of held-out text guessed right"],
   speed: ["Speed", (round) => (round.seconds ? round.tokens / round.seconds : null), count, "tokens/s"],
   time: ["Time of a round", (round) => round.seconds, duration, ""],
   traffic: ["Traffic", (round) => round.bytes_in + round.bytes_out, size, "in and out, of one node"],
@@ -175,7 +178,8 @@ const MEASURES = {
 
 function curvePart() {
   const all = feeds.map((one) => one.rounds.list);
-  part("measures", measure, () => Object.entries(MEASURES).map(([id, [name]]) => h("button", { "aria-pressed": `${id === measure}`, click: () => pick(id) }, name)));
+  const exact = all.flat().some((round) => known(round.accuracy));
+  part("measures", [measure, exact], () => Object.entries(MEASURES).filter(([id]) => id !== "accuracy" || exact).map(([id, [name]]) => h("button", { "aria-pressed": `${id === measure}`, click: () => pick(id) }, name)));
   if (!changed("curve", [at, measure, other?.made, all.map((rounds) => [rounds.length, rounds.at(-1)])])) return;
   const swarm = feeds.length > 1 ? `, mean of the ${feeds.length} nodes` : "";
   const alone = report?.solo ? [{ name: "one node alone", tone: "third", rounds: [feedOf({ history: report.solo }).rounds.list] }] : [];
@@ -308,24 +312,31 @@ function rolloutsPart() {
   });
 }
 
-/** Bytes by what they are for, from the daemon's counters; what is left are rounds, state and talk. */
-function bytesByKind({ metrics }) {
-  const value = (name, label) => metrics?.find((one) => one.name === `swarmnode_${name}`)?.samples.find((one) => !label || Object.values(one.labels)[0] === label)?.value ?? 0;
-  const byProtocol = metrics?.find((one) => one.name === "swarmnode_protocol_bytes_total");
-  if (byProtocol) return byProtocol.samples.map((one) => [words(Object.values(one.labels).join(" ")), one.value]).sort((a, b) => b[1] - a[1]);
-  const kinds = [
-    ["text for others", value("shards_total", "bytes_served")],
-    ["text fetched", value("shards_total", "bytes_fetched")],
-    ["shown to auditors", value("audit_shown_bytes_total")],
-  ];
-  const all = value("bytes_total", "in") + value("bytes_total", "out");
-  const rest = all - kinds.reduce((sum, [, bytes]) => sum + bytes, 0);
-  return all ? [...kinds, ["rounds, state and talk", Math.max(0, rest)]].filter(([, bytes]) => bytes) : [];
+const PROTOCOLS = {
+  rpc: "rounds and questions", bulk: "updates and parameters", shards: "shards of state and text", state: "shared records", hello: "greetings", kad: "finding peers", id: "who speaks what",
+  autonat: "whether it can be dialled", circuit: "relaying", dcutr: "ways around relays",
+};
+
+/** [what for, bytes in, bytes out] of each protocol, by the counters of a daemon or several, the most first. */
+function bytesByProtocol({ metrics }) {
+  const sums = new Map();
+  ["received", "sent"].forEach((way, column) => {
+    const told = (metrics ?? []).filter((one) => one.name === `swarmnode_${way}_bytes_total`);
+    for (const { labels, value } of told.flatMap((one) => one.samples)) {
+      const name = PROTOCOLS[labels.protocol.split("/")[2]] ?? labels.protocol;
+      const sum = sums.get(name) ?? [0, 0];
+      sum[column] += value;
+      sums.set(name, sum);
+    }
+  });
+  return [...sums].map(([name, sum]) => [name, ...sum]).sort((a, b) => b[1] + b[2] - a[1] - a[2]);
 }
+
+const protocolTable = (kinds) => table(["For what", "#In", "#Out"], kinds.map(([kind, ...ways]) => [kind, ...ways.map(size)]), "");
 
 function trafficPart() {
   const { traffic } = feed().status ?? {};
-  const kinds = bytesByKind(feed());
+  const kinds = bytesByProtocol(feed());
   part("traffic", [traffic, kinds], () => traffic ? [
     h("h2", {}, "Traffic"),
     facts([
@@ -333,8 +344,8 @@ function trafficPart() {
       !report && ["now in", [`${size(traffic.rate_in)}/s`, spark(feed().rates.map((rate) => rate[0]))]],
       !report && ["now out", [`${size(traffic.rate_out)}/s`, spark(feed().rates.map((rate) => rate[1]))]],
     ]),
-    kinds.length ? [h("h3", {}, "For what"), facts(kinds.map(([kind, bytes]) => [kind, size(bytes)]))] : null,
-  ].flat() : []);
+    kinds.length ? protocolTable(kinds) : null,
+  ] : []);
 }
 
 function shardsPart() {
@@ -425,7 +436,7 @@ function reportParts() {
         percent(sum((round) => round.stages.train) / (sum((round) => round.seconds) || 1)), size(sum((round) => round.bytes_in)), size(sum((round) => round.bytes_out)), decimal(last?.loss ?? last?.reward)];
     })),
     h("h3", {}, "Bytes by kind, of all nodes"),
-    facts([...feeds.flatMap(bytesByKind).reduce((sums, [kind, bytes]) => sums.set(kind, (sums.get(kind) ?? 0) + bytes), new Map())].map(([kind, bytes]) => [kind, size(bytes)])),
+    protocolTable(bytesByProtocol({ metrics: feeds.flatMap((one) => one.metrics ?? []) })),
   ]);
   part("attack", 0, () => report.attack ? [
     h("h2", {}, "The attack"),

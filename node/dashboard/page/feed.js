@@ -134,7 +134,7 @@ function roundOf(told) {
     time: told.time ?? Date.now() / 1000,
     loss: told.loss ?? null,
     trained_loss: told.trained_loss ?? null,
-    words: told.words ?? null,
+    accuracy: told.accuracy ?? null,
     reward: told.reward ?? answered?.reward ?? null,
     heldout_reward: told.heldout_reward ?? answered?.heldout ?? null,
     seconds: told.seconds ?? null,

@@ -39,6 +39,7 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.allowances import OTHER
 from swarmnode.node.host.patches.noise_transport import over
 from swarmnode.node.host.patches.yamux_frames import (
     ACK,
@@ -100,6 +101,7 @@ class YamuxSession(IMuxedConn):
         self._transport = over(secured_conn)
         self.raw = self._transport.raw  # below the encryption: a socket, or a stream to a relay
         self.allowance = self.raw.host.of(self.peer)  # the same for all connections of the peer
+        self._received_of, self._sent_of = self.raw.host.received_of, self.raw.host.sent_of
         self._messages: deque[bytes] = deque()  # that arrived, and wait
         self._received = b""  # the one at hand
         self._at = 0  # how far it is taken
@@ -127,6 +129,7 @@ class YamuxSession(IMuxedConn):
     def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, a long body by itself."""
         if not self._closing:
+            self._sent_of[stream.protocol] += len(frame) + len(body)
             self.outbox.put(stream, frame, body)
             self._write_now()
 
@@ -294,6 +297,7 @@ class YamuxSession(IMuxedConn):
             raise _ProtocolViolation(f"sent {length} bytes where its window allows fewer")
         if stream is not None:
             stream.receive_window -= length
+            self._received_of[stream.protocol] += HEADER.size + length
         while length:
             if self._at >= len(self._received) and not await self._receive(1):
                 return False
@@ -414,6 +418,7 @@ class YamuxStream(IMuxedStream):
         self.peer = session.peer
         self._session = session
         self.stream_id = stream_id
+        self.protocol = OTHER  # until the two sides agree on one
         self.send_window = INITIAL_WINDOW
         self.receive_window = INITIAL_WINDOW  # bytes that the peer may still send
         self._target = INITIAL_WINDOW

@@ -138,6 +138,17 @@ class FakeDaemon:
             case "caps":
                 self.caps |= {key: {"value": value, "unit": self.caps[key]["unit"]} for key, value in params.items()}
                 return {"caps": self.caps, "holds": [], "disk_used": 0}
+            case "metrics":
+                told = {"received": {"/swarmnode/bulk/2": 4_000_000, "other": 900}, "sent": {"/swarmnode/bulk/2": 6e6}}
+                return {
+                    "metrics": [
+                        {
+                            "name": f"swarmnode_{way}_bytes_total",
+                            "samples": [{"labels": {"protocol": of}, "value": value} for of, value in ways.items()],
+                        }
+                        for way, ways in told.items()
+                    ]
+                }
             case "pause" | "stop":
                 return {}
         return None
@@ -146,7 +157,8 @@ class FakeDaemon:
         """A round as an event tells it."""
         late = PEERS[7:] if number == 4 else []
         return {
-            **{"event": "round", "round": number, "loss": 8.0 - 0.1 * number, "outcome": "Completed", "seconds": 12.5},
+            **{"event": "round", "round": number, "loss": 8.0 - 0.1 * number, "accuracy": 0.05 * number},
+            **{"outcome": "Completed", "seconds": 12.5},
             **{"compute_seconds": 9.0, "exchange_seconds": 1.5, "tokens": 4096, "bytes_in": 9_000, "bytes_out": 8_000},
             **{"members": 8, "missing": late, "why": dict.fromkeys(late, "not connected")},
             "counted": [peer for peer in PEERS if peer not in late],
@@ -214,6 +226,15 @@ def test_the_page_loads_within_a_second_and_shows_round_loss_and_peers(browser: 
     assert "not connected" in page.text("#rounds .detail")  # why the eighth is missing in round 4
     assert page.js("document.querySelectorAll('#rounds .mark.late').length") == 1
     assert page.js("document.title") == "round 4, 7.600: a run"
+
+
+def test_the_second_measure_and_traffic_by_protocol_are_shown(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    assert "20.0 %" in page.text("#run")
+    page.js("[...document.querySelectorAll('#measures button')].find((one) => one.innerText === 'Accuracy').click()")
+    page.wait("document.querySelector('#curve .detail').innerText.startsWith('accuracy 20.0 %')")
+    page.wait("document.querySelectorAll('#traffic tbody tr').length === 2")
+    assert page.text("#traffic tbody tr").split() == ["updates", "and", "parameters", "4.0", "MB", "6.0", "MB"]
 
 
 def test_it_asks_nobody_but_its_daemon_breaks_no_rule_and_hides_its_token(browser: Browser, daemon: FakeDaemon) -> None:

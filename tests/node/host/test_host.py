@@ -20,6 +20,7 @@ from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
 from swarmnode.node.host.stream import agree
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -367,6 +368,12 @@ def test_all_bytes_at_the_sockets_are_counted() -> None:
             assert 100_000 < traffic.bytes_out < 130_000
             assert 100_000 < traffic.bytes_in < 130_000
             await until(lambda: b.traffic().bytes_in == a.traffic().bytes_out)
+            metrics = Metrics()
+            b.measure(metrics)
+            told = {(one.metric.name, one.of): one.value for one in metrics.samples()}
+            for way in ("received", "sent"):
+                assert 100_000 < told[f"swarmnode_{way}_bytes_total", ECHO] < 103_000  # with what streams cost
+                assert told[f"swarmnode_{way}_bytes_total", "other"] < 3_000
 
     run(main)
 
