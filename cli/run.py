@@ -84,6 +84,7 @@ def run(
     max_peers: Annotated[int | None, _flag("max_peers", "N", "--max-peers")] = None,
     corpus: Annotated[str | None, _flag("corpus", "PATH", "--corpus")] = None,
     tokenizer: Annotated[str | None, _flag("tokenizer", "FILE", "--tokenizer")] = None,
+    weights: Annotated[str | None, _flag("weights", "FILE", "--weights")] = None,
     data: Annotated[str | None, _flag("data", "WHICH", "--data")] = None,
     task: Annotated[
         str | None,

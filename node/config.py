@@ -128,6 +128,11 @@ class NodeConfig:
         "file tokenizer.json, or a folder with one, for a run that this node creates; empty: that of the run's base "
         "model, or one is trained where [data] vocabulary is above 256",
     )
+    weights: str = option(
+        "",
+        "safetensors file with the parameters that a run which this node creates begins from, such as one by "
+        "swarmnode provenance export; empty: drawn by the run's seed",
+    )
     data: str = option(
         "run",
         "what to train on: run, the data that the run's creator published, or local, this node's corpus",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,7 +42,7 @@ from swarmnode.node.process import (
     share_arenas,
     watched_every,
 )
-from swarmnode.node.provenance import parent_state
+from swarmnode.node.provenance import Unfit, first_state
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import release_forgotten
@@ -82,7 +83,10 @@ def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions)
         try:
             return trio.run(main)
         except BaseExceptionGroup as group:
-            raise reason_of(group) from group
+            reason = reason_of(group)
+            if isinstance(reason, Unfit):
+                shutil.rmtree(reason.folder, ignore_errors=True)  # of a run that never began
+            raise reason from group
     finally:
         datadir.close()
 
@@ -233,9 +237,9 @@ class Daemon:
             await stack.enter_async_context(_running(reputation.run))
             checks = PromiseChecks(node.shards, node.shard_store, node.trust.receipts)
             await stack.enter_async_context(_running(checks.run))
-            parent = await in_thread(lambda: parent_state(node.store, chosen, trainer.layout))
-            if parent is not None:
-                trainer.load(parent.state.parameters)
+            first = await in_thread(lambda: first_state(node.store, chosen, trainer.layout, node.config.weights))
+            if first is not None:
+                trainer.load(first.state.parameters)
             session = node.take_part()
             if node.pause_mark.exists():
                 logger.warning("training is paused, as before the restart: go on with swarmnode resume")

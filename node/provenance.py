@@ -24,6 +24,10 @@ A node changes nothing by itself: its `status` tells what the owner said, and th
 ID`). The successor begins at round 0 from the parent's state: parameters, outer momentum, and each node's own residual
 move over, whatever the exchange method; what only the parent's method understands is left behind. Who has that state
 as a checkpoint of the parent begins from it; who has not fetches the run's state from members, like any joiner.
+
+A run may also begin from a file of tensors (`swarmnode run --weights`), such as one that was exported. Its
+specification has the file's sha-256, as a record does. Who creates the run has the file; the others begin as those
+members of a successor who lack the parent's state.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -43,14 +47,15 @@ from typing import Any
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import Domain, Envelope
 from swarmnode.crdt.record import Element
-from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
-from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_whole
+from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_round, newest_whole
 from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.runs import ChosenRun, RunStore
@@ -58,6 +63,8 @@ from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_te
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
+from swarmnode.training import mapped
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.hub import fetch, file_name, weights_hash, write_beside
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -72,6 +79,7 @@ DOMAIN = Domain("provenance", FORMAT, MAX_RECORD)
 KEY = "note/successor"
 PARENT = "parent"  # folder within the run's: the state that it begins from, as a checkpoint of round 0
 MAX_REASON = 400  # characters
+FEW = 4  # tensors that an error names
 LOOK_EVERY = 60.0  # seconds, beside what the state tells at once: notes expire
 
 logger = logging.getLogger(__name__)
@@ -443,6 +451,92 @@ class SuccessorWatch:
                     await changes.receive()
 
 
+# --- beginning from a file ------------------------------------------------------------------------------------------
+
+
+class Unfit(ExpectedError):
+    """A run cannot begin, as the file that it begins from is not here, or does not fit its model."""
+
+    exit_code = CONFIG
+
+    def __init__(self, text: str, folder: Path) -> None:
+        """`folder`: what is kept of the run, which is of no use."""
+        super().__init__(text)
+        self.folder = folder
+
+
+def begun_from(spec: RunSpec, weights: str) -> RunSpec:
+    """The specification in a run file with the hash of the file that the run begins from, if one is named. Blocking.
+
+    Raises SettingError.
+    """
+    if not weights:
+        return spec
+    if spec.run.parent or not spec.needs_data:
+        why = "continues another one" if spec.run.parent else "is learned from rollouts"
+        raise SettingError(
+            f"--weights {weights}: the run {spec.run.name} {why}, so it begins from no file; leave it out"
+        )
+    try:
+        with Path(weights).expanduser().open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SettingError(f"--weights {weights}: cannot be read: {error.strerror}; name a safetensors file") from error
+    if spec.run.weights not in ("", found):
+        raise SettingError(
+            f"--weights {weights}: has sha-256 {found}, and the run file says [run] weights = {spec.run.weights}: name "
+            "that file, or leave the key out of the run file"
+        )
+    return spec.updated(run={"weights": found})
+
+
+def tokenizer_beside(weights: str) -> str:
+    """The tokenizer that was exported with a file of weights; empty where none was, or no file is named."""
+    beside = Path(f"{weights.removesuffix('.safetensors')}.tokenizer.json").expanduser()
+    return str(beside) if weights and beside.exists() else ""
+
+
+def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray[np.float32]:
+    """The tensors of a file as the run's parameters, (P,). Raises Unfit."""
+    try:
+        found = read_tensors(path)
+        if found.sha256 != spec.run.weights:
+            raise ValueError(f"it changed: its sha-256 is now {found.sha256}, and the run's is {spec.run.weights}")
+        tensors = {name: tensor for name, tensor in found.tensors.items() if name != MOMENTUM}
+        slots = {file_name(spec.model, slot.name): slot for slot in layout.slots}
+        shapes = [
+            f"{name} is {tensors[name].dtype} {list(tensors[name].shape)} in place of float32 {list(slot.shape)}"
+            for name, slot in slots.items()
+            if name in tensors and (tensors[name].shape != slot.shape or tensors[name].dtype != np.float32)
+        ]
+        wrong = [
+            ("it lacks", sorted(slots.keys() - tensors.keys())),
+            ("the model has no", sorted(tensors.keys() - slots)),
+        ]
+        said = [f"{what} {_some(names)}" for what, names in (*wrong, ("its", shapes)) if names]
+        if said:
+            raise ValueError("; ".join(said))
+        parameters: NDArray[np.float32] = mapped.zeros(layout.parameters)
+        for name, slot in slots.items():
+            parameters[slot.offset : slot.offset + slot.size] = tensors[name].reshape(-1)
+        if not is_finite(parameters):
+            raise ValueError("it contains NaN or infinity")
+    except (OSError, ValueError) as error:
+        raise Unfit(
+            f"--weights {path}: the run {spec.run.name} cannot begin from it: {error}. A file fits where it has the "
+            "tensors of the run's [model] and [data] vocabulary by the same names, in float32, as swarmnode provenance "
+            "export writes them",
+            folder,
+        ) from error
+    return parameters
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of them."""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(name[:200] for name in names[:FEW]) + more
+
+
 # --- publishing -----------------------------------------------------------------------------------------------------
 
 
@@ -464,7 +558,8 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
                 "is there, or begin a new run"
             )
     owner = spec.run.owner or parent.owner
-    spec = spec.updated(run={"owner": owner, "parent": parent.run_id, "parent_state": state_hash})
+    begins = {"parent": parent.run_id, "parent_state": state_hash, "weights": ""}
+    spec = spec.updated(run={"owner": owner, **begins})
     if not spec.data.index:
         spec = spec.updated(task={"heldout_sha256": parent.task.heldout_sha256})
         spec = replace(spec, data=replace(parent.data, source=spec.data.source, sealed=spec.data.sealed))
@@ -502,6 +597,32 @@ def parent_state(store: RunStore, chosen: ChosenRun, layout: Layout) -> Saved | 
         )
     logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
     return None
+
+
+def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str) -> Saved | None:
+    """What the chosen run begins from where the seed does not say it, as a checkpoint of its round 0. Blocking.
+
+    `weights`: the file that this node's owner named. None where the state has to come from members. Raises Unfit, and
+    what `parent_state` does.
+    """
+    spec, folder = chosen.spec, store.folder(chosen.run_id)
+    if not spec.run.weights:
+        return parent_state(store, chosen, layout)
+    kept = _parent_of(store, spec, layout).newest()
+    if kept is not None:
+        return _as_first_checkpoint(store, spec, layout, kept)
+    if not chosen.creator or newest_round(folder / "checkpoints") is not None:
+        return None
+    if not weights:
+        raise Unfit(
+            f"run {spec.run.name} begins from the file with sha-256 {spec.run.weights}, which this node was not given: "
+            "add --weights FILE, or join a member of the run (--join)",
+            folder,
+        )
+    parameters = _fitting(Path(weights).expanduser(), spec, layout, folder)
+    zeros = np.zeros(layout.parameters, np.float32)
+    keep_parent(store, spec, layout, Saved(0, OuterState(parameters, zeros), zeros, ()))
+    return first_state(store, chosen, layout, weights)
 
 
 def _as_first_checkpoint(store: RunStore, spec: RunSpec, layout: Layout, parent: Saved) -> Saved:

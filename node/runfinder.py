@@ -16,6 +16,7 @@ import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import publish
 from swarmnode.node.storage.datasets import shown
@@ -61,7 +62,9 @@ class RunFinder:
         creator, tokenizer = False, ""
         if file is not None:
             loaded = await in_thread(lambda: load_runspec(file))
-            spec, tokenizer = await with_base(loaded, config.base)
+            based, tokenizer = await with_base(loaded, config.base)
+            spec = await in_thread(lambda: begun_from(based, config.weights))
+            tokenizer = tokenizer or tokenizer_beside(config.weights)
             creator = True
         elif run_id is not None:
             known = await in_thread(lambda: self._store.load(run_id))

@@ -73,6 +73,13 @@ class RunSection:
     )
     parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish")
     parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise")
+    weights: str = option(
+        "",
+        "sha-256 of the safetensors file whose tensors this run begins from, in place of the seed's; filled in by "
+        "swarmnode run --weights",
+        form=FILLED_IN,
+        later=True,
+    )
     nonce: str = option(
         "",
         "up to 64 lower case hex digits that tell this run from others with the same values; empty: drawn when the run "
@@ -491,6 +498,11 @@ def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
         yield (
             f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} are not valid; "
             "expected 64 lower case hex digits each, or neither; swarmnode successor publish fills them in"
+        )
+    if spec.run.weights and (spec.run.parent or not spec.needs_data):
+        yield (
+            f"{source} [run]: weights has no meaning in a run that continues another one, or that is learned from "
+            "rollouts; leave it out"
         )
     if spec.model.width % (2 * spec.model.heads):
         yield (

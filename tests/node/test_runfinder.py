@@ -43,7 +43,8 @@ def choose(store: RunStore, file: Path | None, *, me: str = "12D3me", joining: b
         network=SimpleNamespace(me=me),
         shard_store=None,
         config=SimpleNamespace(
-            join=("/ip4/203.0.113.7/tcp/4077",) if joining else (), task="", corpus="", tokenizer="", base=""
+            join=("/ip4/203.0.113.7/tcp/4077",) if joining else (),
+            **dict.fromkeys(("task", "corpus", "tokenizer", "weights", "base"), ""),
         ),
         emit=print,
         options=SimpleNamespace(runspec=file, run_id=None, json_events=True),
