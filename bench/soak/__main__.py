@@ -51,7 +51,7 @@ from realswarm import Site, node_at, peer_id_at, run_file, write_text  # noqa: E
 from resources import Held, grown, growth, look, peaks  # noqa: E402
 
 SPARED = 2  # nodes that are never killed or restarted
-DISK = 160  # MB of a node's file system
+DISK = {"diloco": 160, "open": 1400}  # MB of a node's file system: what a node asks for, and some
 TEXT = 500_000  # bytes to train on
 LOOK_EVERY = 10.0  # s
 TICK = 0.2  # s
@@ -83,10 +83,10 @@ def say(event: str, began: float, **more: Any) -> None:
     print(json.dumps({"bench": "soak", "event": event, "at": round(time.monotonic() - began, 1), **more}), flush=True)
 
 
-def disk(stack: ExitStack, home: Path) -> bool:
-    """Give a node a small file system of its own; False where that cannot be."""
+def disk(stack: ExitStack, home: Path, size: int) -> bool:
+    """Give a node a small file system of its own, of `size` MB; False where that cannot be."""
     home.mkdir(mode=0o700, parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}m,mode=700", "swarmnode-soak", str(home)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=700", "swarmnode-soak", str(home)]
     if subprocess.run(command, capture_output=True).returncode:
         return False
     stack.callback(subprocess.run, ["umount", "-l", str(home)], capture_output=True)
@@ -97,7 +97,7 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
     """All nodes, none started."""
     sites = [Site.on(lab.public(f"n{n}")) if lab else Site.here() for n in range(options.nodes)]
     homes = [folder / f"node-{number}" for number in range(options.nodes)]
-    mounted = [disk(stack, home) for home in homes]
+    mounted = [disk(stack, home, DISK[options.method]) for home in homes]
     peers = [peer_id_at(home) for home in homes]
     text = write_text(folder / "text", TEXT)
     run = run_file(folder / "run.toml", run_tables(options.method, peers))
