@@ -26,6 +26,7 @@ from swarmnode.training.codecs.topk import TopK, kept_of
 from swarmnode.training.mapped import LARGE
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import room as states_room
+from swarmnode.training.verify.recorder import shown_room
 
 FLOAT = 4  # bytes
 TOGETHER = 1 << 24  # elements that Muon orthogonalises at once
@@ -201,6 +202,7 @@ def _disk(spec: RunSpec, weight: Weight, keeping: Keeping) -> Iterator[Held]:
     if spec.audited:
         kept = states_room(spec.inner.steps, weight.parameters)
         yield Held("trainer", "disk", "states that others may ask for", kept)
+        yield Held("daemon", "older", "copies that auditors fetch, at the most", shown_room(weight.parameters))
         yield Held("daemon", "disk", "offers, and states that it fetches", 2 * vector * (FETCHED_FOR_AUDITS + OFFERS))
 
 

@@ -141,6 +141,7 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> N
             audits, longest = method_of(swarm, name).audits, 0.2 * stretch_steps(STEPS, 64)
             assert audits is not None
             assert audits.budget.spent <= audits.budget.earned + (SAVED + 2) * longest  # what it begins with
+            assert audits.held <= 2 * 12 * 4 * 64, "of the audit that goes on: others said when they were done"
 
     simulate(body, turns=turns)
 

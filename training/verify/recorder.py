@@ -53,6 +53,12 @@ def room(steps: int, parameters: int) -> int:
     return max(LEAST, points * 12 * parameters)
 
 
+def shown_room(parameters: int) -> int:
+    """Bytes of disk for copies that auditors fetch: those of two audits, or of up to eight where they are small."""
+    audit = 12 * 4 * parameters  # a dozen vectors
+    return max(2 * audit, min(8 * audit, LEAST))
+
+
 class Recorder:
     """The states of one life of a trainer."""
 

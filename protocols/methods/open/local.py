@@ -27,9 +27,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from math import nan
+from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
@@ -372,6 +374,7 @@ class TracedTrainer(LocalTrainer):
         self._start_before: Vector | bytes = self._start
         self._offered: Trace | None = None
         self._shown: OrderedDict[bytes, bytes] = OrderedDict()  # records by root
+        self._copies: WeakValueDictionary[bytes, NDArray[np.uint8]] = WeakValueDictionary()  # as long as they are shown
         recorded, offers, _ = trainer.states
         self._recorded = Vectors(recorded)
         self._offers = Vectors(offers, budget=OFFERS_KEPT * 8 * self.feedback.size)  # an end and a residual each
@@ -395,12 +398,15 @@ class TracedTrainer(LocalTrainer):
         """A record by its root, or a vector that a record names; None where it is kept no more, or the disk is full."""
         if id in self._shown:
             return memoryview(self._shown[id])
+        if (copy := self._copies.get(id)) is not None:
+            return memoryview(copy.data)
         most, vector = 8 * self.feedback.size, None
         for vectors in (self._recorded, self._offers):
             with suppress(OSError):
                 vector = await self._runner(lambda vectors=vectors: vectors.copied(id, most))  # type: ignore[misc]
             if vector is not None and (not vector.size or vector.size >= self.feedback.size):
-                return memoryview(vector.view(np.uint8))
+                self._copies[id] = copy = vector.view(np.uint8)
+                return memoryview(copy.data)
         return None
 
     # --- what is written down -----------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ On the wire an auditor asks an author for the record of its work and for states 
     audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
     audit.accuse  Accusation -> Showing     what the draw of this roster had me look at is a lie: all of it is here;
                                             or it was not shown
-    bulk          ("audit", run, auditor, roster, id)    each of them, by who was told, for SHOWN_FOR seconds
+    bulk          ("audit", run, auditor, roster, id)    each of them, by who was told, until it asks for nothing more,
+                                            for SHOWN_FOR seconds, or until newer ones take their room (`shown_room`)
 
 The author answers whom the round's draw names as its auditor, and others of that round who heard that nothing is shown
 to that one, a few times for each. Nobody else costs it anything but a call. What is fetched is checked by its id, so an
@@ -39,7 +40,8 @@ import logging
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import trio
@@ -53,14 +55,14 @@ from swarmnode.protocols.methods.open.checks.texts import TrainingText
 from swarmnode.protocols.methods.open.local import TracedTrainer
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.methods.trainer import Batches, Slice, TrainerDied, Vector
-from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.wire import WireError
 from swarmnode.training.codecs import CodecError, codec_in
 from swarmnode.training.open_step import Raw
-from swarmnode.training.verify.recorder import stretch_steps
+from swarmnode.training.verify.recorder import shown_room, stretch_steps
 from swarmnode.training.verify.replay import (
     NEAR,
     Audit,
@@ -94,6 +96,7 @@ TO_ACCUSE = 5.0  # seconds to take note of an accusation
 WAITING = 8  # accusations that are not looked at yet, and replays in advance of the share of these
 MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
 AT_ONCE = 64  # auditors whom something is shown: one a round, and all where that one says that nothing is
+DONE_WITHIN = 5.0  # seconds for an author to hear that its auditor needs nothing more
 PATIENCE = 2  # audits in a row in which an author may show nothing
 PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
 CALIBRATIONS = 2  # of the own replays that are remembered
@@ -104,6 +107,7 @@ SECONDS = Metric(
     "swarmnode_audit_seconds_total", COUNTER, "seconds of replaying others' steps, and own ones to compare"
 )
 SHOWN = Metric("swarmnode_audit_shown_bytes_total", COUNTER, "bytes of this node's own work that auditors could fetch")
+HELD = Metric("swarmnode_audit_held_bytes", GAUGE, "bytes of this node's own work that auditors can fetch now")
 
 
 class NotShown(Exception):
@@ -119,7 +123,7 @@ class ShowQuery:
     run_id: str
     roster: bytes  # that lists the work, and whose seed drew the auditor
     trace: bytes
-    ids: tuple[bytes, ...]  # of vectors, and of records
+    ids: tuple[bytes, ...]  # of vectors, and of records; none: what was asked for is here
 
     def __post_init__(self) -> None:
         if len(self.ids) > MAX_ASKED or any(len(id) != 32 for id in (self.roster, self.trace, *self.ids)):
@@ -143,6 +147,15 @@ class Accusation:
     run_id: str
     roster: bytes
     shown: bool  # by the sender, as it is a lie
+
+
+@dataclass
+class _Shown:
+    """What one auditor may fetch."""
+
+    until: float  # trio time
+    asked: int = 0  # ids, so far
+    held: dict[bytes, int] = field(default_factory=dict)  # id -> bytes
 
 
 class Unknown(Exception):
@@ -173,8 +186,7 @@ class Audits(WorkCheck):
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent: Counter[PeerId] = Counter()
         self.counts: Counter[Verdict] = Counter()
-        self._until: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()  # auditor, roster: until when it is shown
-        self._asked: Counter[tuple[PeerId, bytes]] = Counter()  # ids
+        self._shown: OrderedDict[tuple[PeerId, bytes], _Shown] = OrderedDict()  # by auditor and roster
         self._shown_bytes = 0
         self._vectors_here, self._have = Vectors(parts.trainer.states[2]), dict[bytes, Vector]()  # of the audit in hand
         self._records: dict[bytes, bytes] = {}  # likewise
@@ -199,6 +211,7 @@ class Audits(WorkCheck):
         metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
         metrics.show(SECONDS, lambda: self.budget.spent + self._repeated)
         metrics.show(SHOWN, lambda: self._shown_bytes)
+        metrics.show(HELD, lambda: self.held)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -208,7 +221,7 @@ class Audits(WorkCheck):
         block = self._store.tree[query.roster]
         measured, whose = self._store.measured(block), (peer, query.roster)
         drawn = by_whom(self._store.checks_seed(block), self._parts.me, measured)
-        if peer == drawn or peer not in measured or whose in self._until:
+        if peer == drawn or peer not in measured or whose in self._shown:
             return peer in measured
         self._others[peer, drawn] += 1  # it heard that nothing was shown to the one who was drawn
         return self._others[peer, drawn] <= PATIENCE + 1
@@ -221,11 +234,14 @@ class Audits(WorkCheck):
         now, whose = trio.current_time(), (peer, query.roster)
         if query.run_id != self._parts.run_id or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
-        self._until[whose] = now + self._shown_for
-        self._until.move_to_end(whose)
+        shown = self._shown.setdefault(whose, _Shown(0.0))
+        self._shown.move_to_end(whose)
+        shown.until = now + self._shown_for
+        shown.asked += len(query.ids)
+        if not query.ids:
+            self._let_go(whose, shown)
         self._tidy(now)
-        self._asked[whose] += len(query.ids)
-        if self._asked[whose] > MAX_ASKED:
+        if shown.asked > MAX_ASKED:
             raise Refuse("enough", f"{MAX_ASKED} things of this round were shown to you")
         found = []
         for id in query.ids:
@@ -233,15 +249,29 @@ class Audits(WorkCheck):
             found.append(content is not None)
             if content is not None:
                 self._parts.bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
+                shown.held[id] = content.nbytes
                 self._shown_bytes += content.nbytes
         return Showing(tuple(found))
 
     def _tidy(self, now: float) -> None:
-        """Let go of what was shown for long enough, and of the oldest beyond AT_ONCE."""
-        while self._until and (len(self._until) > AT_ONCE or next(iter(self._until.values())) <= now):
-            whose, _ = self._until.popitem(last=False)
-            del self._asked[whose]
-            self._parts.bulk.withdraw(self._prefix(*whose))
+        """Let go of what was shown for long enough; of the oldest where they are many, or take too much of the disk."""
+        room = shown_room(self._local.feedback.size)
+        while self._shown:
+            whose, shown = next(iter(self._shown.items()))
+            crowded = len(self._shown) > AT_ONCE or (len(self._shown) > 1 and self.held > room)
+            if shown.until > now and not crowded:
+                break
+            self._let_go(whose, shown)
+            del self._shown[whose]
+
+    @property
+    def held(self) -> int:
+        """Bytes of this node's own work that auditors can fetch now."""
+        return sum({id: size for shown in self._shown.values() for id, size in shown.held.items()}.values())
+
+    def _let_go(self, whose: tuple[PeerId, bytes], shown: _Shown) -> None:
+        shown.held.clear()
+        self._parts.bulk.withdraw(self._prefix(*whose))
 
     @property
     def _shown_for(self) -> float:
@@ -291,6 +321,9 @@ class Audits(WorkCheck):
             except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
                 logger.info("round %d: the work of %s is not audited: %s", work.block.chain.round, work.author, reason)
             finally:
+                if self._records and work.source == work.author:
+                    with suppress(NotShown), trio.move_on_after(DONE_WITHIN):
+                        await self._ask(work, ())
                 self._have.clear()
                 self._records.clear()
                 await self._parts.runner(self._vectors_here.clear)
@@ -299,10 +332,11 @@ class Audits(WorkCheck):
         """Have all others who took part repeat an audit, from what was `shown` here or, where nothing is, by asking."""
         roster, me = work.block.id, self._parts.me
         others = frozenset(self._store.measured(work.block)) - {me, work.author}
-        self._until[me, roster] = trio.current_time() + self._shown_for
+        ours = self._shown[me, roster] = _Shown(trio.current_time() + self._shown_for)
         have = self._records | {id: vector.view(np.uint8).data for id, vector in self._have.items()}
         for id, content in (have if shown else {}).items():
             self._parts.bulk.offer((*self._prefix(me, roster), id.hex()), content, to=others)
+            ours.held[id] = len(content)
 
         async def tell(peer: PeerId) -> None:
             try:
