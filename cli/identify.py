@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def identify(
     join: Annotated[
-        bool, typer.Option("--join", help="Print the line that joins this node elsewhere. [default: peer id]")
+        bool,
+        typer.Option(
+            "--join",
+            help="Print the line that joins this node elsewhere, and a QR code. [default: peer id]",
+        ),
     ] = False,
     mine: Annotated[
         int | None,
@@ -114,7 +118,23 @@ def _print_join(data_dir: Path | None, json_output: bool) -> None:
         )
     run = answer["run"] or {}
     told = {"join": answer["join"], "addresses": answer["addresses"]}
-    show({**told, "run_id": run.get("run_id"), "roster": run.get("roster")}, answer["join"], json_output)
+    shown = [answer["join"], _picture(answer["join"].split()[-1]) if sys.stdout.isatty() else ""]
+    show({**told, "run_id": run.get("run_id"), "roster": run.get("roster")}, shown, json_output)
+
+
+def _picture(link: str) -> str:
+    """The link as a QR code for a terminal; a multiaddr has none. In capitals, which take less room in it."""
+    from swarmnode.node.invite import is_link
+
+    if not is_link(link):
+        return ""
+    import io
+
+    import segno
+
+    drawn = io.StringIO()
+    segno.make(link.upper(), error="l").terminal(drawn, compact=True)
+    return drawn.getvalue()
 
 
 def version(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:

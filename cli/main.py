@@ -25,6 +25,7 @@ from swarmnode.node import exitcodes
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("swarmnode.cli.run", "run"),
+    "join": ("swarmnode.cli.find", "join"),
     "init": ("swarmnode.cli.init", "init"),
     "local": ("swarmnode.cli.local.command", "local"),
     "plan": ("swarmnode.cli.plan", "plan"),
@@ -102,7 +103,7 @@ def swarmnode(
 ) -> None:
     """Train a model together with other people's machines.
 
-    Start with: swarmnode local (a swarm on this machine), or swarmnode run RUN.toml, or swarmnode run --join MULTIADDR.
+    Start with: swarmnode local (a swarm on this machine), or swarmnode run RUN.toml, or swarmnode join LINK.
     Exit codes are listed in docs/cli.md.
     """
 

@@ -20,7 +20,7 @@ from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe
 
 _KNOWN = describe(NodeConfig)
-_RUN_ID = re.compile(r"[0-9a-f]{64}")
+_RUN_ID = re.compile(r"[0-9a-f]{32}([0-9a-f]{32})?")  # whole, or as a link has it
 _ROSTER = re.compile(r"[0-9]{1,8}:[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -49,7 +49,7 @@ def run(
         str | None,
         typer.Option("--run", metavar="RUN_ID", help="The run to join or go on with. [default: the only one there is]"),
     ] = None,
-    join: Annotated[list[str] | None, _flag("join", "INVITATION", "--join")] = None,
+    join: Annotated[list[str] | None, _flag("join", "LINK", "--join")] = None,
     roster: Annotated[
         str | None,
         typer.Option(metavar="ROUND:ID", help="Join only a history of the run with this roster. [default: any]"),
@@ -120,8 +120,8 @@ def run(
 
     The first Ctrl-C leaves the swarm in order; a second one ends the node at once.
 
-    swarmnode run RUN.toml creates a run or goes on with it; swarmnode run --join INVITATION joins one, as does --join
-    MULTIADDR --run RUN_ID; swarmnode run alone goes on with the only run in the data directory; swarmnode run --task
+    swarmnode run RUN.toml creates a run or goes on with it; swarmnode join LINK joins one, as does --join MULTIADDR
+    --run RUN_ID; swarmnode run alone goes on with the only run in the data directory; swarmnode run --task
     digits-rl begins or joins the swarm in which policies learn from one another's answers.
     """
     if task is not None and (built_in := _built_in(task)) is not None:
@@ -156,17 +156,20 @@ def run(
 
 
 def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[list[str], str | None, str | None]:
-    """Addresses, run and roster, with those of invitations. Raises NotAnInvitation or UsageMistake."""
-    from swarmnode.node.invite import PREFIX, decode
+    """Addresses, run and roster, with those of links. Raises NotAnInvitation or UsageMistake."""
+    from swarmnode.node.invite import decode, is_link
 
-    for at, place in enumerate(join):
-        if place.startswith(PREFIX):
-            found = decode(place)
-            if {run_id or found.run_id, found.run_id} - {"", run_id or found.run_id}:
-                raise UsageMistake(f"--run {run_id} is another run than that of the invitation; leave out --run")
-            join = [*join[:at], found.address, *join[at + 1 :]]
-            run_id, roster = run_id or found.run_id or None, roster or found.roster or None
-    return join, run_id, roster
+    addresses: list[str] = []
+    for place in join:
+        if not is_link(place):
+            addresses.append(place)
+            continue
+        found = decode(place)
+        if run_id and not run_id.startswith(found.run_id):
+            raise UsageMistake(f"--run {run_id} is another run than that of the link; leave out --run")
+        addresses += found.addresses
+        run_id, roster = run_id or found.run_id or None, roster or found.roster or None
+    return addresses, run_id, roster
 
 
 def _built_in(task: str) -> Path | None:

@@ -24,13 +24,13 @@ import trio
 
 from swarmnode import __version__
 from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, changed_caps
-from swarmnode.node.discovery.finder import AddressBook, Discovery
+from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_of
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
-from swarmnode.node.invite import Invitation
+from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.process import metrics_of
@@ -77,7 +77,7 @@ class RunOptions:
     """What `swarmnode run` was asked for beside the node's configuration."""
 
     runspec: Path | None  # run file
-    run_id: str | None
+    run_id: str | None  # whole, or the first half that a link has
     rounds: int | None  # stop training after this many rounds
     stay: bool  # serve on after the last round
     json_events: bool  # one JSON object a line on standard output
@@ -152,7 +152,7 @@ class Node:
         check_admitted(chosen.spec, self.network.me)
         self.chosen, config = chosen, self.config
         tell_with_each_line(run=chosen.run_id)
-        self.discovery.set_rendezvous(bytes.fromhex(chosen.run_id))
+        self.discovery.set_rendezvous(rendezvous_of(chosen.run_id))
         if chosen.spec.data.index:  # else the task brings its data along
             self.data = DataSet(
                 chosen.spec,
@@ -329,7 +329,7 @@ class Node:
             return None
 
     def join_line(self) -> str:
-        """A command for another machine, with an invitation; empty while there is no address."""
+        """A command for another machine, with a link; empty while there is no address."""
         addresses, place = self.network.addresses, self.place()
         if not addresses:
             return ""
@@ -338,10 +338,10 @@ class Node:
             place.roster if place is not None else "",
         )
         try:
-            return f"swarmnode run --join {Invitation(addresses[0], run_id, roster).encode()}"
+            return f"swarmnode join {invite(addresses, run_id, roster)}"
         except ValueError:  # a place of an unusual kind
             options = [f" --run {run_id}"] * bool(run_id) + [f" --roster {roster}"] * bool(roster)
-            return f"swarmnode run --join {addresses[0]}{''.join(options)}"
+            return f"swarmnode join {addresses[0]}{''.join(options)}"
 
 
 def greeting(node: Node) -> list[str]:

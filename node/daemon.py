@@ -27,6 +27,7 @@ from swarmnode.node.assembly import Node, greeting, invitation
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, NodeConfig
 from swarmnode.node.control.api import Api, stands_still
+from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
 from swarmnode.node.identity import load_or_create, named, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs
@@ -212,7 +213,7 @@ class Daemon:
         check_golden()
         await in_thread(lambda: release_forgotten(node.store, node.shard_store))
         if node.options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
-            node.discovery.set_rendezvous(bytes.fromhex(node.options.run_id))
+            node.discovery.set_rendezvous(rendezvous_of(node.options.run_id))
         chosen = await RunFinder(node).choose()
         state = node.join_run(chosen)
         assert node.sync is not None and node.membership is not None and node.successors is not None

@@ -1,40 +1,42 @@
-"""Invitations: where a run can be joined, in a word that can be pasted, `swarmnode:2Lx…`.
+"""Links: where a run can be joined, in a word that can be pasted, scanned or read aloud, `swarm1…`.
 
-After the prefix stands base58 (Bitcoin's, without 0, O, I and l) of
+Bech32m (BIP 350) with the prefix `swarm`: lower case letters and digits without 1, b, i and o, six of which check the
+others. Capitals, hyphens and spaces change nothing. It holds
 
-    version          1 byte
-    holds            1 byte: 1 a run id, 2 a roster
-    peer             32 bytes: its Ed25519 public key, of which a peer id consists
-    run id           32 bytes, where there is one
+    version, holds   4 bits each; holds: 1 a run, 2 a roster, 4 a whole key
+    key              first 8 bytes of the peer's public key (Ed25519), all 32 where there is a relay
+    run              first 16 bytes of the run id, where there is one
     roster           4 bytes of its round and 32 of its id, where there is one
-    place            1 byte, see PLACES, and RELAYED if it is a relay's; address; 2 bytes of TCP port; the relay's key
-    check            4 bytes: how sha-256 of all before begins
+    places           one or two: 1 byte, see PLACES, and RELAYED if it is a relay's; address; 2 bytes of TCP port;
+                     the relay's key
 
-About 105 characters for an IPv4 address and a run. It holds no secret: the run id keeps a stranger from handing over
-another run, the peer id from answering in the peer's place.
+64 characters for an IPv4 address and a run, 75 for two. It holds no secret: the run's bytes keep a stranger from
+handing over another run, the key's from answering in the peer's place. Whoever wants to makes 2^64 keys for that.
 """
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import base58
 
 from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.host.addresses import BEGINS, ED25519_PREFIX, FINGERPRINT, Endpoint, parse
 
-PREFIX = "swarmnode:"
+PREFIX = "swarm1"
 VERSION = 1
-CHECK = 4  # bytes
+RUN, ROSTER, KEY = 1, 2, 4  # what it holds
+RUN_PREFIX = 16  # bytes of a run id: more than anybody can find a second run for
+MOST = 2  # places
 RELAYED = 16
 PLACES = ("ip4", "ip6", "dns", "dns4", "dns6")
-_ADDRESS = re.compile(
-    r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d+)"
-    r"(/p2p/(?P<relay>[^/]+)/p2p-circuit)?/p2p/(?P<peer>[^/]+)"
-)
-_KEY = bytes.fromhex("002408011220")  # how the bytes of a peer id of an Ed25519 key begin
+CHARACTERS = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+CHECK = 6  # characters
+BECH32M = 0x2BC830A3
+GENERATORS = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
 WHERE = "swarmnode id --join prints it on the machine that invites; copy all of it"
 
 
@@ -46,49 +48,67 @@ class NotAnInvitation(ExpectedError):
 
 @dataclass(frozen=True)
 class Invitation:
-    """Where a run can be joined."""
+    """Where a run can be joined: `addresses` of one peer, the best first, whole or with how its key begins."""
 
-    address: str  # multiaddr with the peer id
-    run_id: str = ""  # 64 hex digits
+    addresses: tuple[str, ...]
+    run_id: str = ""  # 64 hex digits, of which a link keeps the first 32
     roster: str = ""  # ROUND:ID
 
     def encode(self) -> str:
-        """As one word. Raises ValueError for an address that has no short form."""
-        found = _ADDRESS.fullmatch(self.address)
-        if found is None:
-            raise ValueError(f"{self.address} has no short form")
-        kind, host, relay = found["kind"], found["host"], found["relay"]
-        round, _, id = self.roster.partition(":")
-        place = ipaddress.ip_address(host).packed if kind.startswith("ip") else bytes([len(host)]) + host.encode()
-        content = bytes([VERSION, bool(self.run_id) + 2 * bool(self.roster)]) + _key(found["peer"])
-        content += bytes.fromhex(self.run_id)
-        content += int(round).to_bytes(4, "big") + bytes.fromhex(id) if self.roster else b""
-        content += (
-            bytes([PLACES.index(kind) + (RELAYED if relay else 0)]) + place + int(found["port"]).to_bytes(2, "big")
-        )
-        content += _key(relay) if relay else b""
-        return PREFIX + base58.b58encode(content + _check(content)).decode()
+        """As one word. Raises ValueError for addresses that have no short form, or are of several peers."""
+        ends = [_endpoint(address) for address in self.addresses]
+        if not 0 < len(ends) <= MOST or len({end.peer for end in ends}) != 1:
+            raise ValueError(f"a link has one or {MOST} addresses of one peer")
+        whole = any(end.relay for end in ends)
+        content = bytes([VERSION << 4 | RUN * bool(self.run_id) | ROSTER * bool(self.roster) | KEY * whole])
+        content += _key(ends[0].peer)[: 32 if whole else FINGERPRINT]
+        content += bytes.fromhex(self.run_id)[:RUN_PREFIX]
+        if self.roster:
+            round, _, id = self.roster.partition(":")
+            content += int(round).to_bytes(4, "big") + bytes.fromhex(id)
+        for end in ends:
+            name = bytes([len(end.host)]) + end.host.encode()
+            place = name if end.is_name else ipaddress.ip_address(end.host).packed
+            content += bytes([PLACES.index(end.kind) + RELAYED * bool(end.relay)]) + place + end.port.to_bytes(2, "big")
+            content += _key(end.relay) if end.relay else b""
+        data = _regroup(content, 8, 5)
+        return PREFIX + "".join(CHARACTERS[value] for value in (*data, *_check(data)))
+
+
+def invite(addresses: Sequence[str], run_id: str, roster: str) -> str:
+    """The link for a node's addresses, the best of which comes first. Raises ValueError where it has no short form."""
+    first = _endpoint(addresses[0])
+    others = (end for end in map(parse, addresses[1:]) if end is not None and not end.relay and end.host != first.host)
+    second = next((f"{end.place}/p2p/{end.peer}" for end in others if not _is_local(end)), None)
+    chosen = (addresses[0],) if second is None or _is_local(first) else (addresses[0], second)
+    return Invitation(chosen, run_id, roster).encode()
+
+
+def is_link(text: str) -> bool:
+    return text.strip().lower().startswith(PREFIX)
 
 
 def decode(text: str) -> Invitation:
     """The invitation that begins with PREFIX. Raises NotAnInvitation."""
+    word = re.sub(r"[\s-]", "", text).lower().removeprefix(PREFIX)
+    shown = f"{PREFIX}{word[:18]}…"
+    if wrong := sorted(set(word) - set(CHARACTERS)):
+        raise NotAnInvitation(f"the link {shown} has {wrong[0]!r} in it, which none has. {WHERE}")
+    values = [CHARACTERS.index(character) for character in word]
+    data = values[:-CHECK]
+    if len(values) <= CHECK or _check(data) != values[-CHECK:]:
+        raise NotAnInvitation(f"the link {shown} is cut off, or a character of it is wrong. {WHERE}")
     try:
-        raw = base58.b58decode(text.strip().removeprefix(PREFIX))
-    except ValueError:
-        raise NotAnInvitation(f"the invitation {text[:24]}… has a character in it that none has. {WHERE}") from None
-    content = raw[:-CHECK]
-    if len(raw) <= CHECK or _check(content) != raw[-CHECK:]:
-        raise NotAnInvitation(f"the invitation {text[:24]}… is cut off, or a character of it is wrong. {WHERE}")
-    if content[0] != VERSION:
-        raise NotAnInvitation("the invitation is of a newer version of swarmnode; upgrade this one")
-    try:
+        content = _regroup(data, 5, 8)
+        if content[0] >> 4 != VERSION:
+            raise NotAnInvitation("the link is of a newer version of swarmnode; upgrade this one")
         return _read(content)
     except (IndexError, ValueError) as error:
-        raise NotAnInvitation(f"the invitation names no place that this version understands: {error}") from error
+        raise NotAnInvitation(f"the link names no place that this version understands: {error}") from error
 
 
 def _read(content: bytes) -> Invitation:
-    at = 2
+    at = 1
 
     def take(size: int) -> bytes:
         nonlocal at
@@ -97,31 +117,70 @@ def _read(content: bytes) -> Invitation:
         at += size
         return content[at - size : at]
 
-    peer = _peer(take(32))
-    run_id = take(32).hex() if content[1] & 1 else ""
-    roster = f"{int.from_bytes(take(4), 'big')}:{take(32).hex()}" if content[1] & 2 else ""
-    place = take(1)[0]
-    kind = PLACES[place % RELAYED]
-    if kind.startswith("ip"):
-        host = str(ipaddress.ip_address(take(4 if kind == "ip4" else 16)))
+    end = f"p2p/{_peer(take(32))}" if content[0] & KEY else f"{BEGINS}/{take(FINGERPRINT).hex()}"
+    run_id = take(RUN_PREFIX).hex() if content[0] & RUN else ""
+    roster = f"{int.from_bytes(take(4), 'big')}:{take(32).hex()}" if content[0] & ROSTER else ""
+    addresses = []
+    while at < len(content) and len(addresses) < MOST:
+        place = take(1)[0]
+        kind = PLACES[place % RELAYED]
+        if kind.startswith("ip"):
+            host = str(ipaddress.ip_address(take(4 if kind == "ip4" else 16)))
+        else:
+            host = take(take(1)[0]).decode("ascii")
+        port = int.from_bytes(take(2), "big")
+        relay = f"/p2p/{_peer(take(32))}/p2p-circuit" if place >= RELAYED else ""
+        addresses.append(f"/{kind}/{host}/tcp/{port}{relay}/{end}")
+        _endpoint(addresses[-1])
+    if not addresses or at < len(content):
+        raise ValueError("it has no address, or more than it says")
+    return Invitation(tuple(addresses), run_id, roster)
+
+
+def _endpoint(address: str) -> Endpoint:
+    end = parse(address)
+    if end is None or end.kind not in PLACES:
+        raise ValueError(f"{address} has no short form")
+    return end
+
+
+def _is_local(end: Endpoint) -> bool:
+    return not end.is_name and ipaddress.ip_address(end.host).is_loopback
+
+
+def _regroup(values: Iterable[int], before: int, after: int) -> bytes:
+    """Numbers of `before` bits as numbers of `after`, filled up with zeros. Raises ValueError where more is left."""
+    bits = "".join(f"{value:0{before}b}" for value in values)
+    left = len(bits) % after
+    if after > before:
+        if left >= before or "1" in bits[len(bits) - left :]:
+            raise ValueError("it ends in the middle")
+        bits = bits[: len(bits) - left]
     else:
-        host = take(take(1)[0]).decode("ascii")
-    port = int.from_bytes(take(2), "big")
-    relay = f"/p2p/{_peer(take(32))}/p2p-circuit" if place >= RELAYED else ""
-    return Invitation(f"/{kind}/{host}/tcp/{port}{relay}/p2p/{peer}", run_id, roster)
+        bits += "0" * (-len(bits) % after)
+    return bytes(int(bits[at : at + after], 2) for at in range(0, len(bits), after))
 
 
-def _check(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()[:CHECK]
+def _check(data: Iterable[int]) -> list[int]:
+    """The checksum of BIP 350 over the prefix and `data`."""
+    name = PREFIX[:-1].encode()
+    state = 1
+    for value in (*(c >> 5 for c in name), 0, *(c & 31 for c in name), *data, *[0] * CHECK):
+        top = state >> 25
+        state = (state & 0x1FFFFFF) << 5 ^ value
+        for bit, generator in enumerate(GENERATORS):
+            state ^= generator if top >> bit & 1 else 0
+    state ^= BECH32M
+    return [state >> 5 * (CHECK - 1 - at) & 31 for at in range(CHECK)]
 
 
-def _key(peer: str) -> bytes:
+def _key(peer: str | None) -> bytes:
     """The public key in a peer id. Raises ValueError where there is none."""
-    raw = base58.b58decode(peer)
-    if not raw.startswith(_KEY) or len(raw) != len(_KEY) + 32:
+    raw = base58.b58decode(peer or "")
+    if not raw.startswith(ED25519_PREFIX) or len(raw) != len(ED25519_PREFIX) + 32:
         raise ValueError(f"{peer} is of no Ed25519 key")
-    return raw[len(_KEY) :]
+    return raw[len(ED25519_PREFIX) :]
 
 
 def _peer(key: bytes) -> str:
-    return base58.b58encode(_KEY + key).decode()
+    return base58.b58encode(ED25519_PREFIX + key).decode()

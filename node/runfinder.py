@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 REFUSED_FOR = 8.0  # seconds that others have to come, found through the DHT, once a peer does not know the run
 ASK_EVERY = 1.0  # seconds
+RUN_ID = 64  # hex digits
 NONCE = 16  # random bytes that tell a run from another one by the same file
 
 
@@ -67,7 +68,8 @@ class RunFinder:
             tokenizer = tokenizer or tokenizer_beside(config.weights)
             creator = True
         elif run_id is not None:
-            known = await in_thread(lambda: self._store.load(run_id))
+            here = await in_thread(lambda: [known for known in self._store.known() if known.startswith(run_id)])
+            known = await in_thread(lambda: self._store.load(here[0])) if here else None
             spec = known if known is not None else await self._from_peers(run_id)
         elif joining:
             listing = await self._run_of_peers()
@@ -129,8 +131,8 @@ class RunFinder:
         known = self._store.known()
         if not known:
             raise NoRun(
-                "no run is named and none is known here: give a run file (swarmnode run examples/byte-lm.toml), or the "
-                "address of a node to join (swarmnode run --join MULTIADDR)"
+                "no run is named and none is known here: give a run file (swarmnode run examples/byte-lm.toml), or a "
+                "link to join one by (swarmnode join LINK)"
             )
         if len(known) > 1:
             raise NoRun(f"{len(known)} runs are known here; say which:\n{self._listed(known)}")
@@ -221,7 +223,8 @@ class RunFinder:
             while True:
                 for peer in peers:
                     try:
-                        return decode(await ask_spec(self._node.rpc, peer, run_id), expected_run_id=run_id)
+                        whole = await self._whole(peer, run_id)
+                        return decode(await ask_spec(self._node.rpc, peer, whole), expected_run_id=whole)
                     except (CallError, SettingError) as error:
                         if peer not in refusals:
                             logger.info("%s does not give the run's specification: %s", peer, error)
@@ -234,6 +237,15 @@ class RunFinder:
             f"no peer gave the specification of run {run_id[:12]}…:\n{said}\n"
             "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
         )
+
+    async def _whole(self, peer: PeerId, run_id: str) -> str:
+        """The id of the peer's run that begins as a link says; a whole id is one already. Raises CallError."""
+        if len(run_id) == RUN_ID:
+            return run_id
+        runs = [run.run_id for run in await ask_runs(self._node.rpc, peer) if run.run_id.startswith(run_id)]
+        if not runs:
+            raise CallError("it takes part in no run whose id begins so")
+        return runs[0]
 
 
 def _is_by(run: RunSpec, file: RunSpec) -> bool:

@@ -25,7 +25,7 @@ class NotRunning(ExpectedError):
         reason = f" ({why})" if why else ""
         super().__init__(
             f"no swarmnode daemon is running on {data_dir}{reason}. Start one with: swarmnode run RUN.toml (or "
-            "swarmnode run --join MULTIADDR). If it runs elsewhere, name its directory with --data-dir."
+            "swarmnode join LINK). If it runs elsewhere, name its directory with --data-dir."
         )
 
 

@@ -16,6 +16,7 @@ Written against `Network` alone, so it runs on simulated networks too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import random
@@ -25,7 +26,8 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.node.host.addresses import EXPECTED, parse, peer_of, with_peer
+from swarmnode.node.host.addresses import DNSADDR, EXPECTED, parse, peer_of, public_key, with_peer
+from swarmnode.node.invite import RUN_PREFIX
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerEvent, PeerId, Unreachable
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_addresses
@@ -56,6 +58,7 @@ class _Candidate:
     target: PeerId | Address  # what is dialled: a peer, or a join address that names none
     peer: PeerId | None  # who that is; None until a nameless join address was answered
     join: Address | None = None  # set for join addresses, which are never given up
+    begins: str = ""  # hex digits with which the key of a peer that is not named begins
     due: float = 0.0  # trio.current_time() of the next try
     failures: int = 0
     lost_at: float = -float("inf")
@@ -90,7 +93,7 @@ class Discovery:
             self._add(peer)
 
     def set_rendezvous(self, key: bytes | None) -> None:
-        """Meet others under `key` (32 bytes, the run id) from now on."""
+        """Meet others under `key` (32 bytes, see `rendezvous_of`) from now on."""
         self._rendezvous = key
         self._notify()
 
@@ -131,7 +134,7 @@ class Discovery:
                 self._failures[address] = f"{address} is this node's own address"
                 return
             self._network.learn(peer, (address,))
-        self._candidates[peer or address] = _Candidate(peer or address, peer, join=address)
+        self._candidates[peer or address] = _Candidate(peer or address, peer, join=address, begins=endpoint.begins)
 
     def _notify(self) -> None:
         self._changed.set()
@@ -155,6 +158,8 @@ class Discovery:
     def _came(self, peer: PeerId) -> None:
         self._came_at[peer] = trio.current_time()
         for candidate in self._candidates.values():
+            if candidate.begins and public_key(peer).public_bytes_raw().hex().startswith(candidate.begins):
+                candidate.peer = peer
             if candidate.peer == peer and candidate.join is not None:
                 self._failures.pop(candidate.join, None)
         self._note(peer)
@@ -240,13 +245,16 @@ class Discovery:
         if candidate.join is None or candidate.peer == peer:
             return
         candidate.peer = peer  # a nameless join address
-        log.warning(
-            "join address %s was answered by %s, and nothing says that this is the right node; "
-            "to have it checked, end the address in /p2p/%s",
-            candidate.join,
-            peer,
-            peer,
-        )
+        if candidate.join.startswith(f"/{DNSADDR}/"):
+            return
+        if not candidate.begins:
+            log.warning(
+                "join address %s was answered by %s, and nothing says that this is the right node; "
+                "to have it checked, end the address in /p2p/%s",
+                candidate.join,
+                peer,
+                peer,
+            )
         self._network.learn(peer, (with_peer(candidate.join, peer),))
         self._note(peer)
 
@@ -294,6 +302,11 @@ class Discovery:
         finally:
             with trio.CancelScope(shield=True), contextlib.suppress(OSError):
                 await self._runner(self._book.save)
+
+
+def rendezvous_of(run_id: str) -> bytes:
+    """The key under which members of a run meet in the DHT; the part of the run id that a link has is enough."""
+    return hashlib.sha256(b"swarmnode run " + bytes.fromhex(run_id)[:RUN_PREFIX]).digest()
 
 
 class AddressBook:

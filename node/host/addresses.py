@@ -1,7 +1,8 @@
 """Multiaddrs as this node uses them: where it listens, what it announces, whom it can dial, and who a peer id is.
 
-    /ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…    /dns4/seed/tcp/4077
+    /ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…    /dns4/seed/tcp/4077    /dnsaddr/seed.example.org
     /ip4/203.0.113.7/tcp/4077/p2p/RELAY/p2p-circuit/p2p/12D3KooW…
+    /ip4/203.0.113.7/tcp/4077/key/0123456789abcdef    as a link says it: how the peer's public key begins
 
 Listening on 0.0.0.0 must not announce 0.0.0.0: peers that dial it reach themselves. `announced` puts the machine's real
 interface addresses in its place. Only TCP at an IP address or a name is dialled; names are resolved anew for each dial,
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
     from swarmnode.protocols.network import Address, PeerId
 
 CIRCUIT = "/p2p-circuit"  # stands between a relay and the peer behind it
+BEGINS, FINGERPRINT = "key", 8  # how a key begins stands behind the word; bytes of it
 ED25519_PREFIX = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key
 MAX_TEXT = 408  # characters of an address: a name of 253, two peer ids of 52, and what stands between
 NAME = re.compile(
     r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
 )  # as RFC 1035, with the underscores of containers
-EXPECTED = "expected /ip4/ADDRESS/tcp/PORT or /dns4/NAME/tcp/PORT, with /p2p/PEER_ID at the end or without"
+KEY_BEGINS = re.compile(rf"[0-9a-f]{{{2 * FINGERPRINT}}}")
+EXPECTED = (
+    "expected /ip4/ADDRESS/tcp/PORT, /dns4/NAME/tcp/PORT or /dnsaddr/NAME, with /p2p/PEER_ID at the end or without"
+)
+DNSADDR = "dnsaddr"  # a name whose TXT records are multiaddrs: dnsaddr=/ip4/… (multiformats.io, DNSADDR)
 FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
@@ -75,7 +81,7 @@ def with_peer(address: str, peer: PeerId) -> Address:
 def without_peer(address: str) -> str:
     """`address` without the peer at its end; one through a relay keeps the relay."""
     way, circuit, _ = address.partition(CIRCUIT)
-    return way + circuit if circuit else way.partition("/p2p/")[0].rstrip("/")
+    return way + circuit if circuit else way.partition("/p2p/")[0].partition(f"/{BEGINS}/")[0].rstrip("/")
 
 
 def announced(listening: Iterable[str]) -> tuple[str, ...]:
@@ -108,31 +114,44 @@ def interface_addresses(family: str) -> tuple[str, ...]:
 class Endpoint:
     """One multiaddr, taken apart."""
 
-    kind: str  # ip4, ip6, dns, dns4 or dns6
+    kind: str  # ip4, ip6, dns, dns4, dns6 or dnsaddr
     host: str
-    port: int
+    port: int  # 0 of dnsaddr, whose TXT records say more
     peer: PeerId | None  # who is expected there; not checked to be a peer id
     relay: PeerId | None = None  # who is there, where `peer` is behind a relay; not checked either
+    begins: str = ""  # hex digits with which the key of whoever answers has to begin, where no peer is named
 
     @property
     def is_name(self) -> bool:
-        return self.kind in FAMILIES
+        return self.kind in FAMILIES or self.kind == DNSADDR
 
     @property
     def place(self) -> str:
         """The multiaddr of what is dialled, without the peer."""
-        return f"/{self.kind}/{self.host}/tcp/{self.port}"
+        return f"/{self.kind}/{self.host}" + (f"/tcp/{self.port}" if self.port else "")
+
+    @property
+    def who(self) -> str:
+        """What stands behind `place` where there is no relay."""
+        return f"/p2p/{self.peer}" if self.peer else f"/{BEGINS}/{self.begins}" if self.begins else ""
 
 
 def parse(address: Address) -> Endpoint | None:
     """None for what cannot be dialled from here: other transports, port 0, the unspecified address, nonsense."""
     peer: str | None = None
     relay: str | None = None
+    begins = ""
     match address.split("/") if len(address) <= MAX_TEXT else []:
+        case ["", "dnsaddr", host, *rest] if NAME.fullmatch(host) and len(host) <= 253:
+            if rest and (len(rest) != 2 or rest[0] != "p2p" or not _is_plain(rest[1])):
+                return None
+            return Endpoint(DNSADDR, host, 0, rest[1] if rest else None)
         case ["", kind, host, "tcp", port, *rest] if rest in ([], [""]):
             pass
         case ["", kind, host, "tcp", port, "p2p", last] if _is_plain(last):
             peer = last
+        case ["", kind, host, "tcp", port, word, begins] if word == BEGINS and KEY_BEGINS.fullmatch(begins):
+            pass
         case ["", kind, host, "tcp", port, "p2p", first, "p2p-circuit", "p2p", last] if (
             _is_plain(first) and _is_plain(last) and first != last
         ):
@@ -150,7 +169,7 @@ def parse(address: Address) -> Endpoint | None:
             return None
     elif kind not in FAMILIES or not NAME.fullmatch(host) or len(host) > 253:
         return None
-    return Endpoint(kind, host, int(port), peer, relay)
+    return Endpoint(kind, host, int(port), peer, relay, begins)
 
 
 def _is_plain(text: str) -> bool:

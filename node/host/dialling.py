@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import socket
 from collections import OrderedDict
@@ -20,7 +21,16 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.addresses import CIRCUIT, FAMILIES, Endpoint, parse, with_peer, without_peer
+from swarmnode.node.host.addresses import (
+    CIRCUIT,
+    DNSADDR,
+    FAMILIES,
+    Endpoint,
+    parse,
+    public_key,
+    with_peer,
+    without_peer,
+)
 from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
 from swarmnode.node.nat.relay import RelayClient
@@ -31,6 +41,7 @@ log = logging.getLogger(__name__)
 
 STAGGER = 0.2  # seconds before the next address of a peer is tried beside the first
 RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
+DNSADDR_DEPTH = 3  # names that may lead to one another
 MAX_ADDRESSES = 16  # remembered per peer, and taken from a name
 MAX_KNOWN = 2048  # peers whose addresses are remembered
 KEPT = 3600  # seconds that the peer store, from which Kademlia tells others, keeps an address
@@ -128,10 +139,11 @@ class Dialler:
             raise Unreachable(f"no address of {peer} is known")
         return sorted(candidates, key=lambda address: CIRCUIT in address)
 
-    async def _race(self, addresses: Iterable[Address], peer: PeerId | None) -> PeerId:
+    async def _race(self, addresses: Iterable[Address], peer: PeerId | None, depth: int = 0) -> PeerId:
         """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
 
-        A name is replaced by what it resolves to, raced the same way. `peer` is who must answer; None takes anybody.
+        A name is replaced by what it resolves to, raced the same way, `depth` names behind one another. `peer` is who
+        must answer; None takes anybody whom the address allows.
         """
         reasons: list[str] = []
         answered: PeerId | None = None
@@ -142,7 +154,7 @@ class Dialler:
             assert endpoint is not None
             try:
                 if endpoint.is_name:
-                    answered = await self._race(await _resolve(endpoint), peer)
+                    answered = await self._race(await _resolve(endpoint, depth), peer, depth + 1)
                 else:
                     with trio.fail_after(2 * UPGRADE):
                         answered = await self._dial_at(address, endpoint, peer)
@@ -165,8 +177,9 @@ class Dialler:
         return answered
 
     async def _dial_at(self, address: Address, endpoint: Endpoint, peer: PeerId | None) -> PeerId:
+        peer = peer or endpoint.peer
         if peer is None:
-            return await self._dial_whoever(address)
+            return await self._dial_whoever(endpoint)
         if endpoint.relay is not None:
             self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
             await self._relays.dial(endpoint.relay, peer)
@@ -174,9 +187,9 @@ class Dialler:
             await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
         return peer
 
-    async def _dial_whoever(self, address: Address) -> PeerId:
+    async def _dial_whoever(self, endpoint: Endpoint) -> PeerId:
         """As `Swarm.dial_addr`, which cannot do without a peer id: connect, secure, multiplex, register."""
-        where = Multiaddr(address)
+        where = Multiaddr(endpoint.place)
         transport = self._swarm.transport_manager.transport_for_dialing(where)
         assert transport is not None
         raw = await transport.dial(where)
@@ -188,10 +201,12 @@ class Dialler:
                 peer = str(secured.get_remote_peer())
                 if peer == self._me:
                     raise Unreachable("it is this node itself")
+                if not public_key(peer).public_bytes_raw().hex().startswith(endpoint.begins):
+                    raise Unreachable(f"answers as another peer than the one that made the link, {peer}")
                 if self._connections.best(peer) is not None:
                     await secured.close()
                     return peer
-                self.learn(peer, (address,))
+                self.learn(peer, (endpoint.place,))
                 muxed = await upgrader.upgrade_connection(secured, peer_id(peer))
             await self._swarm.add_conn(muxed, direction="outbound")
         except BaseException:
@@ -220,23 +235,46 @@ class _Failed(Exception):
         self.reasons = reasons
 
 
-async def _resolve(name: Endpoint) -> list[Address]:
-    """The name's addresses, in the system's order. Raises Unreachable."""
+async def _resolve(name: Endpoint, depth: int = 0) -> list[Address]:
+    """The name's addresses, in the system's order, or in any where TXT records list them. Raises Unreachable."""
     try:
         with trio.fail_after(RESOLVE):  # getaddrinfo runs in a thread, which is left behind when it is too slow
-            found = await trio.socket.getaddrinfo(
-                name.host, name.port, family=FAMILIES[name.kind], type=socket.SOCK_STREAM
-            )
+            if name.kind == DNSADDR:
+                places = await _dnsaddr(name, depth)
+            else:
+                found = await trio.socket.getaddrinfo(
+                    name.host, name.port, family=FAMILIES[name.kind], type=socket.SOCK_STREAM
+                )
+                hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
+                places = [f"/{kind}/{host}/tcp/{name.port}{name.who}" for kind, host in hosts]
     except trio.TooSlowError:
         raise Unreachable(f"the name {name.host} was not resolved within {RESOLVE:g} s") from None
     except (OSError, UnicodeError) as error:
         raise Unreachable(f"the name {name.host} cannot be resolved ({error.args[-1]})") from None
-    hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
-    places = dict.fromkeys(f"/{kind}/{host}/tcp/{name.port}" for kind, host in hosts)
-    dialable = [f"{place}/p2p/{name.peer}" if name.peer else place for place in places if parse(place)]
+    dialable = [place for place in dict.fromkeys(places) if parse(place)]
     if not dialable:
         raise Unreachable(f"the name {name.host} has no address of this kind that can be dialled")
     return dialable[:MAX_ADDRESSES]
+
+
+async def _dnsaddr(name: Endpoint, depth: int) -> list[Address]:
+    """The multiaddrs in the TXT records of _dnsaddr.NAME that lead to whoever is expected, in any order.
+
+    Raises Unreachable.
+    """
+    import dns.asyncresolver
+    import dns.exception
+
+    if depth >= DNSADDR_DEPTH:
+        raise Unreachable(f"{name.host}: the name is behind {DNSADDR_DEPTH} others")
+    try:
+        answer = await dns.asyncresolver.resolve(f"_dnsaddr.{name.host}", "TXT", lifetime=RESOLVE)
+    except (dns.exception.DNSException, OSError) as error:
+        raise Unreachable(f"no TXT record at _dnsaddr.{name.host} ({str(error) or type(error).__name__})") from None
+    texts = [b"".join(record.strings).decode(errors="replace") for record in answer]
+    places = [text.removeprefix("dnsaddr=") for text in texts if text.startswith("dnsaddr=/")]
+    random.shuffle(places)  # so that each of several seeds has its part
+    return [place for place in places if name.peer is None or place.endswith(f"/p2p/{name.peer}")]
 
 
 def peer_id(peer: PeerId) -> ID:

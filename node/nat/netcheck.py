@@ -94,7 +94,7 @@ def problems(answer: Mapping[str, Any]) -> Iterator[Problem]:
     port = endpoints[0].port if endpoints else 4077
     forward = f"forward TCP port {port} to this machine on the router"
     if not answer["peers"]["connected"]:
-        yield Problem("no peer is connected, so nothing could be tried", "join one: swarmnode run --join ADDRESS")
+        yield Problem("no peer is connected, so nothing could be tried", "join one: swarmnode join LINK")
     elif reachability == "unknown":
         yield Problem("no peer has tried to dial this node yet", "wait a minute and look again")
     if endpoints and all(endpoint.host in ("127.0.0.1", "::1") for endpoint in endpoints):

@@ -29,7 +29,7 @@ STATUS: dict[str, Any] = {
     "ready": True,
     "holds": [],
     "addresses": [f"/ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID}"],
-    "join": f"swarmnode run --join /ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID} --run {RUN_ID}",
+    "join": f"swarmnode join /ip4/203.0.113.7/tcp/4077/p2p/{PEER_ID} --run {RUN_ID}",
     "data_dir": "/home/someone/.local/share/swarmnode",
     "paused": False,
     "reachability": "private",

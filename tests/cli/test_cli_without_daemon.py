@@ -200,11 +200,11 @@ def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, hom
 
 
 def test_an_invitation_that_was_mistyped_says_so_before_anything_starts(swarmnode: Any) -> None:
-    word = Invitation(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER_ID}", RUN_ID).encode()
-    wrong = swarmnode("run", "--join", word[:-1])
+    word = Invitation((f"/ip4/127.0.0.1/tcp/1/p2p/{PEER_ID}",), RUN_ID).encode()
+    wrong = swarmnode("join", word[:-1])
     assert wrong.returncode == USAGE and "is cut off, or a character of it is wrong" in wrong.stderr
     other = swarmnode("run", "--join", word, "--run", "0" * 64)
-    assert other.returncode == USAGE and "another run than that of the invitation" in other.stderr
+    assert other.returncode == USAGE and "another run than that of the link" in other.stderr
 
 
 def test_a_node_has_a_name_that_a_person_gave_it(swarmnode: Any) -> None:

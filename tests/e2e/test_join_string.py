@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from realnodes import RUN_TOML, Node, agree, until
 
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE
-from swarmnode.node.invite import decode
+from swarmnode.node.invite import decode, invite
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +27,9 @@ def test_a_newcomer_joins_by_the_printed_line_and_by_no_other_history(tmp_path: 
         until(lambda: len(first.states()) > 5, within=200)
         told = first.command_line("id", "--join")
         printed = told["join"].split()
-        assert printed[:3] == ["swarmnode", "run", "--join"] and decode(printed[3]).roster == told["roster"]
+        assert printed[:2] == ["swarmnode", "join"] and decode(printed[2]).roster == told["roster"]
 
-        with Node(tmp_path / "second", *printed[2:], corpus=corpus) as second:
+        with Node(tmp_path / "second", "--join", printed[2], corpus=corpus) as second:
             second.wait_for("caught_up", within=120)
             second.next_round()
             assert agree(first, second) > 0
@@ -38,7 +37,7 @@ def test_a_newcomer_joins_by_the_printed_line_and_by_no_other_history(tmp_path: 
 
         told = first.command_line("id", "--join")  # a new one: members keep 64 rounds
         round, id = told["roster"].split(":")
-        other = replace(decode(told["join"].split()[3]), roster=f"{round}:{'0' * len(id)}").encode()
+        other = invite(told["addresses"], told["run_id"], f"{round}:{'0' * len(id)}")
         with Node(tmp_path / "third", "--join", other, corpus=corpus) as third:
             assert third.wait(within=120) == RUN_UNAVAILABLE
             said = third.log()

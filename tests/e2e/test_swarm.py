@@ -95,8 +95,8 @@ def test_the_model_writes_while_it_trains(swarm: list[Node]) -> None:
 def test_id_prints_a_line_that_joins(swarm: list[Node]) -> None:
     assert swarm[0].command_line("id")["peer_id"] == swarm[0].ready["peer_id"]
     line = swarm[0].command_line("id", "--join")["join"]
-    assert re.fullmatch(r"swarmnode run --join swarmnode:[1-9A-Za-z]{100,110}", line)
-    assert decode(line.split()[-1]).run_id == swarm[0].ready["run_id"]
+    assert re.fullmatch(r"swarmnode join swarm1[0-9a-z]{58,69}", line)
+    assert decode(line.split()[-1]).run_id == swarm[0].ready["run_id"][:32]
     assert line == swarm[0].ready["join"]
 
 

@@ -36,14 +36,14 @@ def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("/ip4/203.0.113.7/tcp/4077", "from another machine:\n  swarmnode run --join /ip4/203.0.113.7"),
+        ("/ip4/203.0.113.7/tcp/4077", "from another machine:\n  swarmnode join /ip4/203.0.113.7"),
         (
             "/ip4/127.0.0.1/tcp/4077",
-            "from this machine (others cannot dial the addresses above):\n  swarmnode run --join",
+            "from this machine (others cannot dial the addresses above):\n  swarmnode join",
         ),
         ("", "No other machine can dial this node yet"),
     ],
 )
 def test_nobody_is_told_to_join_by_an_address_that_does_not_reach(address: str, said: str) -> None:
-    told = invitation(f"swarmnode run --join {address}" if address else "", (address,) if address else ())
+    told = invitation(f"swarmnode join {address}" if address else "", (address,) if address else ())
     assert said in told and not told.endswith(("\n", " ")) and ("swarmnode id --join" in told) == (not address)

@@ -175,7 +175,7 @@ class FakeDaemon:
         }
         status = {
             **{"version": "0.1.0", "peer_id": PEERS[0], "uptime_s": 100.0, "role": "train", "paused": bool(self.holds)},
-            **{"join": "swarmnode run --join /ip4/192.0.2.7/tcp/4077", "reachability": "public", "run": run},
+            **{"join": "swarmnode join /ip4/192.0.2.7/tcp/4077", "reachability": "public", "run": run},
             "peers": {"connected": peers, "direct": peers, "relayed": 0},
             "traffic": {"bytes_in": 5_000_000, "bytes_out": 7_000_000, "rate_in": 1000.0, "rate_out": 2000.0},
             "holds": self.holds,

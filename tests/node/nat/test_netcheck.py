@@ -56,7 +56,7 @@ def test_a_public_node_with_peers_has_nothing_to_mend_whatever_the_nat(nat: str)
 @pytest.mark.parametrize(
     ("other", "what", "do"),
     [
-        ({"peers": {"connected": 0, "direct": 0, "relayed": 0}}, "no peer is connected", "swarmnode run --join"),
+        ({"peers": {"connected": 0, "direct": 0, "relayed": 0}}, "no peer is connected", "swarmnode join LINK"),
         ({"reachability": "unknown"}, "no peer has tried", "wait a minute"),
         ({"listens": ["/ip4/127.0.0.1/tcp/4088"]}, "this machine only", "--listen 0.0.0.0"),
         ({"reachability": "private"}, "no relay has a place", "--role relay"),
