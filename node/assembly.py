@@ -116,7 +116,7 @@ class Node:
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)
-        self.discovery = Discovery(self.network, self.book, join=config.join, runner=in_thread)
+        self.discovery = Discovery(self.network, self.book, join=config.join, seeds=config.seeds, runner=in_thread)
         self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
@@ -373,6 +373,16 @@ def invitation(line: str, addresses: Sequence[str]) -> str:
     if addresses[0].startswith(("/ip4/127.", "/ip6/::1/")):
         return f"To join this run from this machine (others cannot dial the addresses above):\n  {line}"
     return f"To join this run from another machine:\n  {line}"
+
+
+def rendezvous(addresses: Sequence[str]) -> str:
+    """How others find the swarm through a node that is in no run, for the person who started it."""
+    if not addresses:
+        return "No other machine can dial this node yet; swarmnode netcheck says what is in the way."
+    return (
+        f"Nodes find one another through it with this setting, or a TXT record and --bootstrap /dnsaddr/NAME:\n"
+        f'  bootstrap = ["{addresses[0]}"]\n  _dnsaddr.NAME  TXT  "dnsaddr={addresses[0]}"'
+    )
 
 
 def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSettings:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.addresses import EXPECTED, parse
 from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml
 
 ENVIRONMENT = "SWARMNODE_"
@@ -51,6 +51,11 @@ class NodeConfig:
     )
     join: tuple[str, ...] = option(
         (), "multiaddrs of nodes to join; /p2p/PEER_ID at the end has it checked who answers"
+    )
+    bootstrap: tuple[str, ...] = option(
+        (),
+        "where to find other nodes while few are known: multiaddrs of seeds, /dnsaddr/NAME for those that its TXT "
+        "records list, or files with one a line",
     )
     mdns: bool = option(True, "find and be found by nodes on the local network")
     upnp: bool = option(
@@ -219,6 +224,23 @@ class NodeConfig:
         """`data_dir` as an absolute path."""
         return Path(self.data_dir).expanduser().absolute()
 
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The multiaddrs of `bootstrap`, files read. Raises SettingError."""
+        found: list[str] = []
+        for place in self.bootstrap:
+            try:
+                lines = [place] if parse(place) else Path(place).expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingError(f"bootstrap: {place} cannot be read ({error})") from error
+            told = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+            if wrong := [line for line in told if parse(line) is None]:
+                raise SettingError(
+                    f"{place}: {wrong[0]!r} is no address: {EXPECTED}; a line that begins with # is none"
+                )
+            found += told
+        return tuple(dict.fromkeys(found))
+
 
 # What an owner changes while the node runs (swarmnode caps): how much it may take, and when.
 AMOUNTS = ("cpu", "threads", "nice", "memory", "device_memory", "disk", "shards_cap", "up", "down")
@@ -376,6 +398,9 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
         if parse(address) is None:
             known, unknown = "/ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…", "/dns4/node.example/tcp/4077"
             wrong("join", address, f"a multiaddr such as {known}, or {unknown} to take whoever answers")
+    for place in config.bootstrap:
+        if parse(place) is None and not Path(place).expanduser().is_file():
+            wrong("bootstrap", place, "a multiaddr such as /dnsaddr/seed.example.org, or a file with one a line")
     for address in config.announce:
         if not address.startswith("/") or address.count("/") < 2:
             wrong("announce", address, "a multiaddr such as /ip4/203.0.113.7/tcp/4077")

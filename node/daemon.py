@@ -23,7 +23,7 @@ from functools import partial
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.assembly import Node, greeting, invitation
+from swarmnode.node.assembly import Node, greeting, invitation, rendezvous
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, NodeConfig
 from swarmnode.node.control.api import Api, stands_still
@@ -284,7 +284,10 @@ class Daemon:
             node.greeted.touch()
         page = f"its page: {node.dashboard} (swarmnode open); " if node.dashboard else ""
         lines += [f"Look at it: swarmnode status, swarmnode top; {page}Ctrl-C leaves the swarm in order."]
-        lines += [invitation(node.join_line(), addresses)] if node.chosen is not None else []
+        if node.chosen is not None:
+            lines.append(invitation(node.join_line(), addresses))
+        elif node.config.role == "relay":
+            lines.append(rendezvous(addresses))
         self._say("\n".join(lines))
 
     async def _invite_again(self) -> None:

@@ -120,7 +120,7 @@ def _read(content: bytes) -> Invitation:
     end = f"p2p/{_peer(take(32))}" if content[0] & KEY else f"{BEGINS}/{take(FINGERPRINT).hex()}"
     run_id = take(RUN_PREFIX).hex() if content[0] & RUN else ""
     roster = f"{int.from_bytes(take(4), 'big')}:{take(32).hex()}" if content[0] & ROSTER else ""
-    addresses = []
+    addresses: list[str] = []
     while at < len(content) and len(addresses) < MOST:
         place = take(1)[0]
         kind = PLACES[place % RELAYED]

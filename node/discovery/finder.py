@@ -6,6 +6,7 @@ One loop keeps a list of peers worth dialling, each with the time of its next tr
   not say whom to expect there (no /p2p/ at its end) takes whoever answers, anew after each loss;
 - a peer that was lost is tried again at once and then every few seconds for `LOSS` seconds: a process that was frozen,
   or a partition that healed, is back within seconds whichever side notices;
+- a seed, which helps to find others, is tried as a join address is while fewer than `FEW` peers are connected;
 - peers of the `AddressBook`, where those that answered are kept across restarts, and providers of the rendezvous key
   fill up to `ENOUGH` connections.
 
@@ -58,6 +59,7 @@ class _Candidate:
     target: PeerId | Address  # what is dialled: a peer, or a join address that names none
     peer: PeerId | None  # who that is; None until a nameless join address was answered
     join: Address | None = None  # set for join addresses, which are never given up
+    seed: bool = False  # a join address that is only wanted while few peers are connected
     begins: str = ""  # hex digits with which the key of a peer that is not named begins
     due: float = 0.0  # trio.current_time() of the next try
     failures: int = 0
@@ -74,6 +76,7 @@ class Discovery:
         book: AddressBook,
         *,
         join: tuple[Address, ...] = (),
+        seeds: tuple[Address, ...] = (),
         rendezvous: bytes | None = None,
         runner: Runner = inline,
     ) -> None:
@@ -88,6 +91,8 @@ class Discovery:
         self._changed = trio.Event()  # there may be something to do: set once, and then another takes its place
         for address in join:
             self._add_join(address)
+        for address in seeds:
+            self._add_join(address, seed=True)
         for peer, addresses in book.entries():
             network.learn(peer, addresses)
             self._add(peer)
@@ -118,7 +123,7 @@ class Discovery:
                 task_status.started()
                 await self._dial_when_due(nursery)
 
-    def _add_join(self, address: Address) -> None:
+    def _add_join(self, address: Address, *, seed: bool = False) -> None:
         endpoint = parse(address)
         if endpoint is None:
             self._failures[address] = f"{address} is not a join address: {EXPECTED}"
@@ -134,7 +139,10 @@ class Discovery:
                 self._failures[address] = f"{address} is this node's own address"
                 return
             self._network.learn(peer, (address,))
-        self._candidates[peer or address] = _Candidate(peer or address, peer, join=address, begins=endpoint.begins)
+        if seed and (peer or address) in self._candidates:
+            return
+        candidate = _Candidate(peer or address, peer, join=address, seed=seed, begins=endpoint.begins)
+        self._candidates[candidate.target] = candidate
 
     def _notify(self) -> None:
         self._changed.set()
@@ -199,6 +207,8 @@ class Discovery:
 
     def _wanted(self, candidate: _Candidate, connected: set[PeerId]) -> bool:
         if candidate.dialling or candidate.peer in connected:
+            return False
+        if candidate.seed and len(connected) >= FEW:
             return False
         just_lost = candidate.lost_at > trio.current_time() - LOSS
         return candidate.join is not None or just_lost or len(connected) < ENOUGH

@@ -239,7 +239,7 @@ class Libp2pNetwork:
         with trio.move_on_after(timeout):
             endpoint = parse(target)
             if endpoint is not None and endpoint.peer is None:
-                return await self._dialler.dial(endpoint.place, self.addresses)
+                return await self._dialler.dial(endpoint.place + endpoint.who, self.addresses)
             peer = self._peer_of(target)
             if self.connections.best(peer) is not None:
                 return peer

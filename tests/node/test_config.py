@@ -127,6 +127,21 @@ def test_join_addresses_that_cannot_be_dialled_are_refused(address: str) -> None
         load_config(None, {"XDG_DATA_HOME": "/nonexistent"}, {"join": (address,)})
 
 
+def test_seeds_come_from_settings_and_files(tmp_path: Path) -> None:
+    listed, name = tmp_path / "seeds.txt", "/dnsaddr/seed.example.org"
+    listed.write_text(f"# ours\n\n/ip4/203.0.113.7/tcp/4077\n {name} \n")
+
+    def seeds(*bootstrap: str) -> tuple[str, ...]:
+        return load_config(None, {"XDG_DATA_HOME": "/nonexistent"}, {"bootstrap": bootstrap}).config.seeds
+
+    assert seeds(name, str(listed)) == (name, "/ip4/203.0.113.7/tcp/4077")
+    listed.write_text("example.org\n")
+    with pytest.raises(SettingError, match="is no address: expected /ip4/"):
+        seeds(str(listed))
+    with pytest.raises(SettingError, match="or a file with one a line"):
+        seeds("example.org")
+
+
 def test_caps_are_given_in_megabits_and_used_in_bytes() -> None:
     settings = host_settings(NodeConfig(up=8.0, down=80.0), limits=Limits(), agent="swarmnode/1")
     assert (settings.up, settings.down) == (1e6, 1e7)

@@ -195,6 +195,28 @@ def test_tries_back_off_while_there_are_other_peers_and_stay_quick_without() -> 
     simulate(main)
 
 
+def test_a_seed_is_left_in_peace_once_others_are_known() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        others = [world.node(f"other {number}") for number in range(finder.FEW)]
+        seed, late, node = world.node("seed"), world.node("late"), world.node("node")
+        for other in others:
+            await start(nursery, other)
+        await nursery.start(node.run)
+        places = tuple(each.addresses[0] for each in (seed, late))
+        discovery = Discovery(node, book(), seeds=places)
+        await nursery.start(discovery.run)
+        await until(lambda: set(discovery.join_failures()) == set(places), within=5)
+        await start(nursery, seed)
+        await until(lambda: connected(node) == {seed.me}, within=10)
+        for other in others:
+            await other.connect(node.addresses[0])
+        await start(nursery, late)
+        await trio.sleep(120)
+        assert late.me not in connected(node)
+
+    simulate(main)
+
+
 def test_restarted_node_finds_its_swarm_without_the_one_that_introduced_it(tmp_path: Path) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         seed, friend, node = (world.node(name) for name in ("seed", "friend", "node"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from disconnecting import disconnect
 
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.host import dialling
+from swarmnode.node.host.addresses import public_key
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.network import Address, Stream, Unreachable
@@ -211,5 +213,55 @@ def test_name_is_resolved_anew_for_each_try_until_the_seed_is_there(monkeypatch:
             await until(lambda: not discovery.join_failures())
             assert answers == ["nothing", "127.0.0.1"]
             assert f"{join}/p2p/{b.me}" in a.known_addresses(b.me)
+
+    run(main)
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """TXT records by name, as this process's resolver finds them."""
+    import dns.asyncresolver
+    import dns.resolver
+
+    told: dict[str, list[str]] = {}
+
+    async def resolve(name: str, kind: str, **_: Any) -> list[Any]:
+        assert kind == "TXT"
+        if name not in told:
+            raise dns.resolver.NXDOMAIN
+        return [SimpleNamespace(strings=(text[:9].encode(), text[9:].encode())) for text in told[name]]
+
+    monkeypatch.setattr(dns.asyncresolver, "resolve", resolve)
+    return told
+
+
+def test_txt_records_lead_to_seeds(records: dict[str, list[str]]) -> None:
+    async def main() -> None:
+        a, b, c = network(), network(), network()
+        async with running(a, b, c):
+            records["_dnsaddr.seed.test"] = ["v=spf1 -all", "dnsaddr=/ip4/127.0.0.1/udp/1", "dnsaddr=/dnsaddr/b.test"]
+            records["_dnsaddr.b.test"] = [f"dnsaddr={b.addresses[0]}"]
+            with pytest.raises(Unreachable, match="no TXT record at _dnsaddr"):
+                await a.connect("/dnsaddr/none.test")
+            records["_dnsaddr.wrong.test"] = [f"dnsaddr=/ip4/127.0.0.1/tcp/{port_of(b)}/p2p/{c.me}"]
+            with pytest.raises(Unreachable, match="answers as another peer"):
+                await a.connect("/dnsaddr/wrong.test")
+            records["_dnsaddr.loop.test"] = ["dnsaddr=/dnsaddr/loop.test"]
+            with pytest.raises(Unreachable, match="the name is behind 3 others"):
+                await a.connect("/dnsaddr/loop.test")
+            assert not a.peers() and await a.connect("/dnsaddr/seed.test") == b.me
+
+    run(main)
+
+
+def test_who_answers_must_have_the_key_that_the_link_names() -> None:
+    async def main() -> None:
+        a, b, c = network(), network(), network()
+        async with running(a, b, c):
+            place = f"/ip4/127.0.0.1/tcp/{port_of(b)}/key/"
+            with pytest.raises(Unreachable, match="answers as another peer than the one that made the link"):
+                await a.connect(place + public_key(c.me).public_bytes_raw()[:8].hex())
+            assert not a.peers()
+            assert await a.connect(place + public_key(b.me).public_bytes_raw()[:8].hex()) == b.me
 
     run(main)
