@@ -150,6 +150,8 @@ def run(
     loaded = load_config(config_file, os.environ, given)
     for warning in loaded.warnings:
         say(f"warning: {warning}")
+    if loaded.config.log_format != "json":
+        say(f"swarmnode starts, with its data in {loaded.config.directory}; some seconds")
     from swarmnode.node.daemon import RunOptions, run_daemon
 
     options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "")

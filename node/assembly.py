@@ -39,7 +39,7 @@ from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir, write_atomic
-from swarmnode.node.storage.datasets import DataSet
+from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
@@ -63,6 +63,7 @@ from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
 
+TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 EVENTS = 256  # kept for a slow reader, who then misses the oldest
 
 
@@ -120,10 +121,12 @@ class Node:
         self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
+        self.asks = False  # somebody at the terminal, which nothing else may be written to
         self.stopping = trio.Event()  # an orderly stop has begun
         self.left = trio.Event()  # the session is over and saved
         self.forgetting = False  # `leave` deletes what was saved
         self.events: Ring[dict[str, Any]] = Ring(EVENTS)
+        self.text_event: dict[str, Any] = {}  # the last one about the run's text, which is read, cut or fetched
         self.chosen: ChosenRun | None = None
         self.data: DataSet | None = None
         self.state: StateStore | None = None  # None again once it closes: from then on nobody can ask for it
@@ -299,9 +302,30 @@ class Node:
         """Tell an event to those who follow, and on standard output where that was asked for."""
         if "round" in event:
             tell_with_each_line(round=event["round"])
+        if event["event"] in ("corpus", "data"):
+            self.text_event = event
         self.events.put(event)
         if self.options.json_events:
             print(json.dumps(event, allow_nan=False), flush=True)
+
+    def doing(self) -> str:
+        """What it does now and how long it will take, for people; empty where it waits for nothing."""
+        told = self.text_event
+        if self.session is not None:
+            return self.session.doing()
+        if self.config.role not in TAKES_PART or self.asks:
+            return ""
+        if self.trainer is not None:
+            return "starting the trainer, which loads torch and builds the model"
+        if not told:
+            searched = (
+                "the run's text" if self.chosen is not None else "somebody of the run" if self.config.join else ""
+            )
+            return f"looking for {searched}" if searched else "reading the run and its text"
+        how = pace(told["bytes"], told["of"], told["rate"])
+        if told["event"] == "corpus":
+            return f"the run's text: {told['step']}, {how}"
+        return f"the run's text: {told['shards']} of {told['wanted']} shards are here, {how}"
 
     # --- what others ask --------------------------------------------------------------------------------------------
 

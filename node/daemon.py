@@ -23,14 +23,14 @@ from functools import partial
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.assembly import Node, greeting, invitation, rendezvous
+from swarmnode.node.assembly import TAKES_PART, Node, greeting, invitation, rendezvous
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, NodeConfig
 from swarmnode.node.control.api import Api, stands_still
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
 from swarmnode.node.identity import load_or_create, named, read_passphrase
-from swarmnode.node.logs import adopt, setup_logs
+from swarmnode.node.logs import adopt, setup_logs, show_ahead
 from swarmnode.node.process import (
     READY,
     STARTING,
@@ -54,6 +54,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import serve_runs
 from swarmnode.training import mapped
 from swarmnode.training.golden import check_golden
+from swarmnode.training.options import number_of
 from swarmnode.training.tasks import needs_text
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ logger = logging.getLogger(__name__)
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
 LAST_WORD = 0.5  # seconds for an answer to whoever stopped a node that is in no run
 LOOK_AGAIN = 5.0  # seconds between two looks whether others can dial this node
-TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
+SHOW_EVERY = 1.0  # seconds between two looks at what goes on, for a terminal
+SAY_EVERY = 10.0  # seconds between two lines about a wait that goes on, elsewhere
 
 
 def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions) -> int:
@@ -119,6 +121,7 @@ class Daemon:
                 nursery.start_soon(self._stop_when_told)
                 nursery.start_soon(self._tell_watchdog)
                 nursery.start_soon(self._invite_again)
+                nursery.start_soon(self._show_progress)
                 async with AsyncExitStack() as stack:
                     await self._start_parts(stack)
                     with self._life:
@@ -142,9 +145,9 @@ class Daemon:
         runs = node.store.known() if node.chosen is None else (node.chosen.run_id,)
         newest = {run_id: newest_round(node.store.folder(run_id) / "checkpoints") for run_id in runs}
         return [
-            f"run {run_id[:12]}… has no checkpoint"
-            if rounds is None
-            else f"the newest checkpoint of run {run_id[:12]}… has {rounds} rounds in it"
+            f"the newest checkpoint of run {run_id[:12]}… has {number_of(rounds, 'round')} in it"
+            if rounds
+            else f"run {run_id[:12]}… has no checkpoint{'' if rounds is None else ' of a finished round yet'}"
             for run_id, rounds in newest.items()
         ]
 
@@ -202,6 +205,20 @@ class Daemon:
             elif node.session is None or not stands_still(node.session):
                 notify(WATCHDOG, status=f"peer {node.network.me}, {node.rounds_done()} rounds")
             await trio.sleep(patience / 3)
+
+    async def _show_progress(self) -> None:
+        """On a terminal what goes on, each second; elsewhere a line now and then until the first round is over."""
+        node, said_at, before, since = self._node, trio.current_time(), "", 0.0
+        while not node.stopping.is_set():
+            now, text = trio.current_time(), node.doing()
+            if node.session is None and text:  # how long it will take nobody knows
+                before, since = (before, since) if before == text else (text, now)
+                text += f" ({now - since:.0f} s so far)" if now - since > SHOW_EVERY else ""
+            if text and not show_ahead(text) and now - said_at >= SAY_EVERY:
+                said_at = now
+                if node.session is None or node.session.last is None:
+                    logger.info("%s", text)
+            await trio.sleep(SHOW_EVERY)
 
     # --- taking part ------------------------------------------------------------------------------------------------
 
@@ -306,4 +323,5 @@ class Daemon:
         if self._node.config.log_format == "json":
             logger.info("%s", text)
         else:
+            show_ahead("")
             print(text, flush=True)

@@ -75,20 +75,50 @@ class _JsonConsole(logging.StreamHandler[Any]):
 class _Console(logging.StreamHandler[Any]):
     """`12:00:00 WARNING node.daemon: …`, in local time, without the package's name.
 
-    On a terminal what has something `ahead` says so, and takes the place of such a line before it.
+    On a terminal what has something `ahead`, a function without arguments, says what that returns, and takes the
+    place of such a line before it; `show` changes what is ahead, or shows it alone.
     """
 
     _rows = 0  # of the terminal, above the cursor, whose place is taken
+    _result = ""  # what stays of them, where something else is said
 
     def format(self, record: logging.LogRecord) -> str:
-        rows, self._rows = self._rows, 0
         clock, message = time.strftime("%H:%M:%S", time.localtime(record.created)), as_line(record)["message"]
-        ahead = getattr(record, "ahead", "")
-        if not ahead or not self.stream.isatty() or os.environ.get("TERM") == "dumb":
-            return f"{clock} {record.levelname:<7} {record.name.removeprefix('swarmnode.')}: {message}"
-        line = f"{clock} {message}; {ahead}"
-        self._rows = -(-len(line) // shutil.get_terminal_size().columns)
+        ahead = getattr(record, "ahead", None)
+        if ahead is not None and self.moves and (ahead := ahead()):
+            return self._in_place(f"{clock} {message}", ahead)
+        return self._leave() + f"{clock} {record.levelname:<7} {record.name.removeprefix('swarmnode.')}: {message}"
+
+    @property
+    def moves(self) -> bool:
+        """Whether a line can take the place of another."""
+        return self.stream.isatty() and os.environ.get("TERM") != "dumb"
+
+    def show(self, ahead: str) -> None:
+        with self.lock or threading.RLock():
+            self.stream.write(self._in_place(self._result, ahead) + self.terminator if ahead else self._leave())
+            self.flush()
+
+    def _in_place(self, result: str, ahead: str) -> str:
+        line, rows = "; ".join(filter(None, (result, ahead))), self._rows
+        self._rows, self._result = -(-len(line) // shutil.get_terminal_size().columns), result
         return (f"\x1b[{rows}A\x1b[J" if rows else "") + line
+
+    def _leave(self) -> str:
+        """What erases the line in whose place the next would stand, unless it is a result; no other takes its place."""
+        rows, result, self._rows, self._result = self._rows, self._result, 0, ""
+        return f"\x1b[{rows}A\x1b[J" if rows and not result else ""
+
+
+def show_ahead(text: str) -> bool:
+    """Show on the console what goes on now, in the place of what was shown so before; says whether it is a terminal.
+
+    Without a text nothing is shown any more. To be called so before something else writes to the terminal.
+    """
+    consoles = [each for each in logging.getLogger().handlers if isinstance(each, _Console) and each.moves]
+    for console in consoles:
+        console.show(text)
+    return bool(consoles)
 
 
 class _RotatedFile(logging.handlers.RotatingFileHandler):

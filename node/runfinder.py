@@ -16,6 +16,7 @@ import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.logs import show_ahead
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import publish
@@ -189,7 +190,12 @@ class RunFinder:
                 "names a nonce (swarmnode run RUN.toml --join MULTIADDR)"
             )
         if len(found) > 1 and sys.stdin.isatty() and not self._node.options.json_events:
-            return await in_thread(lambda: _ask_which_run(list(found.values())))
+            self._node.asks = True
+            show_ahead("")
+            try:
+                return await in_thread(lambda: _ask_which_run(list(found.values())))
+            finally:
+                self._node.asks = False
         if len(found) > 1:
             listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
             raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")

@@ -23,6 +23,7 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import Hold
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.storage.datasets import pace
 from swarmnode.node.storage.history import History, PastRound
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.btard.method import Btard
@@ -128,6 +129,8 @@ class RunSession(Observer):
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._abandoned: list[str] = []  # why there was no result since the last round
         self._arriving: tuple[int, int] | None = None
+        self._arriving_since = 0.0  # trio's time
+        self._updates_before = 0  # of the inner optimizer, as the round in hand began
         self._here: set[PeerId] = set()  # other members that were connected at the end of the last round
 
     def measure(self, metrics: Metrics) -> None:
@@ -290,6 +293,7 @@ class RunSession(Observer):
     async def _one_round(self) -> None:
         result: RoundResult | None = None
         lost: LostPlace | None = None
+        self._updates_before = self._context.trainer.moments()[1]
         with trio.CancelScope() as self._training:
             try:
                 result = await self.method.run_round()
@@ -406,6 +410,8 @@ class RunSession(Observer):
         self._emit({"event": "caught_up", "round": at, "state_hash": state_hash, "seconds": round(seconds, 3)})
 
     def progress(self, done: int, size: int) -> None:
+        if self._arriving is None:
+            self._arriving_since = trio.current_time()
         self._arriving = (done, size)
 
     def warn(self, cause: str, text: str | None) -> None:
@@ -449,7 +455,7 @@ class RunSession(Observer):
             "alone" if result.members == 1 else f"{result.members} members",
             f", {len(missing)} missing" if missing else "",
             result.seconds,
-            extra={"ahead": self._ahead(result.round + 1)},
+            extra={"ahead": self.doing},  # called where a terminal shows it
         )
         self._tell_of_members(result.counted)
         self._emit(
@@ -477,11 +483,30 @@ class RunSession(Observer):
         )
         return spent
 
-    def _ahead(self, coming: int) -> str:
-        """When the coming round ends, and the last one, for a terminal."""
-        last, usual = self._begin.last_round, self.usual_seconds or 0.0
-        left = f", all {last} in {timedelta(seconds=round((last - coming) * usual))}" if last else ""
-        return f"round {coming} ends in {timedelta(seconds=round(usual))}{left}" if coming != last else "the last one"
+    def doing(self) -> str:
+        """What goes on now and when it ends, for people; empty where nothing does."""
+        place, phase = self.place, self.phase
+        if phase in ("paused", "finished") or self._is_over():
+            return ""
+        if self.arriving is not None:
+            done, size = self.arriving
+            rate = done / max(1e-9, trio.current_time() - self._arriving_since)
+            return f"catching up: the run's state, {pace(done, size, rate)}"
+        if place is None or phase == "catching-up":
+            return "looking for the run's other members" if place is None else "catching up with the others"
+        last, usual, what = self._begin.last_round, self.usual_seconds, phase
+        if phase == "training" and self._context.spec.needs_data:
+            steps = self._context.spec.inner.steps_in(place.round)
+            done = min(steps, max(0, self._context.trainer.moments()[1] - self._updates_before))
+            what = f"step {done} of {steps}"
+            if usual is None and done > 1:  # the first of them are slow
+                usual = place.elapsed * steps / done
+        elif phase in ("exchanging", "waiting"):
+            what = f"{phase} {'with' if phase == 'exchanging' else 'for'} the others"
+        times = f", ends in {_clock(usual - place.elapsed)}" if usual else ""
+        if last and usual and last > place.round + 1:
+            times += f", all {last} in {_clock((last - place.round) * usual - place.elapsed)}"
+        return f"round {place.round + 1}: {what}{times}"
 
     def _tell_of_members(self, counted: tuple[PeerId, ...]) -> None:
         """Who came, with work that counted, or is connected no more."""
@@ -505,6 +530,10 @@ def method_of(context: Context, *, samples: bool) -> Method:
             exit_code=CONFIG,
         )
     return sapo.SapoSampler(context)
+
+
+def _clock(seconds: float) -> timedelta:
+    return timedelta(seconds=max(0, round(seconds)))
 
 
 def _since(moment: float | None) -> float | None:

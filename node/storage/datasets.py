@@ -53,7 +53,6 @@ OWN_FIRST = 15.0  # seconds in which only shards of this node's own quarter are 
 PATIENCE = 30.0  # seconds after which a node that found no text at all gives up
 ASKED = 256  # shards asked for in one look: peers bear 64 questions a second in vain
 REPORT_EVERY = 1.0  # seconds between two events
-LOG_EVERY = 10  # of them
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -354,8 +353,8 @@ class DataSet(Texts):
         start_with(1)
         self.warnings.pop("data", None)
         self._report(finished=True)
-        told = "all %d shards of this node's part of the text are here (%d bytes fetched); the run has %d"
-        logger.info(told, self._wanted, self._fetched_bytes, len(self._ranked))
+        told = "all of this node's part of the text is here: %d of the run's %d shards, %.1f MB of them fetched"
+        logger.info(told, self._wanted, len(self._ranked), self._fetched_bytes / MB)
 
     async def _find_here(self, index: Index) -> None:
         """What the store has of the wanted shards, hashed again; then what this node's own corpus contains of them."""
@@ -461,8 +460,6 @@ class DataSet(Texts):
             told = self.status()
             rate = self._fetched_bytes / max(1e-9, now - self._began)
             left = max(0, told["of"] - told["bytes"]) / rate if rate else 0.0
-            how = pace(told["bytes"], told["of"], rate)
-            logger.info("%d of %d shards of text are here: %s", told["shards"], told["wanted"], how)
             self._emit({"event": "data", **told, "rate": round(rate), "left": round(left, 1)})
 
 
@@ -481,7 +478,6 @@ async def shown(meter: Meter, emit: Emit) -> AsyncIterator[None]:
 
 async def _show(meter: Meter, emit: Emit) -> None:
     try:
-        shown = 0
         while True:
             await trio.sleep(REPORT_EVERY)
             if not meter.step:  # it has not begun
@@ -489,9 +485,6 @@ async def _show(meter: Meter, emit: Emit) -> None:
             told = {"step": meter.step, "bytes": meter.done, "of": meter.total, "rate": round(meter.rate)}
             left = round(meter.left, 1) if math.isfinite(meter.left) else None
             emit({"event": "corpus", **told, "left": left})
-            if shown % LOG_EVERY == 0:
-                logger.info("corpus: %s, %s", meter.step, pace(meter.done, meter.total, meter.rate))
-            shown += 1
     finally:
         meter.stopped = True
 

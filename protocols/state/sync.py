@@ -266,7 +266,7 @@ class StateSync:
     async def _stop_waiting_for_memories(self) -> None:
         await trio.sleep(RECOVER_WITHIN)
         if not self._recovered.is_set():
-            logger.info("%d peers told what this node signed before; signing on", len(self._remembered))
+            logger.debug("%d peers told what this node signed before; signing on", len(self._remembered))
             self._recovered.set()
 
     # --- answers ----------------------------------------------------------------------------------------------------

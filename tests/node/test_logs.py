@@ -61,20 +61,28 @@ def test_rounds_share_a_line_of_a_terminal_and_have_one_each_elsewhere(
     logs.setup_logs(tmp_path, "info")
     log = logging.getLogger("x")
     for number in range(2):
-        log.info("round %d", number, extra={"ahead": "the next in 0:00:31"})
+        log.info("round %d", number, extra={"ahead": lambda: "the next in 0:00:31"})
     log.info("other")
-    log.info("round 2", extra={"ahead": "a" * 40})
-    log.info("round 3", extra={"ahead": "b"})
+    log.info("round 2", extra={"ahead": lambda: "a" * 40})
+    log.info("round 3", extra={"ahead": lambda: "b"})
+    logs.show_ahead("c")
+    logs.show_ahead("d")
+    log.info("other")
+    moving = [logs.show_ahead(text) for text in ("alone", "again")]
+    assert moving == 2 * [stream.isatty()]
+    logs.show_ahead("")
     said = stream.getvalue()
     up, up_two = "\x1b[1A\x1b[J", "\x1b[2A\x1b[J"
     if stream.isatty():
         assert re.fullmatch(
             rf"\S+ round 0; the next in 0:00:31\n{re.escape(up)}\S+ round 1; the next in 0:00:31\n.* other\n"
-            rf"\S+ round 2; a+\n{re.escape(up_two)}\S+ round 3; b\n",
+            rf"\S+ round 2; a+\n{re.escape(up_two)}\S+ round 3; b\n"
+            rf"{re.escape(up)}\S+ round 3; c\n{re.escape(up)}\S+ round 3; d\n.* other\nalone\n{re.escape(up)}again\n"
+            rf"{re.escape(up)}",
             said,
         ), said
     else:
-        assert said.count("\n") == 5 and "\x1b" not in said and ";" not in said
+        assert said.count("\n") == 6 and "\x1b" not in said and ";" not in said
 
 
 def test_the_file_is_rotated_and_bounded_and_read_across_rotations(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,32 @@ def test_who_was_missing_and_why_and_a_disk_that_cannot_be_written(tmp_path: Pat
         assert "missing in the run's history" in swarm.nodes["b"].session.warnings["history"]
         missing = [each["why"] for each in figures(tmp_path / "a" / HISTORY) if "missing" in each]
         assert missing and {c} == {*missing[0]} and set(missing[0].values()) <= {"late", "not connected"}
+
+    simulate(body)
+
+
+def test_what_goes_on_is_told_with_when_it_ends() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", wait_peers=1)
+        session = swarm.nodes["a"].session
+        assert session.doing() in ("looking for the run's other members", "round 1: waiting for the others")
+        await swarm.start("b", join="a")
+        while session.phase != "training":  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert session.doing() == "round 1: step 0 of 5"
+        swarm.nodes["a"].trainer.remembered = (swarm.nodes["a"].trainer.remembered[0], 2)
+        assert re.fullmatch(r"round 1: step 2 of 5, ends in 0:00:0\d", session.doing())
+        await swarm.round_done(2, "a", "b")
+        assert re.fullmatch(r"round [34]: \S+ .*, ends in 0:00:0\d", session.doing())
+        session.progress(0, 40_000_000)
+        await trio.sleep(0.1)
+        session.progress(30_000_000, 40_000_000)
+        session._override = "catching-up"
+        assert re.fullmatch(r"catching up: the run's state, 30.0 of 40.0 MB, .* MB/s, 0 s left", session.doing())
+        await session.pause()
+        session._override = None
+        await swarm.until(lambda: session.phase == "paused")
+        assert session.doing() == ""
 
     simulate(body)
 
