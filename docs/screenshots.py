@@ -1,14 +1,16 @@
-"""Pictures of the page and of the report for the documentation, of real swarms of eight nodes.
+"""Pictures of the page, of the report and of `swarmnode top` for the documentation, of real swarms of eight nodes.
 
     python docs/screenshots.py [known | open | rollouts]...
 
 Runs a small swarm of each kind on this machine with chromium before it, some 15 minutes in all on two cores, and writes
-docs/page-*.png. Wants Pillow, which comes with matplotlib.
+docs/page-*.png and docs/top.svg. Wants Pillow, which comes with matplotlib.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,11 @@ import time
 from pathlib import Path
 
 from PIL import Image
+from rich._export_format import CONSOLE_SVG_FORMAT as FORMAT
+from rich.console import Console
+from rich.text import Text
 
+from swarmnode.cli import top
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.dashboard.server import served
 
@@ -39,10 +45,11 @@ OPTIONS = {
 DESKTOP, PHONE = (1280, 1120), (390, 844)
 PICTURES = {  # (name, size, dark)
     "known": (("page-known", DESKTOP, False), ("page-known-phone", PHONE, True)),
-    "open": (("page-open", DESKTOP, True),),
+    "open": (("page-open", DESKTOP, True), ("page-open-phone", PHONE, False)),
     "rollouts": (("page-rollouts", DESKTOP, False), ("page-rollouts-phone", PHONE, False)),
 }
 REPORTS = {"open": "page-report"}
+TOP = ("known", 100, 40)  # of which swarm; characters, lines
 TAKEN_AT = 0.75  # of the rounds
 SETTLED = 3.0  # s until what the page asks for beside the stream is there
 WITHIN = 580.0  # s until a swarm stands where its picture is taken
@@ -71,11 +78,13 @@ def pictures_of(kind: str, folder: Path) -> None:
     try:
         with Browser() as browser:
             if PICTURES[kind]:
-                wait_for_round(homes[nodes // 2][1], int(TAKEN_AT * rounds), swarm)
+                wait_for_round(homes[0][1], int(TAKEN_AT * rounds), swarm)
+                if kind == TOP[0]:
+                    take_top(homes[nodes // 2][1])
                 with served(homes, folder, "127.0.0.1:0") as address:
                     for name, size, dark in PICTURES[kind]:
                         page = browser.open(address, width=size[0], height=size[1], dark=dark)
-                        page.wait("document.querySelectorAll('#swarm .node').length > 4")
+                        page.wait("document.querySelectorAll('#swarm .node').length > 4", within=60)
                         if os.getuid() == 0:  # of which the page warns; elsewhere nobody sees that
                             page.js("document.querySelector('#alerts').hidden = true")
                         take(page, name)
@@ -98,6 +107,18 @@ def wait_for_round(home: Path, round: int, swarm: subprocess.Popen[bytes]) -> No
             pass
         time.sleep(0.5)
     raise SystemExit(f"the swarm did not come to round {round}")
+
+
+def take_top(home: Path) -> None:
+    """The screen of `swarmnode top`, without the web font that rich would fetch."""
+    snapshot = next(top._snapshots(ControlClient(home)))
+    if os.getuid() == 0:
+        snapshot["status"]["warnings"] = []
+    screen = top.screen(snapshot, *TOP[1:], colour=True)
+    console = Console(record=True, width=TOP[1], file=io.StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(screen), no_wrap=True, crop=True)
+    drawn = console.export_svg(title="swarmnode top", code_format=re.sub(r"@font-face {{.*?}}", "", FORMAT, flags=re.S))
+    (DOCS / "top.svg").write_text(drawn)
 
 
 def take(page: Page, name: str) -> None:

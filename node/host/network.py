@@ -276,7 +276,6 @@ class Libp2pNetwork:
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         async def handle(incoming: INetStream) -> None:
             stream: YamuxStream = incoming.muxed_stream  # type: ignore[attr-defined]
-            stream.protocol = protocol
             if self.scoring.refusal(stream.peer) is not None:
                 stream.abort()
                 return

@@ -136,7 +136,7 @@ function runPart() {
     const lost = now.missing?.length ? `missing: ${now.missing.map(nameOf).slice(0, 3).join(", ")}` : "";
     const measured = reward
       ? tile("Reward", decimal(mean(rewards)), "of 1", `mean of ${plural(rewards.length, "round")}; by chance ${decimal(now.reward_by_chance, 2)}`)
-      : tile("Held-out loss", decimal(now.loss ?? last?.loss), now.loss_unit, change === null ? "" : `${change > 0 ? "+" : ""}${decimal(change)} in the last round`);
+      : tile("Held-out loss", decimal(now.loss ?? last?.loss), now.loss_unit, change === null ? "" : `${change > 0 ? "+" : "−"}${decimal(Math.abs(change))} in the last round; lower is better`);
     const second = reward
       ? known(last?.heldout_reward) && tile("On fresh questions", decimal(last.heldout_reward), "of 1", "expected reward")
       : known(exact) ? tile("Accuracy", percent(exact, 1), "", "of held-out text guessed right")
@@ -149,21 +149,21 @@ function runPart() {
           now.rounds ? h("dd", {}, h("progress", { value: now.round ?? 0, max: now.rounds, "aria-label": "rounds done" })) : null,
           now.arriving ? h("dd", { class: "soft" }, `${size(now.arriving[0])} of ${size(now.arriving[1])} fetched from members`) : null),
         measured, second,
-        tile("Members", now.members || "–", "", lost || `${plural(status.peers.connected, "peer")}, ${status.peers.relayed || "none"} through relays`),
+        tile(reward ? "Learns from" : "Members", reward ? plural(Math.max(0, (last?.members ?? 1) - 1), "peer") : now.members || "–", "", lost || `${plural(status.peers.connected, "peer")} connected, ${status.peers.relayed || "none"} by relay`),
         tile("Speed", known(now.tokens_per_second) ? count(now.tokens_per_second) : "–", "tokens/s", known(now.compute_share) ? `${percent(now.compute_share)} of the time computing` : ""),
         tile("A round takes", duration(now.round_seconds), "", known(now.round_age_s) && !report ? `the last ended ${duration(now.round_age_s)} ago` : "")),
     ];
   });
 }
 
-/** (round, mean over the nodes that told) of one figure. */
-function meanOf(rounds, figure) {
+/** (round, mean over the nodes that told) of one figure, where at least `least` did. */
+function meanOf(rounds, figure, least = 1) {
   const found = new Map();
   for (const round of rounds.flat()) {
     const value = figure(round);
     if (known(value)) found.set(round.round, [...(found.get(round.round) ?? []), value]);
   }
-  return [...found].sort((a, b) => a[0] - b[0]).map(([round, values]) => [round, mean(values)]);
+  return [...found].filter(([, values]) => values.length >= least).sort((a, b) => a[0] - b[0]).map(([round, values]) => [round, mean(values)]);
 }
 
 const smooth = (points) => points.map(([round], n) => [round, mean(points.slice(Math.max(0, n - SMOOTH + 1), n + 1).map((point) => point[1]))]);
@@ -172,7 +172,7 @@ const MEASURES = {
   learning: ["Learning", null],
   accuracy: ["Accuracy", (round) => round.accuracy, (share) => percent(share, 1), "of held-out text guessed right"],
   speed: ["Speed", (round) => (round.seconds ? round.tokens / round.seconds : null), count, "tokens/s"],
-  time: ["Time of a round", (round) => round.seconds, duration, ""],
+  time: ["Round time", (round) => round.seconds, duration, ""],
   traffic: ["Traffic", (round) => round.bytes_in + round.bytes_out, size, "in and out, of one node"],
 };
 
@@ -193,9 +193,10 @@ function curvePart() {
   const reward = isReward();
   const first = (round) => (reward ? round.reward : round.loss);
   const even = reward ? smooth : (points) => points;
-  const main = meanOf(all, first);
+  const sure = Math.max(...meanOf(all, first, all.length / 2).map(([round]) => round)); // nodes of such a run go their own pace
+  const main = meanOf(all, first).filter(([round]) => !reward || round <= sure);
   const faint = reward && feeds.length > 1 ? all.map((rounds) => ({ tone: "first", faint: true, points: even(meanOf([rounds], first)) })) : [];
-  const second = meanOf(all, (round) => (reward ? round.heldout_reward : round.trained_loss));
+  const second = meanOf(all, (round) => (reward ? round.heldout_reward : round.trained_loss)).filter(([round]) => !reward || round <= sure);
   const chance = run().reward_by_chance;
   curve.show({
     series: [
@@ -222,6 +223,7 @@ function swarmPart() {
   const links = [...feeds.filter((one) => one !== feed()).flatMap(linksOf), ...linksOf(feed())];
   if (!changed("swarm", [people, links])) return;
   swarm.show({ me, people, links });
+  for (const key of document.querySelectorAll("[data-scored]")) key.hidden = !scores().length;
   $("swarm-told").textContent = `${plural(people.length - 1, "peer")} connected`;
 }
 
@@ -236,6 +238,7 @@ function roundsPart() {
   const people = isReward() ? [] : [row(me), ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
   if (!changed("rounds", [at, people, feeds.map((one) => [one.rounds.list.length, one.rounds.last])])) return;
   timeline.show({ rounds: rounds.list, people });
+  for (const key of document.querySelectorAll("[data-people]")) key.hidden = !people.length;
   for (const key of document.querySelectorAll("[data-stage]")) key.hidden = !rounds.list.some((round) => round.stages[key.dataset.stage]);
 }
 
@@ -313,7 +316,7 @@ function rolloutsPart() {
 }
 
 const PROTOCOLS = {
-  rpc: "rounds and questions", bulk: "updates and parameters", shards: "shards of state and text", state: "shared records", hello: "greetings", kad: "finding peers", id: "who speaks what",
+  rpc: "rounds and questions", bulk: "updates and parameters", shards: "shards of state and text", state: "shared records", hello: "greetings", kad: "finding peers", id: "introductions", other: "introductions",
   autonat: "whether it can be dialled", circuit: "relaying", dcutr: "ways around relays",
 };
 
@@ -323,7 +326,7 @@ function bytesByProtocol({ metrics }) {
   ["received", "sent"].forEach((way, column) => {
     const told = (metrics ?? []).filter((one) => one.name === `swarmnode_${way}_bytes_total`);
     for (const { labels, value } of told.flatMap((one) => one.samples)) {
-      const name = PROTOCOLS[labels.protocol.split("/")[2]] ?? labels.protocol;
+      const name = PROTOCOLS[labels.protocol.split("/")[2] ?? "other"] ?? labels.protocol;
       const sum = sums.get(name) ?? [0, 0];
       sum[column] += value;
       sums.set(name, sum);
@@ -385,7 +388,7 @@ function machinePart() {
 
 const CAPS = {
   cpu: "CPU of this machine", threads: "threads", memory: "memory", device_memory: "memory of a GPU", disk: "disk", shards_cap: "disk for others' text",
-  up: "sending", down: "receiving", hours: "hours of day", only_when_idle: "only when idle for", not_on_battery: "not on battery", temperature: "not above",
+  up: "sending", down: "receiving", hours: "hours of day", only_when_idle: "only when idle for", not_on_battery: "not on battery", temperature: "no hotter than",
 };
 
 /** What the node may take of its machine. A change is sent when a field is left; 0 or nothing is no limit. */
@@ -399,7 +402,7 @@ function capsPart() {
       const yes = typeof value === "boolean";
       const change = ({ target }) => cap(key, yes ? target.checked : target.value);
       const field = h("input", { type: yes ? "checkbox" : "text", value, checked: yes && value, placeholder: "any", change });
-      return h("label", {}, label, h("span", {}, field, unit ? ` ${unit}` : ""));
+      return h("label", {}, label, h("span", {}, field, h("small", {}, unit)));
     })),
   ] : []);
 }
@@ -604,7 +607,7 @@ async function start() {
   render();
 }
 
-const curve = new Curve($("curve"), "The curve over rounds; arrow keys move through it", 320);
+const curve = new Curve($("curve"), "The curve over rounds; arrow keys move through it", 340);
 const swarm = new Swarm($("swarm"), "The swarm as a graph; the table of peers tells the same", 300);
 const timeline = new Timeline($("rounds"), "Rounds: their time, and who took part; arrow keys move through them", 160);
 start();

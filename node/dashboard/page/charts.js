@@ -147,7 +147,7 @@ export class Timeline extends Drawing {
     const most = Math.max(6, Math.floor((this.width - GUTTER - 4) / 14));
     const shown = rounds.slice(-most);
     this.columns = shown.length;
-    this.step = Math.min(56, (this.width - GUTTER - 4) / Math.max(shown.length, 12));
+    this.step = Math.min(96, (this.width - GUTTER - 4) / Math.max(shown.length, 12));
     const bars = 132; // px of the columns of time
     const rows = people.slice(0, 24);
     this.svg.setAttribute("height", (this.height = bars + 24 + ROW * rows.length));
@@ -209,9 +209,9 @@ export function presence(round, peer, own) {
 
 function told(round, people) {
   const parts = Object.keys(STAGES).filter((stage) => round.stages[stage] > 0.005);
-  const names = new Map(people.map(({ peer, name }) => [peer, name]));
-  const absent = [...new Set([...round.missing, ...Object.keys(round.verdicts ?? {})])]
-    .map((peer) => [names.get(peer) ?? peer.slice(-6), ...presence(round, peer)])
+  const rows = new Map(people.map((row) => [row.peer, row]));
+  const absent = [...new Set([...round.missing, ...Object.keys(round.verdicts ?? {}), ...rows.keys()])]
+    .map((peer) => [rows.get(peer)?.name ?? peer.slice(-6), ...presence(round, peer, rows.get(peer)?.own?.get(round.round))])
     .filter(([, mark]) => mark !== "good" && mark !== "");
   const lines = [h("b", {}, `round ${round.round}, ${duration(round.seconds)}`)];
   for (const stage of parts) {

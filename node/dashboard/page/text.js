@@ -49,12 +49,12 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** A large number with a letter: "0.84 M", "12.3 k". */
+/** A large number with a letter: "1.84 M", "12.3 k". */
 export function count(number) {
   if (!known(number)) return "–";
   if (number >= 1e9) return `${(number / 1e9).toFixed(2)} G`;
-  if (number >= 1e5) return `${(number / 1e6).toFixed(2)} M`;
-  return number >= 1e4 ? `${(number / 1e3).toFixed(1)} k` : number.toFixed(0);
+  if (number >= 1e6) return `${(number / 1e6).toFixed(2)} M`;
+  return number >= 1e4 ? `${(number / 1e3).toFixed(number >= 1e5 ? 0 : 1)} k` : number.toFixed(0);
 }
 
 /** A peer id by its end, as all of them begin alike; `swarmnode ping` and `scores` take this form too. */

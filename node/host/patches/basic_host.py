@@ -1,6 +1,7 @@
 """Three defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
 
 Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
+Beside them, what upstream agrees on for a stream is told to that stream, which counts its bytes by it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from functools import wraps
 from typing import Any
 
 from libp2p.abc import INetStream, IPeerStore
+from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host
 from libp2p.host.basic_host import BasicHost
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
@@ -24,6 +27,7 @@ MAX_AGENT = 128  # characters
 
 _handle_stream = BasicHost._swarm_stream_handler
 _get_addrs = BasicHost.get_addrs
+_set_protocol = NetStream.set_protocol
 _update_peerstore = basic_host.update_peerstore_from_identify
 
 
@@ -71,7 +75,13 @@ async def keep_agent(peerstore: IPeerStore, peer: ID, message: Any) -> None:
     peerstore.put(peer, AGENT, agent)
 
 
+def tell_stream(self: NetStream, protocol: TProtocol) -> None:
+    self.muxed_stream.protocol = str(protocol)  # type: ignore[attr-defined]
+    _set_protocol(self, protocol)
+
+
 def apply() -> None:
+    NetStream.set_protocol = tell_stream  # type: ignore[method-assign]
     BasicHost._swarm_stream_handler = contain  # type: ignore[method-assign]
     BasicHost.get_addrs = keep_relays  # type: ignore[method-assign]
     basic_host.update_peerstore_from_identify = keep_agent
