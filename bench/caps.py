@@ -2,9 +2,12 @@
 
     .venv/bin/python bench/caps.py --seconds 60
 
-Each figure is what was taken divided by the cap: 1 is exactly the cap. `pause` gives the seconds from the request until
-the node's processes took no CPU, in short steps and in the middle of one that takes longer, and what the rounds of the
-other node took before it and during it.
+Each ratio is what was taken, divided by the cap: 1 is exactly the cap. `cpu`, `up`, `down` and `disk` are of nodes that
+would take far more: one whose steps are longer than the minute, one that serves a shard, one that fetches it, one that
+is given shards. `cpu_rounds` and `up_rounds` are of two nodes that train in rounds, and wait for each other in between.
+`memory` is of a task that asks for more with each step, `checkpoints` of a node that keeps them all. `pause` and `long`
+give the seconds from the request until the node's processes took no CPU, in short steps and in the middle of one that
+takes longer, and `pause` what the rounds of the other node took before it and during it.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -68,6 +74,7 @@ class Hungry:
     def sample(self, prompt, *, length, temperature, seed):
         return b""
 """
+PARTS = ("cpu", "up", "down", "disk", "memory", "cpu_rounds", "up_rounds", "checkpoints", "pause", "long")
 TICK = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
 FLAGS = ("--listen", "127.0.0.1", "--port", "0", "--no-mdns", "--no-upnp", "--threads", "2", "--nice", "0", "--json")
@@ -105,7 +112,7 @@ class Daemon:
         return [e["seconds"] for at, e in list(self.events) if e["event"] == "round" and since <= at < until]
 
     def call(self, method: str, **params: Any) -> Any:
-        return ControlClient(self.home).call(method, timeout=60.0, **params)
+        return ControlClient(self.home).call(method, timeout=600.0, **params)
 
     @property
     def trainer(self) -> int | None:
@@ -163,7 +170,34 @@ def of_rate(node: Daemon, seconds: float, direction: str, cap: float) -> dict[st
     return {"cap_mbit_s": cap, "took_mbit_s": round(rate, 3), "ratio": round(rate / cap, 3)}
 
 
-def of_disk(node: Daemon, seconds: float, cap: float) -> dict[str, Any]:
+def of_transfer(giver: Daemon, taker: Daemon, seconds: float, direction: str, cap: float) -> dict[str, float]:
+    """While a shard travels that takes longer than that."""
+    source = giver.home.with_suffix(".shard")
+    source.write_bytes(random.randbytes(int(1.3 * (seconds + 5) * cap * 125_000)))
+    shard = giver.call("shards_put", path=str(source))["id"]
+    with ThreadPoolExecutor() as pool:
+        node = giver if direction == "up" else taker
+        node.call("caps", **{direction: cap})
+        got = pool.submit(taker.call, "shards_get", shard=shard)
+        found = of_rate(node, seconds, direction, cap)
+        got.result()
+    return found
+
+
+def of_shards(node: Daemon, cap: float) -> dict[str, float]:
+    """The most that a node takes of the disk while it is given shards, half as much again as there is room for."""
+    node.call("caps", disk=cap)
+    source, piece = node.home.with_suffix(".shard"), 8 << 20
+    most = 0
+    for _ in range(int(1.5 * (cap * 1e9 - weigh(node.home)) / piece)):
+        source.write_bytes(random.randbytes(piece))
+        node.call("shards_put", path=str(source))
+        most = max(most, weigh(node.home))
+    node.call("caps", disk=None)
+    return {"cap_gb": cap, "most_gb": round(most / 1e9, 4), "ratio": round(most / 1e9 / cap, 3)}
+
+
+def of_checkpoints(node: Daemon, seconds: float, cap: float) -> dict[str, Any]:
     node.call("caps", disk=cap)
     most, began = 0, time.monotonic()
     rounds = len(node.rounds(0))
@@ -186,17 +220,24 @@ def of_memory(folder: Path, corpus: Path, seconds: float, cap: float) -> dict[st
     run.write_text('[run]\nname = "hungry"\n[task]\nname = "hungry"\n[inner]\nsteps = 1000\nbatch = 1\nwarmup = 0\n')
     node = Daemon(folder / "hungry", corpus, str(run), "--task", f"{folder}/hungry.py:Hungry", "--memory", str(cap))
     node.wait_for("ready")
-    most, began = 0, time.monotonic()
+    most, asked, began = 0, 0, time.monotonic()
     while time.monotonic() - began < seconds:
         try:
-            lines = Path(f"/proc/{node.trainer}/status").read_text().splitlines()
-            most = max([most, *(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))])
-        except OSError:
+            text = Path(f"/proc/{node.trainer}/status").read_text()
+            told = {name: 1024 * int(rest.split()[0]) for name, rest in re.findall(r"(Vm\w+|Rss\w+):(.*)", text)}
+            most, asked = max(most, told["RssAnon"]), max(asked, told["VmData"])
+        except (OSError, KeyError):
             pass
         time.sleep(0.02)
     restarts = node.call("status")["trainer"]["restarts"]
     node.stop()
-    return {"cap_gb": cap, "most_gb": round(most / 1e9, 4), "ratio": round(most / 1e9 / cap, 3), "restarts": restarts}
+    return {
+        "cap_gb": cap,
+        "most_gb": round(most / 1e9, 4),
+        "ratio": round(most / 1e9 / cap, 3),
+        "ratio_with_what_was_not_touched": round(asked / 1e9 / cap, 3),
+        "restarts": restarts,
+    }
 
 
 def of_pause(node: Daemon, other: Daemon, times: int) -> dict[str, Any]:
@@ -227,55 +268,80 @@ def of_pause(node: Daemon, other: Daemon, times: int) -> dict[str, Any]:
     }
 
 
-def of_long_steps(folder: Path, corpus: Path) -> dict[str, Any]:
-    run = folder / "long.toml"
-    run.write_text(RUN.format(layers=6, width=512, batch=256, steps=100))
-    node = Daemon(folder / "long", corpus, str(run))
-    node.wait_for("ready")
-    trainer = node.trainer
+def of_long_steps(node: Daemon) -> dict[str, Any]:
+    trainer, asked = node.trainer, time.monotonic()
     assert trainer is not None
-    time.sleep(5)
-    asked = time.monotonic()
     node.call("pause")
     quiet = round(time.monotonic() - asked + until_quiet(node, trainer), 2)
     node.call("resume")
     time.sleep(2)
     back = cpu_seconds(trainer)
     time.sleep(1)
-    return {"quiet_after_s": quiet, "works_again": cpu_seconds(trainer) > back, "stopped_after_s": node.stop()}
+    return {"quiet_after_s": quiet, "works_again": cpu_seconds(trainer) > back}
+
+
+def with_a_pair(folder: Path, corpus: Path, wanted: set[str], seconds: float) -> dict[str, Any]:
+    run = folder / "run.toml"
+    run.write_text(RUN.format(layers=2, width=256, batch=4, steps=20))
+    one = Daemon(folder / "one", corpus, str(run), "--wait-peers", "1")
+    ready = one.wait_for("ready")
+    join = ("--join", ready["multiaddr"], "--run", ready["run_id"])
+    two = Daemon(folder / "two", corpus, *join, "--checkpoint-every", "1", "--checkpoint-keep", "1000")
+    two.wait_for("round")
+    in_rounds: dict[str, Callable[[], Any]] = {
+        "pause": lambda: of_pause(two, one, 3),
+        "cpu_rounds": lambda: of_cpu(two, seconds, 25),
+        "up_rounds": lambda: of_rate(two, seconds, "up", 8.0),
+        "checkpoints": lambda: of_checkpoints(two, seconds, round(weigh(two.home) / 1e9 + 0.1, 2)),
+    }
+    paused: dict[str, Callable[[], Any]] = {
+        "up": lambda: of_transfer(two, one, seconds, "up", 8.0),
+        "down": lambda: of_transfer(two, one, seconds, "down", 8.0),
+        "disk": lambda: of_shards(two, round(weigh(two.home) / 1e9 + 0.3, 2)),
+    }
+    try:
+        found = {name: measure() for name, measure in in_rounds.items() if name in wanted}
+        if wanted & paused.keys():
+            one.call("pause")
+            two.call("pause")
+        return found | {name: measure() for name, measure in paused.items() if name in wanted}
+    finally:
+        print("stopped after", two.stop(), "and", one.stop(), "s", file=sys.stderr)
+
+
+def with_long_steps(folder: Path, corpus: Path, wanted: set[str], seconds: float) -> dict[str, Any]:
+    run = folder / "long.toml"
+    run.write_text(RUN.format(layers=6, width=512, batch=256, steps=100))
+    node = Daemon(folder / "long", corpus, str(run))
+    node.wait_for("ready")
+    time.sleep(5)
+    parts: dict[str, Callable[[], Any]] = {
+        "cpu": lambda: [of_cpu(node, seconds, cap) for cap in (10, 25)],
+        "long": lambda: of_long_steps(node),
+    }
+    try:
+        return {name: measure() for name, measure in parts.items() if name in wanted}
+    finally:
+        print("stopped after", node.stop(), "s", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
-    parser.add_argument("--only", nargs="*", help="cpu, up, down, disk, pause, long, memory")
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS)
     asked = parser.parse_args()
-    wanted = set(asked.only or ("cpu", "up", "down", "disk", "pause", "long", "memory"))
-    found: dict[str, Any] = {"cores": CORES, "seconds": asked.seconds, "load_before": os.getloadavg()[0]}
+    wanted, seconds = set(asked.only), asked.seconds
+    found: dict[str, Any] = {"cores": CORES, "seconds": seconds, "load_before": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(prefix="caps-") as made:
         folder = Path(made)
         corpus = folder / "text"
         corpus.write_bytes(random.Random(1).randbytes(150_000).hex().encode())
-        if wanted - {"long", "memory"}:
-            (folder / "run.toml").write_text(RUN.format(layers=2, width=256, batch=4, steps=20))
-            one = Daemon(folder / "one", corpus, str(folder / "run.toml"), "--wait-peers", "1")
-            ready = one.wait_for("ready")
-            join = ("--join", ready["multiaddr"], "--run", ready["run_id"])
-            two = Daemon(folder / "two", corpus, *join, "--checkpoint-every", "1", "--checkpoint-keep", "1000")
-            try:
-                two.wait_for("round")
-                found["pause"] = of_pause(two, one, 3) if "pause" in wanted else None
-                found["cpu"] = [of_cpu(two, asked.seconds, cap) for cap in (10, 25)] if "cpu" in wanted else None
-                found["up"] = of_rate(two, asked.seconds, "up", 8.0) if "up" in wanted else None
-                found["down"] = of_rate(two, asked.seconds, "down", 8.0) if "down" in wanted else None
-                room = round(weigh(two.home) / 1e9 + 0.1, 2)
-                found["disk"] = of_disk(two, asked.seconds, room) if "disk" in wanted else None
-            finally:
-                found["stopped_after_s"] = [two.stop(), one.stop()]
-        if "long" in wanted:
-            found["long_steps"] = of_long_steps(folder, corpus)
+        if wanted - {"cpu", "long", "memory"}:
+            found |= with_a_pair(folder, corpus, wanted, seconds)
+        if wanted & {"cpu", "long"}:
+            found |= with_long_steps(folder, corpus, wanted, seconds)
         if "memory" in wanted:
-            found["memory"] = of_memory(folder, corpus, min(30.0, asked.seconds), 1.0)
+            found["memory"] = of_memory(folder, corpus, min(30.0, seconds), 1.0)
     print(json.dumps(found, indent=1))
 
 

@@ -363,12 +363,12 @@ class TrainerChild:
         """
         credit, used, at = 0.0, self._cpu_used(), trio.current_time()  # credit: CPU seconds
         while True:
-            await trio.sleep(BRAKE_EVERY if self.cores else UNCAPPED_EVERY)
-            cores, before, then = self.cores, used, at
+            cores, before, then = self.cores, used, at  # what was taken before there was a cap counts for none
+            await trio.sleep(BRAKE_EVERY if cores else UNCAPPED_EVERY)
             used, at = self._cpu_used(), trio.current_time()
             credit += cores * (at - then) - (used - before)
             credit = max(-DEBT * cores, min(BURST * cores, credit))
-            self._braked = credit < 0
+            self._braked = credit < 0 and self.cores > 0
             self._stop_or_go()
 
     def _cpu_used(self) -> float:
