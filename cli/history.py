@@ -36,7 +36,7 @@ PLOT_HEIGHT = 14  # lines
 STAGES = ("trained_s", "exchange_s", "commit_s", "reveal_s", "judge_s", "waited_s")
 COLUMNS = (
     *("round", "time", "loss", "trained_loss", "accuracy", "reward", "heldout_reward", "seconds", *STAGES),
-    *("steps", "tokens", "members", "missing", "outcome", "own", "share", "bytes_in", "bytes_out"),
+    *("steps", "tokens", "members", "missing", "outcome", "own", "share", "bytes_in", "bytes_out", "steered"),
 )
 
 
@@ -71,7 +71,8 @@ def history(
     elif as_csv:
         written = csv.DictWriter(sys.stdout, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
         written.writeheader()
-        written.writerows({**each, "missing": " ".join(each.get("missing", ()))} for each in rounds)
+        for each in rounds:
+            written.writerow({**each, "missing": " ".join(each.get("missing", ())), "steered": _steered(each)})
     elif plot:
         print("\n".join(_plot(answer)))
     else:
@@ -126,8 +127,10 @@ def _table(answer: dict[str, Any], last: int) -> Iterator[str]:
     yield f"{plain(answer['name'], 24)}  {answer['run_id'][:12]}   seconds of each part{f'; {unit}' if unit else ''}"
     values = ("REWARD", "FRESH") if any("reward" in each for each in rounds) else ("LOSS", "RIGHT")
     parts = (stage.removesuffix("_s").upper() for stage in stages)
-    heads = ("ROUND", "TIME", *values, "SECONDS", *parts, "MEMBERS", "OWN WORK", "IN", "OUT", "MISSING")
-    yield table(heads, [_row(each, stages) for each in rounds], right=frozenset({0, *range(2, 6 + len(stages))}))
+    steered = ["STEERED"] if any("steered" in each for each in rounds) else []
+    heads = ("ROUND", "TIME", *values, "SECONDS", *parts, "MEMBERS", "OWN WORK", "IN", "OUT", "MISSING", *steered)
+    rows = [_row(each, stages) + [_steered(each) for _ in steered] for each in rounds]
+    yield table(heads, rows, right=frozenset({0, *range(2, 6 + len(stages))}))
 
 
 def _row(each: dict[str, Any], stages: Sequence[str]) -> list[str]:
@@ -146,3 +149,8 @@ def _row(each: dict[str, Any], stages: Sequence[str]) -> list[str]:
         *(size(each[name]) if name in each else "-" for name in ("bytes_in", "bytes_out")),
         ", ".join(missing) + (f" and {more} more" if more else ""),
     ]
+
+
+def _steered(each: dict[str, Any]) -> str:
+    """What the run's owner had changed in this round."""
+    return plain(" ".join(f"{key}={value}" for key, value in each.get("steered", {}).items()), 80)

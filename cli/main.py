@@ -54,6 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scores": ("swarmnode.cli.scores", "scores"),
     "rollouts": ("swarmnode.cli.rollouts", "rollouts"),
     "task": ("swarmnode.cli.task", "task"),
+    "steer": ("swarmnode.cli.steer", "steer"),
     "successor": ("swarmnode.cli.steer", "successor"),
     "provenance": ("swarmnode.cli.provenance", "provenance"),
     "config": ("swarmnode.cli.configure", "config"),

@@ -1,5 +1,5 @@
-"""Commands that change what a node does: pause, resume, stop; and what becomes of its run: `successor …`, with
-which a run's owner ends it, or publishes the run that continues it.
+"""Commands that change what a node does: pause, resume, stop; and what becomes of its run: `steer`, with which its
+owner changes values while it is trained, and `successor …`, with which it ends, or is continued by another.
 """
 
 from __future__ import annotations
@@ -101,6 +101,42 @@ def _wait_for_end(home: DataDir, timeout: float) -> None:
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Told to everybody, at most 400 characters. [default: none]")
 ]
+
+
+def steer(
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TABLE.KEY=VALUE", help="What to change; TABLE.KEY= takes the run file's value. [default: nothing]"
+        ),
+    ] = None,
+    from_round: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="ROUND", help="First round with these values. [default: the one after the next]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what a run's owner changed of its values while it is trained; or, as the owner, change them for all members.
+
+    For example: swarmnode steer inner.lr=3e-4 inner.steps=50. Keys are those of the run file: inner.lr, inner.muon_lr,
+    inner.steps, outer.lr, exchange.codec. All members change in the same round; until then another command replaces it.
+    """
+    given = dict(change.partition("=")[::2] for change in changes or () if "=" in change)
+    if len(given) < len(changes or ()) or (from_round is not None and not given):
+        raise UsageMistake("a change is TABLE.KEY=VALUE, each key once, such as inner.lr=3e-4")
+    values: Any = {key: value or None for key, value in given.items()}
+    answer = ask(data_dir, "steer", set=values, from_round=from_round)
+    now, coming = ({} if answer[when] is None else answer[when]["values"] for when in ("now", "coming"))
+    heads, rows = ["VALUE", "RUN FILE", "NOW"], [[key, as_toml(old)] for key, old in answer["file"].items()]
+    for row, (key, old) in zip(rows, answer["file"].items(), strict=True):
+        row.append(as_toml(now.get(key, old)))
+        if answer["coming"] is not None:
+            row.append(as_toml(coming.get(key, old)))
+    if answer["coming"] is not None:
+        heads.append(f"FROM ROUND {answer['coming']['from_round']}")
+    show(answer, table(heads, rows), json_output)
+
 
 successor = group("For a run's owner: end the run, or publish the one that continues it.")
 

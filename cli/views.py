@@ -130,6 +130,9 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     if run["rounds"]:
         number = f"{run['round']} of {run['rounds']}   {bar(run['round'] / run['rounds'], 28)}"
     yield "round", f"{number}   {shown}"
+    for when, said in (run.get("steering") or {}).items():
+        if when != "refused" and said is not None:
+            yield "steered", f"from round {said['from_round']} on: {steered(said['values'])}"
     for hold in status.get("holds", []):
         yield "paused", why_held(hold)
     if run.get("arriving"):
@@ -158,6 +161,11 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     if run.get("state_hash"):
         outcome = f"   last round {run['outcome'].lower()}" if run.get("outcome") else ""
         yield "state", f"{run['state_hash'][:16]}{outcome}"
+
+
+def steered(values: dict[str, Any]) -> str:
+    """What a run's owner changed of its file, in a line."""
+    return plain(", ".join(f"{key} {value}" for key, value in values.items())) or "as in the run's file"
 
 
 def _data(data: dict[str, Any]) -> str:

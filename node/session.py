@@ -377,6 +377,7 @@ class RunSession(Observer):
             "members": result.members,
             "outcome": type(result.outcome).__name__,
             "own": result.verdicts.get(me) or ("accepted" if me in result.counted else why.get(me, "none")),
+            **({"steered": dict(result.steered)} if result.steered else {}),
             **({"missing": list(missing), "why": why} if missing else {}),
             **({"abandoned": self._abandoned} if self._abandoned else {}),
         }

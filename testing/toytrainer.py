@@ -25,6 +25,7 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.outer import Layout
+from swarmnode.training.runspec import InnerSection
 from swarmnode.training.verify.recorder import Recorder
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import Point, State
@@ -44,6 +45,7 @@ class SimTrainer(Trainer):
         self.seconds_per_step = seconds_per_step
         self._interrupted = trio.Event()
         self._recorder: Recorder | None = None
+        self.steered: InnerSection | None = None
         self.remembered = (_NONE, 0)  # moments, as another trainer's optimizer has them, and their updates
 
     def moments(self) -> tuple[Vector, int]:
@@ -80,6 +82,10 @@ class SimTrainer(Trainer):
         loss = self.toy.step(round=round, steps=steps)
         samples = steps * self.toy.batch
         return TrainStats(steps, samples, samples, loss, steps * self.seconds_per_step)
+
+    def steer(self, inner: InnerSection) -> None:
+        """Nothing but to be looked at: the toy has a rate of its own."""
+        self.steered = inner
 
     def _taken_since(self, started: float) -> int:
         return int((trio.current_time() - started) / self.seconds_per_step) if self.seconds_per_step > 0 else 0

@@ -13,9 +13,10 @@ import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,12 @@ class InnerLoop:
             loss=float(losses) / done if done else math.nan,
             seconds=spent,
         )
+
+    def steer(self, values: Mapping[str, Any]) -> None:
+        """Other values of [inner] from the next step on, by key; the others stay as they are."""
+        if values:
+            self._spec = self._spec.updated(inner=values)
+            self.optimizer.inner = self._spec.inner
 
     def slope(self, batch: Tensor) -> tuple[float, Tensor]:
         """Loss of the present parameters on a batch, and its gradient (P,), which the next step overwrites.

@@ -58,7 +58,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, spec: RunSpec, ranks: Ranks = ALONE, moments: Tensor | None = None) -> None:
         """The gradients must be there already. `moments`: zeros (P + A,), where they are to lie elsewhere."""
         self._ranks = ranks
-        self._inner = inner = spec.inner
+        self.inner = inner = spec.inner
         self._precision = torch.float32 if spec.audited else torch.bfloat16
         self.updates = 0
         parameters = [parameter for parameter in ranks.own(model).parameters() if parameter.requires_grad]
@@ -122,7 +122,7 @@ class Optimizer:
                 amsgrad=False,
                 beta1=BETAS[0],
                 beta2=BETAS[1],
-                lr=self._inner.lr * warmth,
+                lr=self.inner.lr * warmth,
                 weight_decay=decay,
                 eps=1e-8,
                 maximize=False,
@@ -131,7 +131,7 @@ class Optimizer:
             count = max(1, TOGETHER // shape.numel())
             for start in range(0, len(rows), count):
                 parameters, gradients, first = map(list, zip(*rows[start : start + count], strict=True))
-                self._step_matrices(shape, parameters, gradients, first, self._inner.muon_lr * warmth)
+                self._step_matrices(shape, parameters, gradients, first, self.inner.muon_lr * warmth)
         self.updates += 1
 
     def _step_matrices(
@@ -145,7 +145,7 @@ class Optimizer:
         nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         whole = self._ranks.gathered(torch.stack(nesterov).to(self._precision), shape)
         updates = self._ranks.rows_of(orthogonal(whole)).float().unbind()
-        torch._foreach_mul_(matrices, 1 - lr * self._inner.weight_decay)
+        torch._foreach_mul_(matrices, 1 - lr * self.inner.weight_decay)
         torch._foreach_add_(matrices, updates, alpha=-lr * RMS * math.sqrt(max(shape)))
 
 

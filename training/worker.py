@@ -8,7 +8,7 @@ of `train` as well.
 
     weigh     spec, run_id, peer_id, ... -> weight     what the model will take (training/memory), before `init`
     init      spec, run_id, peer_id, ... -> layout     with keep, the parameters in memory stay
-    train     round, steps, seconds -> ...             replies when done or stopped
+    train     round, steps, seconds, inner -> ...      replies when done or stopped; inner: other values of [inner]
     feed      texts                                    train on these files as well
     remember  -> nothing                               go on with the moments that are in the memory
     stop      -> nothing                               ends `train` after the step in hand
@@ -248,7 +248,10 @@ class Worker:
         """The moments in the memory are the present ones."""
         self._updates[0] = self._loop.optimizer.updates
 
-    def do_train(self, *, round: int, steps: int, seconds: float) -> dict[str, Any]:
+    def do_train(
+        self, *, round: int, steps: int, seconds: float, inner: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        self._loop.steer(inner or {})
         recorder = self._recorder
         if recorder is not None and recorder.is_open and not self._vector.equal(self._left):
             recorder.lose()
@@ -512,7 +515,8 @@ class Follower(Worker):
             time.sleep(SAY_FIRST)
             raise
 
-    def do_train(self, *, round: int, **until: float) -> None:  # type: ignore[override]
+    def do_train(self, *, round: int, inner: dict[str, Any] | None = None, **until: float) -> None:  # type: ignore
+        self._loop.steer(inner or {})
         self._loop.train(round=round, steps=sys.maxsize, seconds=math.inf, between=self._between_steps)
 
     def _between_steps(self) -> bool:

@@ -129,6 +129,8 @@ class Api:
         speed = session.tokens_per_second if session is not None else None
         share = session.compute_share if session is not None else None
         outcome = session.outcome if session is not None else None
+        steering = session.method.steering if session is not None else None
+        spec = steering.now.spec if steering is not None else chosen.spec
         return {
             "run_id": chosen.run_id,
             "name": chosen.spec.run.name,
@@ -138,7 +140,8 @@ class Api:
             "arriving": list(session.arriving) if session is not None and session.arriving is not None else None,
             "members": len(place.members) if place is not None else 0,
             "parameters": node.parameters(),
-            "codec": chosen.spec.exchange.codec if chosen.spec.needs_data else "rollouts",
+            "codec": spec.exchange.codec if spec.needs_data else "rollouts",
+            "steering": steering.told() if steering is not None else None,
             "data": node.data.status() if node.data is not None else None,
             "loss": session.losses[-1][1] if session is not None and session.losses else None,
             "loss_unit": chosen.spec.loss_unit,

@@ -1,4 +1,4 @@
-"""What a running daemon answers about its run: `swarmnode rollouts …`, `scores …` and `successor …`."""
+"""What a running daemon answers about its run: `swarmnode rollouts …`, `scores …`, `steer …` and `successor …`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
+from swarmnode.protocols.methods.steering import STEERABLE, value_of
 from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
@@ -143,6 +144,35 @@ class RunsApi:
                 "the run of this node shares no rollouts; swarmnode run --task digits-rl begins one that does"
             )
         return session.method.rollouts
+
+    # --- steering --------------------------------------------------------------------------------------------------
+
+    async def steer(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that the run's owner changed; as the owner, change those in `set` first, null for the file's."""
+        spec, _ = self._run()
+        session, changes, since = self._node.session, params.get("set") or {}, params.get("from_round")
+        if session is None or session.place is None:
+            raise Declined("this node does not stand in its run yet; swarmnode status says what it waits for")
+        steering, first = session.method.steering, session.place.round + 1
+        if steering is None:
+            raise Declined(
+                f"a run of method {session.method.name!r} keeps the values of its file: only known members (diloco, "
+                "btard) agree before a round on what holds in it. Other values take a run of their own, which begins "
+                "from this one's state: swarmnode successor publish"
+            )
+        if not isinstance(changes, dict) or (since is not None and (type(since) is not int or since < first)):
+            raise Declined(f"from_round: {since!r} is no round to come; the next is {first}", exit_code=USAGE)
+        if changes:
+            self._owned()
+            try:
+                await steering.say(changes, first + 1 if since is None else since)
+            except SettingError as error:
+                raise Declined(str(error), exit_code=CONFIG) from error
+            except StateError as error:
+                raise Declined(str(error)) from error
+        in_file = {key: value_of(spec, key) for key in STEERABLE}
+        place = {"run_id": spec.run_id, "owner": spec.owner or None, "round": first - 1}
+        return {**place, "file": in_file, **steering.told()}
 
     # --- successor -------------------------------------------------------------------------------------------------
 

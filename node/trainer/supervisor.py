@@ -53,7 +53,7 @@ from swarmnode.training.memory import Keeping, Machine, Needs, Weight, in_words,
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.runspec import RunSpec, encode, hf_model
+from swarmnode.training.runspec import InnerSection, RunSpec, encode, hf_model
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch, point_row, stretches_of
@@ -93,6 +93,7 @@ class TrainerProcess(Trainer):
         self._updates = np.zeros(1, np.int64)  # of the inner optimizer; -1: its moments are of whom it audits
         self._moments: Vector = np.zeros(0, np.float32)  # likewise in the memory
         self._child: TrainerChild | None = None
+        self._steered: dict[str, Any] = {}  # what `train` is told of [inner], once it is not as in the run's file
         self._interrupted = False
         self._process: TrainerChild | None = None  # the child, also while it is not ready
         self._cores = 0.0
@@ -173,8 +174,11 @@ class TrainerProcess(Trainer):
             if self._interrupted:
                 return NOTHING
         with suppress(TrainerHeld):
-            return TrainStats(**await child.call("train", round=round, steps=steps, seconds=seconds))
+            return TrainStats(**await child.call("train", round=round, steps=steps, seconds=seconds, **self._steered))
         return NOTHING
+
+    def steer(self, inner: InnerSection) -> None:
+        self._steered = {"inner": {key: getattr(inner, key) for key in ("lr", "muon_lr", "steps")}}
 
     async def interrupt(self) -> None:
         self._interrupted = True

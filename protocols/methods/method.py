@@ -31,6 +31,7 @@ from typing import Any
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
+from swarmnode.protocols.methods.steering import SteeringWatch
 from swarmnode.protocols.methods.trainer import Sampled, Trainer, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
@@ -122,6 +123,7 @@ class RoundResult:
     share: float | None = None  # of the weights that this node's work has in the result, where that is told
     learned: Learned | None = None  # from rollouts, where the method shares those
     sampled: Sampled | None = None  # for another's policy, where this node does nothing else
+    steered: Mapping[str, Any] = field(default_factory=dict)  # values that were not as in the run's file, by TABLE.KEY
 
 
 class LostPlace(Exception):
@@ -145,6 +147,7 @@ class Method(ABC):
     name: str
     violations: Sequence[Violations] = ()  # what peers did against its rules: for bans and the ledger
     rollouts: Rollouts | None = None  # its exchange of rollouts, for the owner to look at
+    steering: SteeringWatch | None = None  # what the run's owner changes while it is trained, where that is possible
 
     def measure(self, metrics: Metrics) -> None:  # noqa: B027 (most methods count nothing)
         """Show what this method counts, if anything."""

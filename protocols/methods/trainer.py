@@ -19,6 +19,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.runspec import InnerSection
 from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch
 
@@ -158,6 +159,9 @@ class Trainer(ABC):
 
         Cancelling stops after the step in hand. Raises TrainerDied; the parameters then are those of the last step.
         """
+
+    def steer(self, inner: InnerSection) -> None:  # noqa: B027 (what trains a toy has rates of its own)
+        """Take the learning rates and H of `inner` from the next `train` on, in place of those of the run's file."""
 
     @abstractmethod
     async def interrupt(self) -> None:

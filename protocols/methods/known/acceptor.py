@@ -35,6 +35,7 @@ from swarmnode.protocols.methods.known.messages import (
     Summon,
     leader_order,
 )
+from swarmnode.protocols.methods.steering import SteeringWatch
 from swarmnode.protocols.network import PeerId
 
 HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
@@ -108,6 +109,7 @@ class Acceptor:
     def __init__(self, parts: Context) -> None:
         self._parts = parts
         self.run_id = parts.run_id
+        self.steering = SteeringWatch(parts)
         self._position: Position | None = None
         self._began = 0.0  # trio time at which this round began here
         self._news = trio.Event()  # set, and replaced, on any news
@@ -145,7 +147,10 @@ class Acceptor:
         """Go to a round that the others began `elapsed` seconds ago. What was promised and accepted in it before still
         holds; what went wrong is forgotten."""
         before = self._position
-        self._position = replace(position, window=min(position.window, LONGEST_WINDOW))
+        if position.steering != self.steering.now.raw:
+            self.steering.take(position.steering, position.round)
+        window = min(position.window, LONGEST_WINDOW)
+        self._position = replace(position, window=window, steering=self.steering.now.raw)
         self._began = trio.current_time() - elapsed
         if before is None or before.instance != position.instance:
             for ballot, box in self.boxes.items():
@@ -170,7 +175,8 @@ class Acceptor:
         here = self.position
         history = tuple(self._history)[-SHOWN_HISTORY:]
         place = here.round, here.parent, here.voters, here.joiners, here.window
-        return RoundHead(*place, self.run_id, history, max(0.0, self.elapsed()), self.paused)
+        since = max(0.0, self.elapsed())
+        return RoundHead(*place, self.run_id, history, since, self.paused, steering=here.steering)
 
     def elapsed(self) -> float:
         """Seconds since this round began."""
@@ -247,6 +253,7 @@ class Acceptor:
             and roster.ballot == ballot
             and len(roster.seats) <= MAX_SEATS
             and all(p in known for p in (*roster.peers, *(owner.peer for owner in roster.cut_by)))
+            and (roster.steering == self.steering.now.raw or self.steering.allows(roster.steering, roster.round + 1))
         )
 
     # --- requests of others -----------------------------------------------------------------------------------------

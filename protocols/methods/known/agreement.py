@@ -256,7 +256,7 @@ class Agreement:
         """
         acceptor, here = self.acceptor, self.acceptor.position
         self._exchange = exchange
-        candidates = acceptor.candidates()
+        candidates, steering = acceptor.candidates(), acceptor.steering
         acceptor.late_by = 0.0
         attempts = 0
         while True:
@@ -274,6 +274,7 @@ class Agreement:
                 joiners,
                 acceptor.accepted,
                 tuple(peer for peer in self._parts.relayed() if peer in candidates),
+                steering.due(here.round + 1) if steering.heard is not steering.now else b"",
             )
             decision: Decision | None = None
             self._silence = silence_allowed(self._reducing.usual, attempts)
@@ -521,22 +522,22 @@ class Agreement:
         box.away.update(set(present) - set(able))
         members = able[:MAX_SEATS]
         readies = {p: box.readies[p] for p in members}
+        told, steering = [r.steering for r in readies.values() if r.steering], acceptor.steering
+        coming = steering.newest(told, here.round + 1) if told else steering.now
         window = next_window(
             readies.values(),
             floor=settings.deadline_floor,
             present=here.window,
             elapsed=acceptor.elapsed(),
-            longer=self._parts.spec.inner.longer_after(here.round),
+            longer=coming.spec.inner.steps_in(here.round + 1) / steering.now.spec.inner.steps_in(here.round),
         )
         asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())
         room = MAX_SEATS - len(members)
         joiners = tuple(sorted(j for j in asked - set(members) if self._parts.admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)
         cut_by = cut_to_keep(acceptor.cut_by, seats)
-        return LeaderReply(
-            "roster",
-            roster=RoundRoster(acceptor.run_id, here.round, ballot, here.parent, seats, joiners, window, cut_by),
-        )
+        place = acceptor.run_id, here.round, ballot, here.parent
+        return LeaderReply("roster", roster=RoundRoster(*place, seats, joiners, window, cut_by, coming.raw))
 
     async def _collect(self, box: BallotBox, verdict: LeaderReply, within: float) -> Decision | None:
         """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""

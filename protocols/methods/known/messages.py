@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, median_low
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
@@ -127,6 +127,7 @@ class RoundRoster(Message):
     window: Seconds  # that members should train in the next round at the most
     # those of an earlier attempt whose cut stays (`partition.py`); none in a first one
     cut_by: Annotated[tuple[Owner, ...], within(0, MAX_SEATS)] = ()
+    steering: bytes = b""  # the owner's word that is in force in the next round (`steering.py`); empty: none is
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,6 +281,7 @@ class Position(Message):
     voters: Peers  # the seats of the last roster
     joiners: Peers  # those admitted by it
     window: Seconds  # that members train in the round at the most
+    steering: bytes = field(default=b"", kw_only=True)  # the owner's word that is in force; empty: none is
 
     @property
     def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
@@ -331,6 +333,7 @@ class Ready(Message):
     joiners: Peers  # who asked me to be named
     accepted: Accepted | None  # what I hold from an earlier ballot of this round
     relayed: Peers = ()  # those of the candidates that I reach through a relay only
+    steering: bytes = b""  # the owner's word that is to come in force in the next round, where one is
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHea
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
+from swarmnode.protocols.methods.steering import REFUSED, SteeringWatch
 from swarmnode.protocols.methods.trainer import Trainer
+from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUpFailed
 from swarmnode.training.outer import OuterState
@@ -60,11 +62,13 @@ class Diloco(Method):
     """
 
     name = "diloco"
+    steering: SteeringWatch
 
     def __init__(self, parts: Context) -> None:
         self._parts = parts
         self.agreement = Agreement(parts)
         self.allreduce = self.make_reducer()
+        self.steering = self.agreement.acceptor.steering
         self.rounds = DilocoRounds(parts, self.agreement, self.allreduce)
         self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
@@ -98,6 +102,8 @@ class Diloco(Method):
         self._last_round = begin.last_round
         if begin.saved is not None:
             self.allreduce.sent.restore(begin.saved.residual)
+            if begin.saved.method == self.name:
+                self.steering.take(begin.saved.extra, begin.saved.round)
         if begin.expect_members or begin.saved is not None:
             found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
             alone = begin.saved is not None or begin.creator
@@ -130,7 +136,15 @@ class Diloco(Method):
             await self._wait_to_be_named()
         self._better = None
 
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(REFUSED, lambda: dict(self.steering.refused))
+
     async def watch(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.steering.watch)
+            await self._look_around()
+
+    async def _look_around(self) -> None:
         while True:
             self._better = await self._find_better()
             if self.phase == "training":
@@ -146,7 +160,8 @@ class Diloco(Method):
 
     def saved(self) -> Saved:
         here = self.agreement.acceptor.position
-        return Saved(here.round, self.rounds.state, self.allreduce.sent.export(), here.voters, method=self.name)
+        residual = self.allreduce.sent.export()
+        return Saved(here.round, self.rounds.state, residual, here.voters, self.name, here.steering)
 
     async def go_to(self, head: RoundHead, source: PeerId) -> bool:
         """Fetch the state at `head` and stand there. False where that failed for now; nothing is then changed."""

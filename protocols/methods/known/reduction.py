@@ -93,6 +93,13 @@ class Reducer(ABC):
             residual.rollback()
         self._pending = None
 
+    def encode_by(self, name: str) -> None:
+        """Another codec from the next attempt on. Residuals stay: what was left out is sent whatever encodes it."""
+        self.rollback()
+        self._codec = codec(name)
+        for residual in self._residuals:
+            residual.codec = self._codec
+
     def _offer(self, roster: RoundRoster, name: Name, what: bytes | StreamingBuffer, to: Iterable[PeerId]) -> None:
         """Let these peers fetch it in an attempt, by its name."""
         peers = frozenset(to) - {self._me}
@@ -197,7 +204,6 @@ class Summing:
     """
 
     def __init__(self, codec: Codec, parameters: int) -> None:
-        self._codec = codec
         self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
         self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
         self._scratch = np.empty((2, min(CHUNK, parameters)), np.float32)
@@ -223,7 +229,7 @@ class Summing:
         `out` begins with the chunk that is the `first` of the sources. Returns how many chunks have a sum that cannot
         be encoded and counts as zeros. Raises PartsMissing where what a peer sent is no encoding.
         """
-        lost = 0
+        lost, codec = 0, self.residual.codec
         for chunk in batch:
             place, raw = out.chunks.elements(chunk - first), out.raw(chunk - first)
             size = place.stop - place.start
@@ -231,13 +237,13 @@ class Summing:
             total.fill(0)
             for share, (peer, source) in zip(shares, sources.items(), strict=True):
                 try:
-                    self._codec.decode(source.raw(chunk), size, decoded)
+                    codec.decode(source.raw(chunk), size, decoded)
                 except CodecError as error:
                     raise PartsMissing((peer,)) from error
                 fold_in(total, share, decoded, decoded)
-            lost += not encoded(self._codec, self.residual, place, total, raw)
+            lost += not encoded(codec, self.residual, place, total, raw)
             if into is not None:
-                self._codec.decode(raw, size, into[place])
+                codec.decode(raw, size, into[place])
         return lost
 
 

@@ -49,7 +49,7 @@ class DilocoRounds:
 
     def __init__(self, parts: Context, agreement: Agreement, allreduce: Reducer) -> None:
         self._parts = parts
-        self._me, self._spec = parts.me, parts.spec
+        self._me, self._spec = parts.me, parts.spec  # the spec is as its owner steered it
         self._trainer, self._runner = parts.trainer, parts.runner
         self._agreement, self._acceptor = agreement, agreement.acceptor
         self._allreduce = allreduce
@@ -92,7 +92,8 @@ class DilocoRounds:
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
         self._stand_on(round, hash, state)
         first_window = FIRST_WINDOW * self._spec.exchange.deadline_ceiling
-        self._acceptor.advance(Position(round, hash, voters, joiners, first_window))
+        steering = self._acceptor.steering.now.raw
+        self._advance(Position(round, hash, voters, joiners, first_window, steering=steering), elapsed=0.0)
         self._ended = trio.current_time()
         return hash
 
@@ -101,6 +102,8 @@ class DilocoRounds:
 
         What this node trained since it last stood with others goes to its residual.
         """
+        if self._acceptor.steering.read(head.steering) is None:
+            raise CatchUpFailed("what is said to be its owner's word on the run's values is not")
         self.phase = "catching-up"
         began = trio.current_time()
         state = await self._state_at(head, sources)
@@ -110,8 +113,17 @@ class DilocoRounds:
         self._stand_on(head.round, head.parent, state)
         self._ended = trio.current_time()
         self._late_by = max(head.elapsed, 0.0) + self._ended - began
-        self._acceptor.advance(head, elapsed=self._late_by)
+        self._advance(head, elapsed=self._late_by)
         return head.parent
+
+    def _advance(self, position: Position, elapsed: float) -> None:
+        """Go to a round that the others began `elapsed` seconds ago, by the values that are in force in it."""
+        self._acceptor.advance(position, elapsed=elapsed)
+        spec = self._acceptor.steering.now.spec
+        if spec is not self._spec:
+            self._spec = spec
+            self._trainer.steer(spec.inner)
+            self._allreduce.encode_by(spec.exchange.codec)
 
     async def _state_at(self, head: RoundHead, sources: tuple[PeerId, ...]) -> OuterState:
         """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
@@ -140,6 +152,7 @@ class DilocoRounds:
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
         here, self._exchanged = self._acceptor.position, None
+        steered = self._acceptor.steering.now.values
         self.phase = "training"
         worked = await self._train(here)
         gradient = await self._unsettled()
@@ -159,7 +172,7 @@ class DilocoRounds:
         peers = decision.roster.peers
         counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
         result = RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
-        return replace(result, stages={} if self._exchanged is None else {"exchange": self._exchanged})
+        return replace(result, stages={} if self._exchanged is None else {"exchange": self._exchanged}, steered=steered)
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""
@@ -256,8 +269,8 @@ class DilocoRounds:
         round, roster = decision.roster.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
         self._late_by = self._acceptor.late_by
-        position = Position(round, decision.state_hash, roster.peers, roster.joiners, roster.window)
-        self._acceptor.advance(position, elapsed=self._late_by)
+        place = round, decision.state_hash, roster.peers, roster.joiners, roster.window
+        self._advance(Position(*place, steering=roster.steering), elapsed=self._late_by)
         missing = set(decision.missing)
         if not counted and worked.samples > 0:
             missing.add(self._me)
