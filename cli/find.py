@@ -1,4 +1,4 @@
-"""Commands of first contact: join a run; be a seed, through which others find one another.
+"""Commands of first contact: look for runs, join one; be a seed, through which others find one another.
 
 `join` is `run` under the name that a person looks for: what it takes says where, and every option of `run` holds.
 """
@@ -6,17 +6,48 @@
 from __future__ import annotations
 
 import inspect
+import os
+import time
 from collections.abc import Callable, Container
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from swarmnode.cli.run import run
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    UsageMistake,
+    age,
+    ask,
+    count,
+    plain,
+    say,
+    short_peer,
+    show,
+    size,
+    table,
+)
+from swarmnode.node.config import load_config
+from swarmnode.node.control.client import NotRunning
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 
 _PLACE = ("port", "listen", "announce", "bootstrap", "mdns", "upnp", "up", "down")
 _OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "passphrase_file", "json_output")
+_SEARCH = ("data_dir", "listen", "bootstrap", "mdns", "passphrase_file")  # that a search heeds
+_SORTED = {"name": "name", "members": "members", "parameters": "parameters", "round": "round"}
+_SORTED |= {"memory": "memory", "rate": "rate", "age": "age_s"}
+_HEADS = ["run", "id", "task", "method", "trust", "size", "members", "round", "memory", "rate", "signed by"]
+SEARCH = 20.0  # seconds
 SEED_PEERS = 256  # of a seed, where everybody comes first
+
+
+class RunNotFound(ExpectedError):
+    """No run of that name answered."""
+
+    exit_code = RUN_UNAVAILABLE
 
 
 def _with_options_of_run(names: Container[str]) -> Callable[[Any], Any]:
@@ -41,15 +72,126 @@ def _with_options_of_run(names: Container[str]) -> Callable[[Any], Any]:
 @_with_options_of_run(set(inspect.signature(run).parameters) - {"runspec", "weights", "join"})
 def join(
     where: Annotated[
-        str, typer.Argument(metavar="LINK", help="A link (swarm1...), or the multiaddr of a node of the run.")
+        str,
+        typer.Argument(
+            metavar="WHERE",
+            help="A link (swarm1...), the multiaddr of a node of the run, or the run's name or the beginning of its id "
+            "as swarmnode discover shows it.",
+        ),
     ],
     **options: Any,
 ) -> None:
-    """Join a run and train, by a link from whoever is in it.
+    """Join a run and train, by a link from whoever is in it, or by its name.
 
-    swarmnode id --join prints the link there. The options are those of swarmnode run.
+    swarmnode id --join prints the link there. A name is looked up as swarmnode discover does; where several runs have
+    it, none is joined. The options are those of swarmnode run.
     """
-    run(join=[where], **options)
+    from swarmnode.node.invite import is_link
+
+    if is_link(where) or where.startswith("/"):
+        run(join=[where], **options)
+        return
+    given = {key: options[key] for key in _SEARCH if options[key] is not None}
+    found = _found(where, SEARCH, options["config_file"], given)
+    fitting = [each for each in found if each["name"] == where or each["run_id"].startswith(where)]
+    if not fitting:
+        raise RunNotFound(
+            f"no run called {where!r}, or whose id begins so, was found: swarmnode discover lists those that are. A "
+            "run that is not listed is joined by a link from one of its members"
+        )
+    if len(fitting) > 1:
+        listed = "\n".join(f"  swarmnode join {each['run_id'][:16]}  {_whose(each)}" for each in fitting)
+        raise UsageMistake(f"{len(fitting)} runs are called {where!r}; say which:\n{listed}")
+    (chosen,) = fitting
+    say(f"joining {chosen['name']} ({chosen['run_id'][:12]}…): {_whose(chosen)}")
+    run(**{**options, "join": chosen["addresses"], "run_id": chosen["run_id"]})
+
+
+def discover(
+    name: Annotated[str, typer.Argument(help="Only runs of this name, or whose id begins so. [default: all]")] = "",
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="Only runs of this task. [default: all]")] = None,
+    trust: Annotated[str | None, typer.Option(metavar="TRUST", help="Only known, or only open. [default: all]")] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", help="Only runs that need at most so much. [default: all]")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(metavar="BY", help=f"The best proven first, or by {', '.join(_SORTED)}.", show_default=False)
+    ] = "",
+    within: Annotated[
+        float, typer.Option(min=1, max=300, metavar="SECONDS", help="Look for so long at most.")
+    ] = SEARCH,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MULTIADDR", help="Where to find other nodes, as of swarmnode run. [default: the setting]"
+        ),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """List runs that want members, from the DHT, the local network and seeds.
+
+    A run is shown when one of its members answered and gave the run's specification: what the list says of name, task,
+    method, trust and owner is certain, the rest is what members say. swarmnode join NAME joins one.
+    """
+    if sort and sort not in _SORTED:
+        raise UsageMistake(f"--sort {sort} is none of {', '.join(_SORTED)}")
+    given: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+    if bootstrap:
+        given["bootstrap"] = bootstrap
+    found = [
+        each
+        for each in _found(name, within, None, given)
+        if (not name or each["name"] == name or each["run_id"].startswith(name))
+        and task in (None, each["task"])
+        and trust in (None, each["trust"])
+        and (memory is None or (each["memory"] or 0) <= memory * 1e9)
+    ]
+    if sort:
+        found.sort(key=lambda each: each[_SORTED[sort]] or 0, reverse=sort not in ("name", "memory", "age"))
+    rows = [
+        [
+            plain(each["name"], 24),
+            each["run_id"][:12],
+            plain(each["task"], 12),
+            each["method"] + (" (code)" if each["code_sha256"] else ""),
+            each["trust"],
+            count(each["parameters"]),
+            str(each["members"]),
+            str(each["round"]),
+            size(each["memory"]) if each["memory"] else "-",
+            f"{size(each['rate'])}/s" if each["rate"] else "-",
+            _whose(each),
+        ]
+        for each in found
+    ]
+    text = table(_HEADS, rows, right=frozenset((5, 6, 7, 8, 9))) or (
+        f"no run was found within {within:g} s. Runs are found through other nodes: name one with --bootstrap, or ask "
+        "a member for a link (swarmnode id --join)"
+    )
+    show({"runs": found}, text, json_output)
+
+
+def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the running daemon finds, or else a node for the moment."""
+    data_dir = Path(given["data_dir"]) if "data_dir" in given else None
+    try:
+        answer = ask(data_dir, "discover", timeout=within + 10, wanted=wanted, within=within)
+        return list(answer["runs"])
+    except NotRunning:
+        from swarmnode.node.firstcontact import look_around
+
+        say(f"looking for runs, for {within:g} s at the most")
+        return look_around(load_config(file, os.environ, given).config, wanted, within)
+
+
+def _whose(run: dict[str, Any]) -> str:
+    """Who signed for a run that was found."""
+    owner = run["owner"]
+    signed = [peer for peer in run["signed_by"] if peer != owner] if owner else run["signed_by"]
+    said = [f"its owner {short_peer(owner)}"] * run["by_owner"] + [short_peer(peer) for peer in signed]
+    unsaid = f"; owner {short_peer(owner)} did not" if owner and not run["by_owner"] else ""
+    return f"signed by {', '.join(said)}{unsaid}, {age(time.time() - run['age_s'])} ago"
 
 
 @_with_options_of_run(_OF_A_SEED)

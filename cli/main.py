@@ -26,6 +26,7 @@ from swarmnode.node import exitcodes
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("swarmnode.cli.run", "run"),
     "join": ("swarmnode.cli.find", "join"),
+    "discover": ("swarmnode.cli.find", "discover"),
     "seed": ("swarmnode.cli.find", "seed"),
     "init": ("swarmnode.cli.init", "init"),
     "local": ("swarmnode.cli.local.command", "local"),

@@ -66,6 +66,7 @@ def run(
     listen: Annotated[str | None, _flag("listen", "IP", "--listen")] = None,
     announce: Annotated[list[str] | None, _flag("announce", "MULTIADDR", "--announce")] = None,
     bootstrap: Annotated[list[str] | None, _flag("bootstrap", "MULTIADDR", "--bootstrap")] = None,
+    unlisted: Annotated[bool | None, _flag("unlisted", None, "--unlisted/--listed")] = None,
     mdns: Annotated[bool | None, _flag("mdns", None, "--mdns/--no-mdns")] = None,
     upnp: Annotated[bool | None, _flag("upnp", None, "--upnp/--no-upnp")] = None,
     role: Annotated[str | None, _flag("role", "ROLE", "--role")] = None,

@@ -47,6 +47,7 @@ from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.catalogue import MAX_PLACES, Catalogue, Listing
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, Place
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
@@ -64,6 +65,7 @@ from swarmnode.training.runspec import RunSpec, encode
 logger = logging.getLogger(__name__)
 
 TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
+LIST_EVERY = 2.0  # seconds
 EVENTS = 256  # kept for a slow reader, who then misses the oldest
 
 
@@ -118,6 +120,7 @@ class Node:
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, seeds=config.seeds, runner=in_thread)
+        self.catalogue = Catalogue(self.network, self.rpc, keeps=config.role in ("relay", "watch"))
         self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
@@ -138,6 +141,7 @@ class Node:
         self.checkpoints: Checkpoints | None = None
         self.guest = Guest(config.directory)
         self._caps_changed = trio.Event()
+        self._began = 0.0  # trio time
 
     @property
     def folder(self) -> Path:
@@ -336,6 +340,36 @@ class Node:
         place = self.place()
         round, members = (place.round, len(place.members)) if place is not None else (0, 0)
         return (RunListing(self.chosen.run_id, self.chosen.spec.run.name, round, members),)
+
+    def listing(self) -> Listing | None:
+        """What this node's run is in the catalogue; None where it is in none, or is not to be listed."""
+        place, chosen = self.place(), self.chosen
+        if place is None or chosen is None or self.config.unlisted or chosen.spec.run.unlisted or self.left.is_set():
+            return None
+        spec, traffic = chosen.spec, self.network.traffic()
+        needs = self.trainer.needs if self.trainer is not None else None
+        return Listing(
+            run_id=bytes.fromhex(chosen.run_id),
+            name=spec.run.name,
+            task=spec.task.name[:64],
+            method=spec.exchange.method,
+            trust=spec.run.trust,
+            code=bool(spec.task.code_sha256),
+            parameters=self.parameters() or 0,
+            members=len(place.members),
+            round=place.round,
+            memory=needs.memory if needs is not None else 0,
+            rate=int(max(traffic.bytes_in, traffic.bytes_out) / max(1.0, trio.current_time() - self._began)),
+            addresses=tuple(place for place in self.network.addresses if len(place) < 256)[:MAX_PLACES],
+        )
+
+    async def be_listed(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep what the catalogue says of this node's run up to date."""
+        self._began = trio.current_time()
+        task_status.started()
+        while True:
+            self.catalogue.listing = self.listing()
+            await trio.sleep(LIST_EVERY)
 
     def place(self) -> Place | None:
         """Where this node stands in its run; None until it knows."""

@@ -57,6 +57,9 @@ class NodeConfig:
         "where to find other nodes while few are known: multiaddrs of seeds, /dnsaddr/NAME for those that its TXT "
         "records list, or files with one a line",
     )
+    unlisted: bool = option(
+        False, "leave this node's run out of the catalogue; its other members may list it, but for [run] unlisted"
+    )
     mdns: bool = option(True, "find and be found by nodes on the local network")
     upnp: bool = option(
         True, "ask the router by NAT-PMP or UPnP to let peers in, where they cannot dial this node otherwise"

@@ -156,8 +156,10 @@ class Daemon:
         serve_hello(node.network, node.agent)
         serve_runs(node.rpc, node.listings, node.store.encoded)
         carriers = (node.network.run, node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run)
-        for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run, *self._dashboard()):
+        for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run, node.be_listed, node.catalogue.run):
             await stack.enter_async_context(_running(part))
+        for page in self._dashboard():
+            await stack.enter_async_context(_running(page))
         rest_what_stays()
 
     def _dashboard(self) -> list[Callable[..., Awaitable[None]]]:

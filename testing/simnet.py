@@ -90,6 +90,7 @@ class SimWorld:
         self._nodes: dict[PeerId, SimNetwork] = {}
         self._names: dict[str | int, PeerId] = {}
         self._by_address: dict[str, PeerId] = {}
+        self._places: dict[PeerId, str] = {}
         self._public_keys: dict[PeerId, Ed25519PublicKey] = {}
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
         self._connections: dict[tuple[PeerId, PeerId], Connection] = {}
@@ -114,8 +115,9 @@ class SimWorld:
             number = len(self._names) + 1
             self._names[name] = peer
             self._public_keys[peer] = key.public_key()
-            self._by_address[f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"] = peer
-        place = next(place for place, owner in self._by_address.items() if owner == peer)
+            self._places[peer] = f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"
+            self._by_address[self._places[peer]] = peer
+        place = self._places[peer]
         self._frozen.discard(peer)
         self._nodes[peer] = SimNetwork(self, Identity(key, peer), f"{place}/p2p/{peer}")
         return self._nodes[peer]

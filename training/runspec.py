@@ -80,6 +80,9 @@ class RunSection:
         form=FILLED_IN,
         later=True,
     )
+    unlisted: bool = option(
+        False, "keep the run out of the catalogue (swarmnode discover): members then do not list it", later=True
+    )
     nonce: str = option(
         "",
         "up to 64 lower case hex digits that tell this run from others with the same values; empty: drawn when the run "

@@ -27,6 +27,7 @@ from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE
+from swarmnode.node.firstcontact import WITHIN, told
 from swarmnode.node.identity import named
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.process import AS_ROOT, runs_as_root
@@ -217,6 +218,12 @@ class Api:
                 for view in node.network.peers()
             ],
         }
+
+    async def discover(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        found = await self._node.catalogue.search(
+            within=float(params.get("within") or WITHIN), wanted=str(params.get("wanted") or "")
+        )
+        return {"runs": [told(run) for run in found]}
 
     async def netcheck(self, params: Mapping[str, Any]) -> dict[str, Any]:
         node, traffic = self._node, self._traffic()

@@ -1,0 +1,366 @@
+"""The catalogue: runs that want members, and how much of what is said of them holds.
+
+    found = await catalogue.search(within=15.0)
+
+A member of a run signs a *listing*: at most 1 KiB that says what the run is and where to join it, good for an hour. It
+announces KEY in the DHT, and answers the call `listings`. A node in no run, such as a seed, asks whoever connects to
+it, keeps what they sign for themselves, and hands that on; who searches asks its peers and the providers of KEY.
+
+Messages: `listings` (no fields) is answered by Listings, each with its author and a record of the DHT's form
+(`dht.records`), the most believable first.
+
+What liars can do, and what is then true:
+- forge: each listing is signed by the author that it names; whoever hands on another broke a rule.
+- replay: the newest of an author counts, and none for longer than LIFETIME after it was signed.
+- flood: a node keeps listings at first hand only, from an author that is connected to it. Where there is no room, the
+  network (/24) with the most gives one up, so thousands of identities in one network take the place of each other. It
+  hands on first the runs that are listed from the most networks. Who searches takes what different sources say in
+  turns, sources of one network as one.
+- claim: a run is found when an author answers, says that it takes part, and gives a specification with that hash, which
+  alone then says name, task and owner. Runs rank by the networks in which their members answered. Who runs nodes in
+  many networks has real runs in the catalogue, with names of their choice: the run id and the owner tell them apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from time import time as wall_clock  # seconds since 1970
+
+import trio
+
+from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.dht.records import BadRecord, DhtRecord, record_key, seal, unseal
+from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.peers.diversity import network_of, spread
+from swarmnode.protocols.peers.scoring import Kind
+from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
+from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.runspec import decode as decode_spec
+
+log = logging.getLogger(__name__)
+
+NAME = "listing"  # of the record
+KEY = hashlib.sha256(b"swarmnode catalogue 1").digest()  # under which members of listed runs are found in the DHT
+MAX_LISTING = 1024  # bytes, signature included
+MAX_PLACES = 2  # addresses of its author in a listing
+LIFETIME = 3600.0  # seconds
+SIGN_AGAIN = 60.0  # seconds after which a listing is signed anew for who asks: its round and members changed
+KEPT = 256  # listings that a node keeps for others, and takes from one source
+ASK_AGAIN, ASK_SOON = 600.0, 15.0  # seconds until a keeper asks a peer again; and one that had nothing to list yet
+LOOK_EVERY = 2.0  # seconds between looks for new peers
+SOURCES = 48  # nodes that one search asks
+PROBES = 96  # runs that it looks into
+WITNESSES = 3  # members of a run whose answers are waited for
+TRIES = 5  # listings of a run, where those before did not hold
+ENOUGH_IDLE = 4  # looks for more, half a second apart, that find nothing, until a search with a result ends
+LOOK_UP_EVERY = 3.0  # seconds between two lookups of KEY, and two questions to a peer who had nothing to say
+AT_ONCE = 48  # calls under way
+ANSWER = 4.0  # seconds, dialling included
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a member says of its run."""
+
+    run_id: bytes
+    name: str
+    task: str
+    method: str  # of the exchange
+    trust: str  # known or open
+    code: bool  # members need a local file with the task
+    parameters: int
+    members: int
+    round: int
+    memory: int  # bytes that a member needs, after the author's own machine; 0: not told
+    rate: int  # bytes a second that the author sends or receives on average, the larger; 0: not told
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ListingsQuery:
+    pass
+
+
+@dataclass(frozen=True)
+class SignedListing:
+    author: str
+    record: bytes
+
+
+@dataclass(frozen=True)
+class Listings:
+    listings: tuple[SignedListing, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A genuine listing."""
+
+    author: PeerId
+    listing: Listing
+    signed: int  # ms since 1970, by the author's clock
+    expires: int  # likewise
+    record: bytes
+
+
+@dataclass
+class FoundRun:
+    """A run of which at least one member answered. What `spec` says is certain, the rest is what members say."""
+
+    spec: RunSpec
+    entry: Entry  # of the first member that answered
+    answer: RunListing  # its answer
+    witnesses: dict[PeerId, str] = field(default_factory=dict)  # members that answered, and the network of each
+
+    places: list[str] = field(default_factory=list)  # where they may be dialled
+
+    @property
+    def by_owner(self) -> bool:
+        """Whether the run's owner is among those who answered with a signed listing."""
+        return self.spec.owner in self.witnesses
+
+
+def sealed(network: Network, listing: Listing) -> bytes:
+    """The record of a listing of one's own, from now on. Raises BadRecord("oversize")."""
+    now = int(wall_clock() * 1000)
+    record = seal(network.sign, DhtRecord(network.me, NAME, encode(listing), now, now + int(LIFETIME * 1000)))
+    if len(record) > MAX_LISTING:
+        raise BadRecord("oversize", f"a listing has at most {MAX_LISTING} bytes, not {len(record)}")
+    return record
+
+
+def opened(network: Network, told: SignedListing, now: float) -> Entry:
+    """A listing of somebody's; `now` in seconds since 1970. Raises BadRecord."""
+    if len(told.record) > MAX_LISTING:
+        raise BadRecord("oversize", f"a listing has at most {MAX_LISTING} bytes, not {len(told.record)}")
+    record = unseal(record_key(told.author, NAME), told.record, verify=network.verify, now=now)
+    if record.expires - record.sequence > LIFETIME * 1000:
+        raise BadRecord("too-far", f"a listing is good for {LIFETIME:.0f} s at the most")
+    try:
+        listing = decode(Listing, record.value)
+    except WireError as error:
+        raise BadRecord("malformed", str(error)) from None
+    numbers = (listing.parameters, listing.members, listing.round, listing.memory, listing.rate)
+    if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
+        raise BadRecord("malformed", "a listing with a false run id, number or too many addresses")
+    return Entry(told.author, listing, record.sequence, record.expires, told.record)
+
+
+class Catalogue:
+    """One node's part in it: `listing` is what it says of its own run; with `keeps` it keeps those of its peers."""
+
+    def __init__(self, network: Network, rpc: Rpc, *, keeps: bool) -> None:
+        self._network, self._rpc, self._keeps = network, rpc, keeps
+        self.listing: Listing | None = None  # None: there is nothing to list
+        self._signed: tuple[Listing, SignedListing, float] | None = None
+        self._kept: dict[PeerId, tuple[Entry, str]] = {}  # by author, with the network that it connected from
+        self._due: dict[PeerId, float] = {}  # connected peers, and when to ask them; trio time
+        rpc.serve("listings", ListingsQuery, self._on_listings)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Announce that there is a listing here, and ask new peers for theirs where they are kept."""
+        announced = False
+        task_status.started()
+        while True:
+            if (self.listing is not None) != announced:
+                announced = not announced
+                try:
+                    if announced:
+                        await self._network.provide(KEY)
+                    else:
+                        self._network.withdraw(KEY)
+                except (NetworkError, ValueError) as error:  # it is still told to whoever asks
+                    log.warning("the run is not announced in the catalogue: %s", error)
+            if self._keeps:
+                await self._collect()
+            await trio.sleep(LOOK_EVERY)
+
+    # --- keeping ----------------------------------------------------------------------------------------------------
+
+    async def _collect(self) -> None:
+        now = trio.current_time()
+        self._due = {view.peer: self._due.get(view.peer, now) for view in self._network.peers()}
+        due = [peer for peer, at in self._due.items() if at <= now][:AT_ONCE]
+        async with trio.open_nursery() as nursery:
+            for peer in due:
+                nursery.start_soon(self._collect_from, peer)
+
+    async def _collect_from(self, peer: PeerId) -> None:
+        own = [entry for entry in await self._ask(peer) if entry.author == peer]
+        self._due[peer] = trio.current_time() + (ASK_AGAIN if own else ASK_SOON)
+        for entry in own:
+            self.keep(entry, self._network_of(peer))
+
+    def keep(self, entry: Entry, network: str) -> None:
+        """Keep a listing whose author is connected from `network`, if there is room or others have more of it."""
+        now = wall_clock() * 1000
+        self._kept = {author: kept for author, kept in self._kept.items() if kept[0].expires > now}
+        before = self._kept.get(entry.author)
+        if before is not None and before[0].signed >= entry.signed:
+            return
+        if before is None and len(self._kept) >= KEPT:
+            crowds = Counter(network for _, network in self._kept.values())
+            most = max(crowds, key=lambda each: crowds[each])
+            if crowds[network] + 1 >= crowds[most]:
+                return
+            del self._kept[next(author for author, (_, of) in self._kept.items() if of == most)]
+        self._kept[entry.author] = entry, network
+
+    def _ranked(self) -> list[Entry]:
+        """What is kept: one listing of each run before a second, runs listed from most networks first."""
+        now = wall_clock() * 1000
+        kept = [(entry, network) for entry, network in self._kept.values() if entry.expires > now]
+        networks: dict[bytes, set[str]] = {}
+        for entry, network in kept:
+            networks.setdefault(entry.listing.run_id, set()).add(network)
+        kept = spread(random.sample(kept, len(kept)), lambda each: each[1])
+        kept.sort(key=lambda each: -len(networks[each[0].listing.run_id]))
+        return [entry for entry, _ in spread(kept, lambda each: each[0].listing.run_id.hex())]
+
+    async def _on_listings(self, peer: PeerId, query: ListingsQuery) -> Listings:
+        own = [self._own()] if self.listing is not None else []
+        others = [SignedListing(entry.author, entry.record) for entry in self._ranked() if entry.author != peer]
+        return Listings((*own, *others)[:KEPT])
+
+    def _own(self) -> SignedListing:
+        assert self.listing is not None
+        now = wall_clock()
+        if self._signed is None or now - self._signed[2] > SIGN_AGAIN:
+            self._signed = self.listing, SignedListing(self._network.me, sealed(self._network, self.listing)), now
+        return self._signed[1]
+
+    async def _ask(self, peer: PeerId) -> list[Entry]:
+        """The genuine listings that a peer tells, in its order."""
+        try:
+            told = await self._rpc.call(peer, "listings", ListingsQuery(), Listings, timeout=ANSWER)
+        except CallError as error:
+            log.debug("%s tells no listings: %s", peer, error)
+            return []
+        entries: list[Entry] = []
+        for each in told.listings[:KEPT]:
+            try:
+                entries.append(opened(self._network, each, wall_clock()))
+            except (BadRecord, ValueError) as error:
+                if getattr(error, "why", "") == "expired":
+                    continue
+                self._rpc.violations.note(peer, f"a listing: {error}", Kind.LIE)
+                break  # it checks what it hands on, or it lies
+            await trio.lowlevel.checkpoint()  # a signature takes 0.1 ms
+        return entries
+
+    def _network_of(self, peer: PeerId) -> str:
+        """Where a connected peer is: its group, or else its /24 where it is local; "" where it is not connected."""
+        view = next((view for view in self._network.peers() if view.peer == peer), None)
+        if view is None or view.group is not None:
+            return "" if view is None else view.group or ""
+        parts = view.addresses[0].split("/") if view.addresses else []
+        return network_of(parts[2]) if len(parts) > 2 else ""
+
+    # --- searching --------------------------------------------------------------------------------------------------
+
+    async def search(self, *, within: float, wanted: str = "") -> list[FoundRun]:
+        """Runs of which a member answered, the best proven first; after `within` seconds at the most.
+
+        It ends before, where somebody was asked and nobody is left to ask; with `wanted`, a run's name or how its id
+        begins, only when one such run was found.
+        """
+        search = _Search(self, self._network, self._rpc)
+        with trio.move_on_after(within):
+            idle = 0
+            while idle < ENOUGH_IDLE or not search.fits(wanted):
+                idle = 0 if await search.step(self._ranked()) else idle + 1
+                await trio.sleep(0.5)
+        return sorted(
+            search.found.values(), key=lambda run: (len(set(run.witnesses.values())), len(run.witnesses)), reverse=True
+        )
+
+
+class _Search:
+    """One search: whom it asked, what it heard, and what it found to be true."""
+
+    def __init__(self, catalogue: Catalogue, network: Network, rpc: Rpc) -> None:
+        self._catalogue, self._network, self._rpc = catalogue, network, rpc
+        self._due: dict[PeerId, float] = {}  # who was asked, and when to ask again, trio time: who had nothing to say
+        self._look_up_at = -float("inf")  # trio time
+        self._heard: dict[str, list[Entry]] = {}  # by the network of the source, in its order
+        self._tried: set[PeerId] = set()  # authors
+        self._probed: Counter[bytes] = Counter()  # runs looked into, and how many of their authors were asked
+        self.found: dict[bytes, FoundRun] = {}
+
+    def fits(self, wanted: str) -> bool:
+        """Whether the run that is wanted was found; any, where none is named."""
+        names = ((run.spec.run.name, run.spec.run_id) for run in self.found.values())
+        return any(wanted == name or run_id.startswith(wanted) for name, run_id in names)
+
+    async def step(self, kept: list[Entry]) -> bool:
+        """Ask new sources and look into what they said; whether there was anything to do."""
+        if kept:
+            self._heard["kept here"] = kept
+        here = [view.peer for view in self._network.peers()]
+        if here and trio.current_time() >= self._look_up_at:
+            try:
+                here += await self._network.find_providers(KEY)
+            except NetworkError as error:
+                log.debug("nobody is found who lists runs: %s", error)
+            self._look_up_at = trio.current_time() + LOOK_UP_EVERY
+        new = [peer for peer in dict.fromkeys(here) if peer not in self._due]
+        new = spread(new, self._catalogue._network_of)[: max(0, SOURCES - len(self._due))]
+        async with trio.open_nursery() as nursery:
+            for peer in (*new, *(peer for peer, at in self._due.items() if at <= trio.current_time())):
+                nursery.start_soon(self._ask, peer)
+        turns: Iterable[Entry | None] = (entry for turn in zip_longest(*self._heard.values()) for entry in turn)
+        due: dict[bytes, list[Entry]] = {}
+        for entry in turns:
+            if entry is not None and entry.author not in self._tried and entry.author != self._network.me:
+                run = self.found.get(entry.listing.run_id)
+                if run is None or len(run.witnesses) < WITNESSES:
+                    due.setdefault(entry.listing.run_id, []).append(entry)
+        left = [id for id in due if self._probed[id] < TRIES]
+        left = [id for id in left if self._probed[id]] + [id for id in left if not self._probed[id]]
+        batch = [due[id] for id in left if self._probed[id] or len(self._probed) < PROBES][:AT_ONCE]
+        for entries in batch:
+            self._probed[entries[0].listing.run_id] += 1
+        async with trio.open_nursery() as nursery:
+            for entries in batch:
+                nursery.start_soon(self._probe, entries[0])
+        return bool(new or batch)
+
+    async def _ask(self, peer: PeerId) -> None:
+        self._due[peer] = math.inf
+        entries = await self._catalogue._ask(peer)
+        if not entries:
+            self._due[peer] = trio.current_time() + LOOK_UP_EVERY
+        source = self._catalogue._network_of(peer)
+        self._heard.setdefault(source, []).extend(entries)
+
+    async def _probe(self, entry: Entry) -> None:
+        """Ask the author of a listing whether it holds."""
+        self._tried.add(entry.author)
+        places = tuple(place for place in entry.listing.addresses if place.endswith(f"/p2p/{entry.author}"))
+        self._network.learn(entry.author, places)
+        run_id, id = entry.listing.run_id.hex(), entry.listing.run_id
+        try:
+            with trio.fail_after(ANSWER):
+                told = await ask_runs(self._rpc, entry.author)
+                answer = next((run for run in told if run.run_id == run_id), None)
+                if answer is None:
+                    raise CallError("it takes no part in the run that it lists")
+                if id not in self.found:
+                    spec = decode_spec(await ask_spec(self._rpc, entry.author, run_id), expected_run_id=run_id)
+                    if spec.run.unlisted:
+                        raise CallError("its run is not to be listed")
+                    self.found.setdefault(id, FoundRun(spec, entry, answer))
+        except (CallError, SettingError, trio.TooSlowError) as error:
+            log.debug("the listing of %s does not hold: %s", entry.author, error)
+            return
+        self.found[id].places += places[:1]
+        self.found[id].witnesses[entry.author] = self._catalogue._network_of(entry.author)

@@ -1,0 +1,46 @@
+"""A stranger with one address finds a run and joins it by its name, and needs the seed no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from realnodes import Node, swarmnode, until
+
+from swarmnode.node.exitcodes import USAGE
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(240)
+def test_a_stranger_joins_a_run_by_its_name_and_the_seed_may_go(tmp_path: Path, run_file: Path, corpus: Path) -> None:
+    with Node(tmp_path / "seed", "--role", "relay", "--dashboard", "off", corpus=None) as seed:
+        place = ("--bootstrap", seed.ready["multiaddr"])
+        with (
+            Node(tmp_path / "member", run_file, *place, corpus=corpus) as member,
+            Node(tmp_path / "other", run_file, *place, corpus=corpus) as other,
+        ):
+            ids = {node.ready["run_id"]: node.ready["peer_id"] for node in (member, other)}
+
+            def found() -> set[str]:
+                told = swarmnode("discover", *place, "--data-dir", tmp_path / "stranger", "--json")
+                assert told.returncode == 0, told.stderr
+                runs = json.loads(told.stdout)["runs"]
+                assert all(each["name"] == "tiny" and each["signed_by"] == [ids[each["run_id"]]] for each in runs)
+                return {each["run_id"] for each in runs if each["by_owner"]}
+
+            until(lambda: found() == set(ids))
+            twice = swarmnode("join", "tiny", *place, "--data-dir", tmp_path / "stranger")
+            assert twice.returncode == USAGE and "2 runs are called 'tiny'; say which:" in twice.stderr
+
+            wanted = member.ready["run_id"]
+            newcomer = Node(tmp_path / "stranger", wanted[:12], "--unlisted", *place, corpus=corpus)
+            newcomer.command[1] = "join"
+            with newcomer:
+                newcomer.wait_for("caught_up")
+                assert "signed by its owner" in newcomer.log()
+                seed.end()
+                newcomer.next_round()
+                assert wanted in {run["run_id"] for run in newcomer.command_line("discover")["runs"]}
+                assert wanted not in {run["run_id"] for run in member.command_line("discover")["runs"]}

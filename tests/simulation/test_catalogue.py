@@ -1,0 +1,201 @@
+"""Runs are found by strangers, and no flood, forgery, replay or old entry hides an honest one; 64 simulated nodes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import trio
+
+from swarmnode.node.discovery.finder import AddressBook, Discovery
+from swarmnode.protocols import catalogue
+from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.catalogue import KEPT, KEY, LIFETIME, Catalogue, Entry, Listing, SignedListing, opened, sealed
+from swarmnode.protocols.dht.records import BadRecord, DhtRecord, seal
+from swarmnode.protocols.state.membership import RunListing, serve_runs
+from swarmnode.protocols.wire import encode
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.runspec import encode as encode_spec
+
+ASKED_WITHIN = 15.0  # s of virtual time
+
+
+def spec(name: str, **run: object) -> RunSpec:
+    return parse_runspec({"run": {"name": name, **run}}, source="test")
+
+
+def listing(of: RunSpec, node: SimNetwork) -> Listing:
+    sizes = {"parameters": 10, "members": 3, "round": 7, "memory": 0, "rate": 0}
+    said = {"name": of.run.name, "task": of.task.name, "method": of.exchange.method, "trust": of.run.trust}
+    return Listing(bytes.fromhex(of.run_id), **said, code=False, **sizes, addresses=node.addresses)  # type: ignore[arg-type]
+
+
+class Member:
+    """A node with what it says of its run; `knows` is the specification that it gives."""
+
+    def __init__(self, network: SimNetwork, *, keeps: bool = False) -> None:
+        self.network, self.rpc = network, Rpc(network)
+        self.catalogue = Catalogue(network, self.rpc, keeps=keeps)
+        self.knows: RunSpec | None = None
+        serve_runs(self.rpc, self._runs, lambda run_id: encode_spec(self.knows) if self.knows else None)
+
+    def _runs(self) -> tuple[RunListing, ...]:
+        return (RunListing(self.knows.run_id, self.knows.run.name, 7, 3),) if self.knows is not None else ()
+
+    async def start(self, nursery: trio.Nursery, *seeds: str, run: RunSpec | None = None) -> Member:
+        if run is not None:
+            self.knows, self.catalogue.listing = run, listing(run, self.network)
+        await nursery.start(self.network.run)
+        for part in (self.rpc.run, self.catalogue.run, Discovery(self.network, AddressBook(None), seeds=seeds).run):
+            await nursery.start(part)
+        return self
+
+
+def simulate(main: Callable[[SimWorld, trio.Nursery], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with trio.open_nursery() as nursery:
+            await main(SimWorld(), nursery)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(whole)
+
+
+async def found_by(world: SimWorld, nursery: trio.Nursery, *seeds: str) -> list[str]:
+    newcomer = await Member(world.node("newcomer")).start(nursery, *seeds)
+    began = trio.current_time()
+    runs = await newcomer.catalogue.search(within=ASKED_WITHIN)
+    assert trio.current_time() - began <= ASKED_WITHIN
+    return [run.spec.run.name for run in runs]
+
+
+def test_a_newcomer_with_one_address_finds_the_runs_of_64_nodes() -> None:
+    runs = [spec(f"run-{number}") for number in range(4)]
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        seed = await Member(world.node("seed"), keeps=True).start(nursery)
+        place = seed.network.addresses[0]
+        for number in range(62):
+            member = Member(world.node(number))
+            await member.start(nursery, place, run=runs[number % 5] if number % 5 < 4 else None)
+        await trio.sleep(30)
+        assert sorted(await found_by(world, nursery, place)) == [run.run.name for run in runs]
+
+    simulate(main)
+
+
+def test_the_seed_may_be_gone_once_the_newcomer_knows_a_member() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        seed = await Member(world.node("seed"), keeps=True).start(nursery)
+        members = [await Member(world.node(n)).start(nursery, seed.network.addresses[0], run=spec("a")) for n in (1, 2)]
+        await trio.sleep(30)
+        world.kill(seed.network.me)
+        assert await found_by(world, nursery, members[0].network.addresses[0]) == ["a"]
+
+    simulate(main)
+
+
+def flood(world: SimWorld, liar: SimNetwork, count: int, run: RunSpec) -> Iterator[tuple[Entry, str]]:
+    """Genuine listings of fake runs, each of an author of its own; 256 in each network."""
+    for number in range(count):
+        author = world.node(f"fake {number}")
+        said = replace(listing(run, author), run_id=number.to_bytes(32, "big"), name=f"fake-{number}")
+        record = SignedListing(author.me, sealed(author, said))
+        yield opened(liar, record, catalogue.wall_clock()), f"198.51.{number // 256}.0/24"
+
+
+def test_ten_thousand_fake_runs_do_not_hide_an_honest_one() -> None:
+    honest = spec("honest")
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        seed = await Member(world.node("seed"), keeps=True).start(nursery)
+        place = seed.network.addresses[0]
+        members = [world.node(number) for number in range(3)]
+        fakes = list(flood(world, seed.network, 10_000, honest))
+        for entry, network in fakes[:5_000]:
+            seed.catalogue.keep(entry, network)
+        for member in members:
+            await Member(member).start(nursery, place, run=honest)
+        await trio.sleep(30)
+        for entry, network in fakes[5_000:]:
+            seed.catalogue.keep(entry, network)
+        assert len(seed.catalogue._kept) == KEPT
+        # and the DHT names liars only, who list fakes as well
+        for number in range(30):
+            liar = Member(world.node(f"liar {number}"))
+            liar.catalogue._kept = {entry.author: (entry, "") for entry, _ in random.sample(fakes, KEPT)}
+            await liar.start(nursery)
+            world.provide(KEY, liar.network.me)
+        assert await found_by(world, nursery, place) == ["honest"]
+
+    simulate(main)
+
+
+def test_what_members_do_not_confirm_is_not_shown() -> None:
+    honest, other = spec("honest"), spec("other")
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        seed = await Member(world.node("seed"), keeps=True).start(nursery)
+        place = seed.network.addresses[0]
+        member = await Member(world.node("member")).start(nursery, place, run=honest)
+        absent = await Member(world.node("absent")).start(nursery, place, run=honest)
+        absent.knows = other  # it lists a run in which it takes no part
+        renamed = Member(world.node("renamed"))
+        await renamed.start(nursery, place, run=other)
+        renamed.catalogue.listing = replace(listing(other, renamed.network), name="honest")
+        await Member(world.node("quiet")).start(nursery, place, run=spec("quiet", unlisted=True))
+        await trio.sleep(30)
+        newcomer = await Member(world.node("newcomer")).start(nursery, place)
+        found = {run.spec.run.name: run for run in await newcomer.catalogue.search(within=ASKED_WITHIN)}
+        assert set(found) == {"honest", "other"}  # as its specification, not its listing, calls it
+        assert set(found["honest"].witnesses) == {member.network.me}
+
+    simulate(main)
+
+
+def test_who_hands_on_a_forgery_is_believed_in_nothing() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liar = await Member(world.node("liar")).start(nursery)
+        victim, reader = world.node("victim"), await Member(world.node("reader")).start(nursery)
+        said = listing(spec("honest"), victim)
+        forged = SignedListing(victim.me, sealed(liar.network, said))
+        entry = opened(reader.network, SignedListing(victim.me, sealed(victim, said)), catalogue.wall_clock())
+        liar.catalogue._kept = {victim.me: (replace(entry, record=forged.record), "")}
+        await reader.network.connect(liar.network.addresses[0])
+        assert await reader.catalogue._ask(liar.network.me) == []
+        assert reader.rpc.violations.count(liar.network.me) == 1
+
+    simulate(main)
+
+
+def test_old_replayed_and_malformed_listings_do_not_count() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, now = world.node("node"), int(catalogue.wall_clock() * 1000)
+        said = listing(spec("a"), node)
+        assert len(sealed(node, replace(said, name="n" * 64, task="t" * 64, addresses=("x" * 255,) * 2))) <= 1024
+
+        def told(value: bytes, signed: int, expires: int, name: str = catalogue.NAME) -> SignedListing:
+            return SignedListing(node.me, seal(node.sign, DhtRecord(node.me, name, value, signed, expires)))
+
+        hour, good = int(LIFETIME * 1000), encode(said)
+        assert opened(node, told(good, now, now + hour), now / 1000).listing == said
+        for why, record, at in (
+            ("expired", told(good, now, now + hour), now / 1000 + LIFETIME + 1),
+            ("too-far", told(good, now, now + hour + 1), now / 1000),
+            ("forged", told(good, now, now + hour, name="other"), now / 1000),
+            ("malformed", told(encode(replace(said, run_id=b"short")), now, now + hour), now / 1000),
+            ("malformed", told(b"\x81", now, now + hour), now / 1000),
+            ("oversize", SignedListing(node.me, b"\0" * 1025), now / 1000),
+        ):
+            with pytest.raises(BadRecord) as refused:
+                opened(node, record, at)
+            assert refused.value.why == why
+        keeper = Member(world.node("keeper"), keeps=True).catalogue
+        newer = opened(node, told(encode(replace(said, round=8)), now + 5, now + hour), now / 1000)
+        for entry in (newer, opened(node, told(good, now, now + hour), now / 1000)):
+            keeper.keep(entry, "")
+        assert [entry.listing.round for entry in keeper._ranked()] == [8]
+
+    simulate(main)
