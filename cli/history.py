@@ -15,9 +15,12 @@ from swarmnode.cli.terminal import (
     DataDirOption,
     JsonOption,
     UsageMistake,
+    count,
     current_run,
     curve,
     directory,
+    duration,
+    number_of,
     one_run,
     plain,
     say,
@@ -76,7 +79,7 @@ def history(
     elif plot:
         print("\n".join(_plot(answer)))
     else:
-        print("\n".join(_table(answer, last)))
+        print("\n".join([*_table(answer, last), _given(rounds)]))
 
 
 def _run_of(home: DataDir, wanted: str | None) -> str:
@@ -131,6 +134,18 @@ def _table(answer: dict[str, Any], last: int) -> Iterator[str]:
     heads = ("ROUND", "TIME", *values, "SECONDS", *parts, "MEMBERS", "OWN WORK", "IN", "OUT", "MISSING", *steered)
     rows = [_row(each, stages) + [_steered(each) for _ in steered] for each in rounds]
     yield table(heads, rows, right=frozenset({0, *range(2, 6 + len(stages))}))
+
+
+def _given(rounds: Sequence[dict[str, Any]]) -> str:
+    """What this node gave to the run in these rounds."""
+    tokens, trained, came, went = (
+        sum(each.get(name, 0) for each in rounds) for name in ("tokens", "trained_s", "bytes_in", "bytes_out")
+    )
+    counted = sum(each.get("own") == "accepted" for each in rounds)
+    return (
+        f"this node's work counted in {counted} of {number_of(len(rounds), 'round')}: {count(tokens)} tokens, "
+        f"{duration(trained)} of training, {size(came)} in, {size(went)} out"
+    )
 
 
 def _row(each: dict[str, Any], stages: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ import typer.core
 import typer.main
 
 from swarmnode import __version__
-from swarmnode.cli.terminal import group
+from swarmnode.cli.terminal import UsageMistake, group
 from swarmnode.node import exitcodes
 
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
@@ -71,7 +72,11 @@ class LazyCommands(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
-            return None
+            if ctx.resilient_parsing or cmd_name.startswith("-"):  # a shell completes it, or it is no command
+                return None
+            near = get_close_matches(cmd_name, COMMANDS, n=1)
+            meant = f"; did you mean {near[0]}?" if near else "; swarmnode --help lists all"
+            raise UsageMistake(f"there is no command {cmd_name!r}{meant}")
         module, attribute = COMMANDS[cmd_name]
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
@@ -165,7 +170,7 @@ def _say(error: Exception, code: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": {"exit_code": code, "message": text}}, ensure_ascii=False), file=sys.stderr)
     else:
-        print(f"swarmnode: {text}", file=sys.stderr)
+        print(text if text.startswith("Usage: ") else f"swarmnode: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -132,8 +132,8 @@ class RunFinder:
         known = self._store.known()
         if not known:
             raise NoRun(
-                "no run is named and none is known here: give a run file (swarmnode run examples/byte-lm.toml), or a "
-                "link to join one by (swarmnode join LINK)"
+                "no run is named and none is known here: give a run file (swarmnode init writes one, swarmnode "
+                "run RUN.toml begins it), or a link to join one by (swarmnode join LINK)"
             )
         if len(known) > 1:
             raise NoRun(f"{len(known)} runs are known here; say which:\n{self._listed(known)}")
@@ -165,7 +165,8 @@ class RunFinder:
                 await trio.sleep(0.1)
         peers = tuple(view.peer for view in self._network.peers())
         if not peers:
-            tried = "\n".join(f"  {address}: {why}" for address, why in self._node.discovery.join_failures().items())
+            failures = self._node.discovery.join_failures()
+            tried = "\n".join(f"  {address}: {why.removeprefix(f'{address}: ')}" for address, why in failures.items())
             raise RunUnavailable(
                 "nobody answered, so the run cannot be fetched. Tried:\n"
                 f"{tried or '  no address'}\nCheck that the node is running and the address is complete "
@@ -187,7 +188,7 @@ class RunFinder:
         if not found:
             raise RunUnavailable(
                 "the nodes that answered take part in no run: wait until they do, or begin one with a run file that "
-                "names a nonce (swarmnode run RUN.toml --join MULTIADDR)"
+                "names a nonce (swarmnode run RUN.toml --join LINK)"
             )
         if len(found) > 1 and sys.stdin.isatty() and not self._node.options.json_events:
             self._node.asks = True

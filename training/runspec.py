@@ -463,7 +463,7 @@ SECTIONS: dict[str, type[Any]] = get_type_hints(RunSpec)  # by the name of the t
 
 def load_runspec(path: Path | str) -> RunSpec:
     """Read a RunSpec from a TOML file. Raises SettingError with the file, key, value and permitted range."""
-    tables = read_toml(Path(path), hint="name a run file such as examples/byte-lm.toml")
+    tables = read_toml(Path(path), hint="name a run file that exists; swarmnode init writes one")
     return parse_runspec(tables, source=str(path))
 
 

@@ -157,7 +157,9 @@ class Lines:
         """The nodes as they are now."""
         for node in swarm.nodes:
             before, state = self._states.get(node.label), node.state
-            if before not in (None, state) and (state in ("dead", "frozen") or before == "frozen"):
+            if before == "starting" and state == "training":
+                self.note(f"node {node.label} is ready")
+            elif before not in (None, state) and (state in ("dead", "frozen") or before == "frozen"):
                 self.note(f"node {node.label} is {'back' if before == 'frozen' else state}")
             self._states[node.label] = state
         at_work = [node for node in swarm.nodes if node.state in ("training", "finished")]

@@ -170,6 +170,11 @@ def test_a_command_line_that_is_not_understood_has_its_own_exit_code(swarmnode: 
     assert asked.returncode == USAGE and asked.stderr.startswith("swarmnode: ") and "Traceback" not in asked.stderr
 
 
+def test_a_mistyped_command_is_told_the_next_one_and_none_shows_all(swarmnode: Any) -> None:
+    assert "no command 'statsu'; did you mean status?" in swarmnode("statsu").stderr
+    assert swarmnode().stderr.startswith("Usage: ")
+
+
 @pytest.mark.parametrize("arguments", [["none.toml"], ["--port", "70000"], ["--role", "king"], ["--join", "1.2.3.4"]])
 def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home: Path, arguments: list[str]) -> None:
     started = swarmnode("run", *arguments)
@@ -183,14 +188,21 @@ def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, hom
     history = History(home / "runs" / RUN_ID / HISTORY)
     for round in range(30):
         told = {"loss": 8.0 - round / 10, "accuracy": 0.125, "seconds": 2.0, "trained_s": 1.5, "waited_s": 0.5}
-        told |= {"own": "\x1b[2Jaccepted"}
+        told |= {
+            "own": "\x1b[2Jaccepted" if round == 29 else "accepted",
+            "tokens": 1000,
+            "bytes_in": 1e6,
+            "bytes_out": 2e6,
+        }
         told |= {"missing": ["peer\x1b"], "why": {"peer\x1b": "late"}} if round == 29 else {}
         history.append(PastRound(round, f"{round:064d}", ("a",), at=1_700_000_000 + round, figures=told))
     rounds = only_json(swarmnode("history", RUN_ID[:6], "--json").stdout)["rounds"]
     assert len(rounds) == 30 and rounds[29]["why"] == {"peer\x1b": "late"}
     table = swarmnode("history")
-    assert len(table.stdout.splitlines()) == 22 and "(late)" in table.stdout and "\x1b" not in table.stdout
+    assert len(table.stdout.splitlines()) == 23 and "(late)" in table.stdout and "\x1b" not in table.stdout
     assert {"RIGHT", "TRAINED", "WAITED"} <= set(table.stdout.splitlines()[1].split()) and " 12.5% " in table.stdout
+    gave = "counted in 29 of 30 rounds: 30.0 k tokens, 45 s of training, 30.0 MB in, 60.0 MB out"
+    assert gave in table.stdout
     lines = swarmnode("history", "--csv", "--since", "28").stdout.splitlines()
     assert lines[0].startswith("round,time,loss,") and [line.split(",")[0] for line in lines[1:]] == ["28", "29"]
     drawn = swarmnode("history", "--plot").stdout.splitlines()
