@@ -47,7 +47,7 @@ from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.catalogue import MAX_PLACES, Catalogue, Listing
+from swarmnode.protocols.catalogue import MAX_PLACES, Catalogue, ListedRun
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, Place
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
@@ -341,14 +341,14 @@ class Node:
         round, members = (place.round, len(place.members)) if place is not None else (0, 0)
         return (RunListing(self.chosen.run_id, self.chosen.spec.run.name, round, members),)
 
-    def listing(self) -> Listing | None:
+    def listing(self) -> ListedRun | None:
         """What this node's run is in the catalogue; None where it is in none, or is not to be listed."""
         place, chosen = self.place(), self.chosen
         if place is None or chosen is None or self.config.unlisted or chosen.spec.run.unlisted or self.left.is_set():
             return None
         spec, traffic = chosen.spec, self.network.traffic()
         needs = self.trainer.needs if self.trainer is not None else None
-        return Listing(
+        return ListedRun(
             run_id=bytes.fromhex(chosen.run_id),
             name=spec.run.name,
             task=spec.task.name[:64],

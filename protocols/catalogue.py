@@ -68,7 +68,7 @@ ANSWER = 4.0  # seconds, dialling included
 
 
 @dataclass(frozen=True)
-class Listing:
+class ListedRun:
     """What a member says of its run."""
 
     run_id: bytes
@@ -102,11 +102,11 @@ class Listings:
 
 
 @dataclass(frozen=True)
-class Entry:
+class GenuineListing:
     """A genuine listing."""
 
     author: PeerId
-    listing: Listing
+    listing: ListedRun
     signed: int  # ms since 1970, by the author's clock
     expires: int  # likewise
     record: bytes
@@ -117,7 +117,7 @@ class FoundRun:
     """A run of which at least one member answered. What `spec` says is certain, the rest is what members say."""
 
     spec: RunSpec
-    entry: Entry  # of the first member that answered
+    entry: GenuineListing  # of the first member that answered
     answer: RunListing  # its answer
     witnesses: dict[PeerId, str] = field(default_factory=dict)  # members that answered, and the network of each
 
@@ -129,7 +129,7 @@ class FoundRun:
         return self.spec.owner in self.witnesses
 
 
-def sealed(network: Network, listing: Listing) -> bytes:
+def sealed(network: Network, listing: ListedRun) -> bytes:
     """The record of a listing of one's own, from now on. Raises BadRecord("oversize")."""
     now = int(wall_clock() * 1000)
     record = seal(network.sign, DhtRecord(network.me, NAME, encode(listing), now, now + int(LIFETIME * 1000)))
@@ -138,7 +138,7 @@ def sealed(network: Network, listing: Listing) -> bytes:
     return record
 
 
-def opened(network: Network, told: SignedListing, now: float) -> Entry:
+def opened(network: Network, told: SignedListing, now: float) -> GenuineListing:
     """A listing of somebody's; `now` in seconds since 1970. Raises BadRecord."""
     if len(told.record) > MAX_LISTING:
         raise BadRecord("oversize", f"a listing has at most {MAX_LISTING} bytes, not {len(told.record)}")
@@ -146,13 +146,13 @@ def opened(network: Network, told: SignedListing, now: float) -> Entry:
     if record.expires - record.sequence > LIFETIME * 1000:
         raise BadRecord("too-far", f"a listing is good for {LIFETIME:.0f} s at the most")
     try:
-        listing = decode(Listing, record.value)
+        listing = decode(ListedRun, record.value)
     except WireError as error:
         raise BadRecord("malformed", str(error)) from None
     numbers = (listing.parameters, listing.members, listing.round, listing.memory, listing.rate)
     if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
         raise BadRecord("malformed", "a listing with a false run id, number or too many addresses")
-    return Entry(told.author, listing, record.sequence, record.expires, told.record)
+    return GenuineListing(told.author, listing, record.sequence, record.expires, told.record)
 
 
 class Catalogue:
@@ -160,9 +160,9 @@ class Catalogue:
 
     def __init__(self, network: Network, rpc: Rpc, *, keeps: bool) -> None:
         self._network, self._rpc, self._keeps = network, rpc, keeps
-        self.listing: Listing | None = None  # None: there is nothing to list
-        self._signed: tuple[Listing, SignedListing, float] | None = None
-        self._kept: dict[PeerId, tuple[Entry, str]] = {}  # by author, with the network that it connected from
+        self.listing: ListedRun | None = None  # None: there is nothing to list
+        self._signed: tuple[SignedListing, float] | None = None  # the last of its own, and when, s since 1970
+        self._kept: dict[PeerId, tuple[GenuineListing, str]] = {}  # by author, with the network that it connected from
         self._due: dict[PeerId, float] = {}  # connected peers, and when to ask them; trio time
         rpc.serve("listings", ListingsQuery, self._on_listings)
 
@@ -200,7 +200,7 @@ class Catalogue:
         for entry in own:
             self.keep(entry, self._network_of(peer))
 
-    def keep(self, entry: Entry, network: str) -> None:
+    def keep(self, entry: GenuineListing, network: str) -> None:
         """Keep a listing whose author is connected from `network`, if there is room or others have more of it."""
         now = wall_clock() * 1000
         self._kept = {author: kept for author, kept in self._kept.items() if kept[0].expires > now}
@@ -215,7 +215,7 @@ class Catalogue:
             del self._kept[next(author for author, (_, of) in self._kept.items() if of == most)]
         self._kept[entry.author] = entry, network
 
-    def _ranked(self) -> list[Entry]:
+    def _ranked(self) -> list[GenuineListing]:
         """What is kept: one listing of each run before a second, runs listed from most networks first."""
         now = wall_clock() * 1000
         kept = [(entry, network) for entry, network in self._kept.values() if entry.expires > now]
@@ -234,18 +234,18 @@ class Catalogue:
     def _own(self) -> SignedListing:
         assert self.listing is not None
         now = wall_clock()
-        if self._signed is None or now - self._signed[2] > SIGN_AGAIN:
-            self._signed = self.listing, SignedListing(self._network.me, sealed(self._network, self.listing)), now
-        return self._signed[1]
+        if self._signed is None or now - self._signed[1] > SIGN_AGAIN:
+            self._signed = SignedListing(self._network.me, sealed(self._network, self.listing)), now
+        return self._signed[0]
 
-    async def _ask(self, peer: PeerId) -> list[Entry]:
+    async def _ask(self, peer: PeerId) -> list[GenuineListing]:
         """The genuine listings that a peer tells, in its order."""
         try:
             told = await self._rpc.call(peer, "listings", ListingsQuery(), Listings, timeout=ANSWER)
         except CallError as error:
             log.debug("%s tells no listings: %s", peer, error)
             return []
-        entries: list[Entry] = []
+        entries: list[GenuineListing] = []
         for each in told.listings[:KEPT]:
             try:
                 entries.append(opened(self._network, each, wall_clock()))
@@ -291,7 +291,7 @@ class _Search:
         self._catalogue, self._network, self._rpc = catalogue, network, rpc
         self._due: dict[PeerId, float] = {}  # who was asked, and when to ask again, trio time: who had nothing to say
         self._look_up_at = -float("inf")  # trio time
-        self._heard: dict[str, list[Entry]] = {}  # by the network of the source, in its order
+        self._heard: dict[str, list[GenuineListing]] = {}  # by the network of the source, in its order
         self._tried: set[PeerId] = set()  # authors
         self._probed: Counter[bytes] = Counter()  # runs looked into, and how many of their authors were asked
         self.found: dict[bytes, FoundRun] = {}
@@ -301,7 +301,7 @@ class _Search:
         names = ((run.spec.run.name, run.spec.run_id) for run in self.found.values())
         return any(wanted == name or run_id.startswith(wanted) for name, run_id in names)
 
-    async def step(self, kept: list[Entry]) -> bool:
+    async def step(self, kept: list[GenuineListing]) -> bool:
         """Ask new sources and look into what they said; whether there was anything to do."""
         if kept:
             self._heard["kept here"] = kept
@@ -317,8 +317,10 @@ class _Search:
         async with trio.open_nursery() as nursery:
             for peer in (*new, *(peer for peer, at in self._due.items() if at <= trio.current_time())):
                 nursery.start_soon(self._ask, peer)
-        turns: Iterable[Entry | None] = (entry for turn in zip_longest(*self._heard.values()) for entry in turn)
-        due: dict[bytes, list[Entry]] = {}
+        turns: Iterable[GenuineListing | None] = (
+            entry for turn in zip_longest(*self._heard.values()) for entry in turn
+        )
+        due: dict[bytes, list[GenuineListing]] = {}
         for entry in turns:
             if entry is not None and entry.author not in self._tried and entry.author != self._network.me:
                 run = self.found.get(entry.listing.run_id)
@@ -342,7 +344,7 @@ class _Search:
         source = self._catalogue._network_of(peer)
         self._heard.setdefault(source, []).extend(entries)
 
-    async def _probe(self, entry: Entry) -> None:
+    async def _probe(self, entry: GenuineListing) -> None:
         """Ask the author of a listing whether it holds."""
         self._tried.add(entry.author)
         places = tuple(place for place in entry.listing.addresses if place.endswith(f"/p2p/{entry.author}"))

@@ -12,7 +12,17 @@ import trio
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols import catalogue
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.catalogue import KEPT, KEY, LIFETIME, Catalogue, Entry, Listing, SignedListing, opened, sealed
+from swarmnode.protocols.catalogue import (
+    KEPT,
+    KEY,
+    LIFETIME,
+    Catalogue,
+    GenuineListing,
+    ListedRun,
+    SignedListing,
+    opened,
+    sealed,
+)
 from swarmnode.protocols.dht.records import BadRecord, DhtRecord, seal
 from swarmnode.protocols.state.membership import RunListing, serve_runs
 from swarmnode.protocols.wire import encode
@@ -27,10 +37,10 @@ def spec(name: str, **run: object) -> RunSpec:
     return parse_runspec({"run": {"name": name, **run}}, source="test")
 
 
-def listing(of: RunSpec, node: SimNetwork) -> Listing:
+def listing(of: RunSpec, node: SimNetwork) -> ListedRun:
     sizes = {"parameters": 10, "members": 3, "round": 7, "memory": 0, "rate": 0}
     said = {"name": of.run.name, "task": of.task.name, "method": of.exchange.method, "trust": of.run.trust}
-    return Listing(bytes.fromhex(of.run_id), **said, code=False, **sizes, addresses=node.addresses)  # type: ignore[arg-type]
+    return ListedRun(bytes.fromhex(of.run_id), **said, code=False, **sizes, addresses=node.addresses)  # type: ignore[arg-type]
 
 
 class Member:
@@ -97,7 +107,7 @@ def test_the_seed_may_be_gone_once_the_newcomer_knows_a_member() -> None:
     simulate(main)
 
 
-def flood(world: SimWorld, liar: SimNetwork, count: int, run: RunSpec) -> Iterator[tuple[Entry, str]]:
+def flood(world: SimWorld, liar: SimNetwork, count: int, run: RunSpec) -> Iterator[tuple[GenuineListing, str]]:
     """Genuine listings of fake runs, each of an author of its own; 256 in each network."""
     for number in range(count):
         author = world.node(f"fake {number}")
