@@ -50,6 +50,8 @@ PICTURES = {  # (name, size, dark)
 }
 REPORTS = {"open": "page-report"}
 TOP = ("known", 100, 40)  # of which swarm; characters, lines
+SHOWN = 4  # which node: the first one begins before the others are there
+SELECT = "document.querySelector('#nodes select')"
 TAKEN_AT = 0.75  # of the rounds
 SETTLED = 3.0  # s until what the page asks for beside the stream is there
 WITHIN = 580.0  # s until a swarm stands where its picture is taken
@@ -78,12 +80,14 @@ def pictures_of(kind: str, folder: Path) -> None:
     try:
         with Browser() as browser:
             if PICTURES[kind]:
-                wait_for_round(homes[0][1], int(TAKEN_AT * rounds), swarm)
+                wait_for_round(homes[SHOWN][1], int(TAKEN_AT * rounds), swarm)
                 if kind == TOP[0]:
-                    take_top(homes[nodes // 2][1])
+                    take_top(homes[SHOWN][1])
                 with served(homes, folder, "127.0.0.1:0") as address:
                     for name, size, dark in PICTURES[kind]:
                         page = browser.open(address, width=size[0], height=size[1], dark=dark)
+                        page.wait(f"document.querySelectorAll('#nodes option').length > {SHOWN}", within=60)
+                        page.js(f"{SELECT}.value = {SHOWN}; {SELECT}.onchange()")
                         page.wait("document.querySelectorAll('#swarm .node').length > 4", within=60)
                         if os.getuid() == 0:  # of which the page warns; elsewhere nobody sees that
                             page.js("document.querySelector('#alerts').hidden = true")

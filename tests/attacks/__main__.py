@@ -157,10 +157,11 @@ everybody says, with newcomers trusted like anybody and absence counted as no ga
 ends: with noisier judges, and on unusual data.
 
 Host: real processes. Code that took over the trainer is a program that enters the trainer's sandbox as the trainer does
-and then tries what the line says, each attempt once; the undefended one is the same program without the sandbox. There
-is no dashboard: the daemon listens for peers on one TCP port, and for its user on a socket that no browser reaches. A
-line passes where no attempt succeeds. Of a fork bomb the threads are counted as well, which a trainer may have: at most
-40 in this test. docs/volunteers.md says what is promised, and what is not.
+and then tries what the line says, each attempt once; the undefended one is the same program without the sandbox. The
+daemon listens for peers on one TCP port, for its user on a socket that no browser reaches, and for the user's browser
+on loopback, where its [page](page.md) wants a token and refuses other origins. A line passes where no attempt succeeds.
+Of a fork bomb the threads are counted as well, which a trainer may have: at most 40 in this test. docs/volunteers.md
+says what is promised, and what is not.
 
 Identity: a line passes where no honest peer is lost sight of, fewer than a tenth of the repairs go to attackers, and of
 identities made for nothing no more are admitted than twice what chance gives. Connections are real ones, the addresses

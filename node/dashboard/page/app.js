@@ -121,7 +121,7 @@ function alerts() {
 function runPart() {
   const status = feed().status;
   part("run", [at, status?.run, status?.paused, status?.peers, status?.role, feed().rounds.last], () => {
-    if (!status?.run) return [h("h2", {}, report ? `${words(report.settings.run.name)}: ${words(feed().name)} said nothing at the end` : status ? `No run yet: this node has the role ${status.role}` : "Waiting for the node")];
+    if (!status?.run) return [h("h2", {}, report ? `${words(report.settings.run.name)}: ${words(feed().name)} said nothing at the end` : status ? (["relay", "watch"].includes(status.role) ? `This node trains in no run: it helps others find one another (role ${status.role})` : "No run yet: it looks for one among its peers, or starts its trainer") : "Waiting for the node")];
     const now = status.run;
     const phase = status.paused ? "paused" : now.phase;
     const last = feed().rounds.last;
@@ -299,7 +299,7 @@ function rolloutsPart() {
   const groups = [...feed().groups.values()].sort((a, b) => b.made_at_ms - a.made_at_ms).slice(0, GROUPS);
   part("rollouts", [groups.map((group) => group.id), feed().pool], () => {
     if (!groups.length) return [];
-    const refused = (feed().pool?.authors ?? []).flatMap((one) => Object.entries(one.refused).map(([why, number]) => `${number} of ${nameOf(one.author)}: ${words(why)}`));
+    const refused = (feed().pool?.authors ?? []).flatMap((one) => Object.entries(one.refused).map(([why, number]) => `${number} of ${nameOf(one.author)} (${words(why).replaceAll("-", " ")})`));
     return [
       h("h2", {}, "Answers"),
       h("p", { class: "soft" }, "The newest questions that policies answered, own and others'; what is right here is green."),

@@ -109,7 +109,7 @@ class OtherUser(Adversary):
 class OtherOrigin(Adversary):
     """A page of another origin in the volunteer's browser: it may send a form's text anywhere, unasked."""
 
-    name = "a web page of another origin asks every port of the daemon to end it (a dashboard there is not)"
+    name = "a web page of another origin asks every port of the daemon to end it, that of its page as well"
 
     async def attack(self, target: Machine) -> None:
         command = json.dumps({"id": 1, "method": "stop", "params": {}})

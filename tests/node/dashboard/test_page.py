@@ -251,6 +251,8 @@ def test_it_follows_an_event_within_a_second_and_lets_go_of_the_dead(browser: Br
     assert page.wait("document.querySelector('#curve .detail').innerText.includes('round 5')") < 1.0
     daemon.push("round", {**daemon.told(6), "trained_loss": math.nan})  # which Python writes into JSON
     page.wait("document.querySelector('#curve .detail').innerText.includes('round 6')")
+    daemon.push("round", {**daemon.told(7), "own": "too far from the others", "counted": PEERS[1:]})
+    page.wait("document.querySelector('#rounds .detail').innerText.includes('this node: too far from the others')")
     daemon.push("view", daemon.view(peers=6))
     assert page.wait("document.querySelectorAll('#swarm .node').length === 7") < 1.0
 
