@@ -129,6 +129,18 @@ def test_warm_up_counts_steps_of_the_run_not_of_the_node(round: int, share: floa
     torch.testing.assert_close(warm_vector - before, share * (hot_vector - before), rtol=1e-3, atol=1e-7)
 
 
+def test_other_values_of_inner_hold_from_the_next_step_on() -> None:
+    task = Line()
+    loop, vector = _loop(task, lr=0.1, weight_decay=0.0)
+    moved = []
+    for rate in (0.1, 1e-6, 0.1):
+        before = vector.clone()
+        loop.steer({"lr": rate})
+        loop.train(round=0, steps=1, seconds=60, between=_never)
+        moved.append(float((vector - before).abs().max()))
+    assert moved[0] > 1e-2 and moved[2] > 1e-2 and moved[1] < 1e-5
+
+
 def test_gradients_are_clipped_to_the_norm() -> None:
     task = Line()
     loop, _ = _loop(task, clip=0.01)
