@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any
 
@@ -27,15 +30,19 @@ from swarmnode.cli.terminal import (
     short_peer,
     show,
     size,
+    spec_of,
     table,
 )
-from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import decode
 
+Write = Callable[[dict[str, Any]], None]  # of one round
+
 PLOT_HEIGHT = 14  # lines
+FOLLOW_EVERY = 2.0  # seconds
 STAGES = ("trained_s", "exchange_s", "commit_s", "reveal_s", "judge_s", "waited_s")
 COLUMNS = (
     *("round", "time", "loss", "trained_loss", "accuracy", "reward", "heldout_reward", "seconds", *STAGES),
@@ -52,6 +59,21 @@ def history(
     last: Annotated[int, typer.Option(min=1, metavar="ROUNDS", help="So many rounds in the table, the newest.")] = 20,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values. [default: table]")] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the curve of loss or reward. [default: table]")] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write all rounds there for TensorBoard, in a folder of the run's.", show_default=False
+        ),
+    ] = None,
+    wandb: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROJECT", help="Write them as a run of that project of Weights & Biases.", show_default=False
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on writing as rounds end, until Ctrl-C. [default: those so far]")
+    ] = False,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -64,10 +86,18 @@ def history(
     """
     if as_csv + plot + json_output > 1:
         raise UsageMistake("--csv, --plot and --json exclude one another; give one of them")
+    written_elsewhere = tensorboard is not None or wandb is not None
+    if (as_csv or plot) if written_elsewhere else follow:
+        raise UsageMistake("--follow goes with --tensorboard and --wandb, and --csv and --plot do not; leave it out")
     home = DataDir(directory(data_dir))
     answer = _read(home, _run_of(home, run_id), since)
     rounds = answer["rounds"]
-    if json_output:
+    if written_elsewhere:
+        places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
+        places += [] if wandb is None else [_for_wandb(wandb, home, answer)]
+        told = _write(places, home, answer, follow=follow)
+        show({"run_id": answer["run_id"], "written": told}, f"{number_of(told, 'round')} written", json_output)
+    elif json_output:
         show(answer, "", True)
     elif not rounds:
         say("no round has ended here yet" if not since else f"no round has ended here since round {since}")
@@ -103,6 +133,83 @@ def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
         return {"run_id": run_id, "name": name, "unit": unit, "rounds": figures(folder / HISTORY, since)}
     except OSError as error:
         raise explain(error, folder / HISTORY) from error
+
+
+# -- for other programs that draw curves
+
+
+def _write(
+    places: Sequence[AbstractContextManager[Write]], home: DataDir, answer: dict[str, Any], *, follow: bool
+) -> int:
+    """Tell each place the rounds in the answer, and with `follow` those that end from then on; how many there were."""
+    told, rounds, newest = 0, answer["rounds"], -1
+    with ExitStack() as stack, suppress(KeyboardInterrupt):
+        writers = [stack.enter_context(place) for place in places]
+        while True:
+            for each in rounds:
+                for write in writers:
+                    write(each)
+                told, newest = told + 1, each["round"]
+            if not follow:
+                break
+            time.sleep(FOLLOW_EVERY)
+            rounds = _read(home, answer["run_id"], newest + 1)["rounds"]
+    return told
+
+
+def _numbers(each: dict[str, Any]) -> dict[str, float]:
+    """The figures of a round that make curves."""
+    numbers = {name: value for name, value in each.items() if isinstance(value, int | float)}
+    return {name: numbers[name] for name in numbers if name not in ("round", "time")}
+
+
+@contextmanager
+def _for_tensorboard(folder: Path, answer: dict[str, Any]) -> Iterator[Write]:
+    """Writes rounds into a file of events, in place of those that were written before."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise _lacking("tensorboard", error) from error
+    folder /= f"{answer['name']}-{answer['run_id'][:12]}"
+    try:
+        for before in folder.glob("events.out.tfevents.*"):
+            before.unlink()
+        file = EventFileWriter(str(folder))
+    except OSError as error:
+        raise explain(error, folder) from error
+
+    def write(each: dict[str, Any]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(each).items()]
+        file.add_event(Event(wall_time=each["time"], step=each["round"], summary=Summary(value=values)))
+        file.flush()
+
+    with closing(file):
+        yield write
+
+
+@contextmanager
+def _for_wandb(project: str, home: DataDir, answer: dict[str, Any]) -> Iterator[Write]:
+    """Writes rounds as a new run of a project, in the mode that WANDB_MODE says."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise _lacking("wandb", error) from error
+    spec = spec_of(home, answer["run_id"])
+    told = {"project": project, "name": answer["name"], "group": answer["run_id"][:12]}
+    try:
+        with wandb.init(**told, config=asdict(spec) if spec is not None else {}) as run:
+            yield lambda each: run.log(_numbers(each), step=each["round"])
+    except wandb.Error as error:
+        hint = "(WANDB_MODE=offline keeps the run on this disk, for wandb sync)"
+        raise ExpectedError(f"--wandb {project}: Weights & Biases refused: {str(error).rstrip('.')}; {hint}") from error
+
+
+def _lacking(extra: str, error: ImportError) -> ExpectedError:
+    return ExpectedError(
+        f'--{extra} needs another package ({error}): pip install "swarmnode[{extra}]"', exit_code=CONFIG
+    )
 
 
 def measured(rounds: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
