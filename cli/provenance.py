@@ -31,8 +31,8 @@ def export(
         Path,
         typer.Argument(
             metavar="FILE.safetensors",
-            help="The file to write; one that is there is replaced. Of a run by hf-lm it may be a folder, which "
-            "transformers, or peft for LoRA, then loads.",
+            help="The file to write; one that is there is replaced. Of a run by hf-lm, gpt or byte-lm it may be a "
+            "folder, which transformers, or peft for LoRA, then loads.",
         ),
     ],
     run_id: Annotated[

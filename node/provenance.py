@@ -1,7 +1,8 @@
 """Where a model comes from, and how its run goes on: provenance records, and successors of a run.
 
     NAME.safetensors        the tensors of the model under their own names, float32; in a folder with what
-                            `transformers` or `peft` read beside it, where the run has a base model
+                            `transformers` or `peft` read beside it, where the run has a base model; in a folder of
+                            another language model swarmnode.safetensors, beside the same model as a Qwen3
     NAME.provenance.json    {"record": {…}, "signature": hex}
     NAME.tokenizer.json     the run's tokenizer, where it has one; in a folder tokenizer.json
 
@@ -65,7 +66,7 @@ from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
-from swarmnode.training.hub import fetch, file_name, weights_hash, write_beside
+from swarmnode.training.hub import as_qwen3, fetch, file_name, weights_hash, write_beside
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
@@ -77,6 +78,7 @@ MOMENTUM = "outer_momentum"  # name of the optional tensor (P,) beside those of 
 MAX_RECORD = 1 << 28  # bytes; a million rounds
 DOMAIN = Domain("provenance", FORMAT, MAX_RECORD)
 KEY = "note/successor"
+OWN_NAMES = "swarmnode.safetensors"  # in a folder for transformers: the model that the record is of
 PARENT = "parent"  # folder within the run's: the state that it begins from, as a checkpoint of round 0
 MAX_REASON = 400  # characters
 FEW = 4  # tensors that an error names
@@ -103,7 +105,7 @@ def export(
 ) -> tuple[Path, dict[str, Any]]:
     """Write the newest whole checkpoint of a run in the data directory `home` as a model, and its record. Blocking.
 
-    `target` is the file, or a folder where the run has a base model, which lies in `base` if not where the run says.
+    `target` is the file, or a folder for `transformers`; a base model lies in `base` if not where the run says.
     Returns the record's path and the record. Raises NoModel, SettingError, NoSpace or DataDirError.
     """
     store = RunStore(home)
@@ -118,14 +120,17 @@ def export(
         )
     manifest, saved = found
     layout = manifest.table
-    if target.suffix != ".safetensors":
-        target = _as_folder(target, spec, layout, base)
+    given = target
+    if given.suffix != ".safetensors":
+        target = _as_folder(given, spec, layout, base)
     tensors = {
         file_name(spec.model, slot.name): saved.state.parameters[slot.offset : slot.offset + slot.size].reshape(
             slot.shape
         )
         for slot in layout.slots
     }
+    if target != given and not spec.model.base:
+        _for_transformers(given, spec, tensors)
     momentum = "left out" if saved.state.momentum.view(np.uint32).any() else "zero"
     if momentum == "left out" and with_momentum:
         tensors[MOMENTUM], momentum = saved.state.momentum, "included"
@@ -145,13 +150,27 @@ def export(
 def _as_folder(target: Path, spec: RunSpec, layout: Layout, base: str) -> Path:
     """The file for the weights in a folder that `from_pretrained` reads. Raises NoModel, NoSpace or DataDirError."""
     if not spec.model.base:
-        raise NoModel(f"{target}: a run of the task {spec.task.name} is one file; give it a name in .safetensors")
+        return target / OWN_NAMES
     try:
         return write_beside(target, spec.model, [slot.name for slot in layout.slots], base=base)
     except (ValueError, ImportError, FileNotFoundError) as error:
         raise NoModel(f"the run's base model is not here, for its shape and tokenizer (--base): {error}") from error
     except OSError as error:
         raise explain(error, target) from error
+
+
+def _for_transformers(folder: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]]) -> None:
+    """Write what `from_pretrained` reads beside a GPT's own file. Raises NoModel, NoSpace or DataDirError."""
+    try:
+        written, config = as_qwen3(spec, tensors)
+    except ValueError as error:
+        raise NoModel(f"{folder}: {error}; name a file in .safetensors, which holds it as it is") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / "model.safetensors", written, {"format": "pt"})
+    write_atomic(folder / "config.json", json.dumps(config, indent=2).encode())
+    if spec.data.tokenizer:
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.model.context}
+        write_atomic(folder / "tokenizer_config.json", json.dumps(kind, indent=2).encode())
 
 
 def record_path(model: Path) -> Path:
@@ -161,7 +180,8 @@ def record_path(model: Path) -> Path:
 
 def tokenizer_path(spec: RunSpec, model: Path) -> Path:
     """Where the tokenizer of a model lies."""
-    name = "tokenizer.json" if spec.model.base else f"{model.name.removesuffix('.safetensors')}.tokenizer.json"
+    in_folder = spec.model.base or model.name == OWN_NAMES
+    name = "tokenizer.json" if in_folder else f"{model.name.removesuffix('.safetensors')}.tokenizer.json"
     return model.with_name(name)
 
 
@@ -492,8 +512,9 @@ def begun_from(spec: RunSpec, weights: str) -> RunSpec:
 
 def tokenizer_beside(weights: str) -> str:
     """The tokenizer that was exported with a file of weights; empty where none was, or no file is named."""
-    beside = Path(f"{weights.removesuffix('.safetensors')}.tokenizer.json").expanduser()
-    return str(beside) if weights and beside.exists() else ""
+    path = Path(weights).expanduser()
+    named = "tokenizer.json" if path.name == OWN_NAMES else f"{path.name.removesuffix('.safetensors')}.tokenizer.json"
+    return str(path.parent / named) if weights and (path.parent / named).exists() else ""
 
 
 def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray[np.float32]:

@@ -14,14 +14,20 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from swarmnode.training.runspec import ModelSection
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.training.runspec import ModelSection, RunSpec
 
 # Weights in safetensors and what tokenizers read; no pickled weights, no code, no copies for other runtimes.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 UNWANTED = ["*/*", "consolidated*"]
+EPSILON = float(np.finfo(np.float32).eps)  # of the norms in training/gpt.py, as torch has it
+ROTARY_BASE = 10_000.0  # of training/gpt.py
 
 
 def fetch(name: str, *, offline: bool) -> Path:
@@ -103,6 +109,57 @@ def write_beside(folder: Path, model: ModelSection, parameters: Sequence[str], *
     shape.pop("torch_dtype", None)
     (folder / "config.json").write_text(json.dumps(shape | {"dtype": "float32"}, indent=2))
     return folder / "model.safetensors"
+
+
+def as_qwen3(
+    spec: RunSpec, tensors: Mapping[str, NDArray[np.float32]]
+) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    """The GPT of a run as a Qwen3 of `transformers`: tensors and config.json of the same function of tokens.
+
+    The norms there have weights, which are 1, and none lies behind the embedding, whose rows are therefore written
+    normalised. ReLU² is relu(up) up, so that the gate has the weights of up. `tensors` have the names of training/gpt.
+    Raises ValueError where there is no such model.
+    """
+    model = spec.model
+    if spec.task.name not in ("gpt", "byte-lm"):
+        raise ValueError(f"the model of the task {spec.task.name} is no model of transformers")
+    if model.value_embeddings:
+        raise ValueError("no model of transformers has value embeddings ([model] value_embeddings = true)")
+    rows, ones = tensors["tokens.weight"], np.ones(model.width, np.float32)
+    scale = np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + EPSILON)
+    written = {"model.embed_tokens.weight": rows / scale, "model.norm.weight": ones}
+    written["lm_head.weight"] = rows if model.tied else tensors["head.weight"]
+    for number in range(model.layers):
+        here, there = f"blocks.{number}.", f"model.layers.{number}."
+        gate = "up" if model.activation == "relu2" else "gate"
+        names = {f"self_attn.{one}_proj": f"attention.{one}" for one in "qkv"} | {"self_attn.o_proj": "attention.out"}
+        names |= {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down", "mlp.gate_proj": f"mlp.{gate}"}
+        written |= {f"{there}{name}.weight": tensors[f"{here}{own}.weight"] for name, own in names.items()}
+        written |= {f"{there}{name}_layernorm.weight": ones for name in ("input", "post_attention")}
+        written |= {f"{there}self_attn.{one}_norm.weight": ones[: model.width // model.heads] for one in "qk"}
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_act": "relu" if model.activation == "relu2" else "silu",
+        "hidden_size": model.width,
+        "intermediate_size": len(tensors["blocks.0.mlp.up.weight"]),
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.heads,
+        "head_dim": model.width // model.heads,
+        "max_position_embeddings": model.context,
+        "rope_theta": ROTARY_BASE,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        "rms_norm_eps": EPSILON,
+        "vocab_size": len(rows),
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dtype": "float32",
+    }
+    return written, config
 
 
 def main() -> None:

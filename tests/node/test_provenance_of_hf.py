@@ -13,17 +13,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tinymodels import folder_of
 
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.provenance import NoModel, export, verify
+from swarmnode.node.provenance import NoModel, begun_from, export, tokenizer_beside, verify
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
+from swarmnode.training.gpt import GPT
 from swarmnode.training.hub import vocabulary, weights_hash
 from swarmnode.training.inner import flatten_into, layout_of
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec, encode, parse_runspec
-from swarmnode.training.tokens import Encoder
+from swarmnode.training.tokens import Encoder, train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 peft = pytest.importorskip("peft", reason="the extra hf is not installed")
@@ -121,3 +122,56 @@ def test_a_folder_is_written_only_where_there_is_a_base(tmp_path: Path) -> None:
         home, spec.run_id, identity(), tmp_path / "out", with_momentum=False, base=str(tmp_path / "moved")
     )
     assert (beside.parent / "tokenizer.json").exists()
+
+
+def of_gpt(home: DataDir, **model: Any) -> tuple[RunSpec, GPT]:
+    """The newest checkpoint of a run by gpt, of parameters by chance, and the model with them."""
+    words = train([b"the cat and the dog sat"] * 9, vocabulary=300)
+    shard = ShardManifest.of(words).id.hex()
+    shape = {"layers": 2, "heads": 2, "width": 16, "context": 32, **model}
+    tables = {"run": {"name": "t"}, "task": {"name": "gpt"}, "data": {"vocabulary": 300}, "model": shape}
+    spec = parse_runspec(tables, source="t.toml").resolved(heldout_sha256="", index="", tokenizer=shard)
+    (home.path / "shards").mkdir(parents=True)
+    (home.path / "shards" / f"{shard}.shard").write_bytes(words)
+    gpt = GPT(spec.model, 300)
+    layout = layout_of(gpt)
+    vector = torch.randn(layout.parameters, generator=torch.Generator().manual_seed(1)) * 0.3
+    flatten_into(gpt, vector, keep=True)
+    store = RunStore(home)
+    store.keep(spec)
+    folder = store.folder(spec.run_id) / "checkpoints"
+    checkpoints = Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+    checkpoints.save(Saved(3, OuterState.start(vector.numpy()), torch.zeros(layout.parameters).numpy(), ()))
+    return spec, gpt
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("activation", ["relu2", "swiglu"])
+def test_the_folder_of_a_gpt_gives_its_logits_in_transformers(tmp_path: Path, activation: str, tied: bool) -> None:
+    home, target = DataDir(tmp_path / "home"), tmp_path / "out"
+    spec, gpt = of_gpt(home, activation=activation, tied=tied)
+    beside, record = export(home, spec.run_id, identity(), target, with_momentum=False)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(target)
+    tokens = torch.arange(60).view(2, 30) * 5
+    with torch.no_grad():
+        expected = gpt(tokens)
+        assert expected.std() > 0.1
+        torch.testing.assert_close(plain(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    words = transformers.AutoTokenizer.from_pretrained(target)
+    text = b"the dog and the cat"
+    encoded = Encoder((target / "tokenizer.json").read_bytes(), 300).encode([text])[0]
+    assert words(text.decode())["input_ids"] == encoded[: len(words(text.decode())["input_ids"])].tolist()
+    told = {check.what: check.holds for check in verify(beside)[1]}
+    assert told["tensors"] and told["state"] and False not in told.values()
+    own = target / record["model"]["file"]
+    assert begun_from(spec, str(own)).run.weights == record["model"]["sha256"]
+    assert tokenizer_beside(str(own)) == str(target / "tokenizer.json")
+
+
+def test_a_gpt_that_transformers_has_not_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    home = DataDir(tmp_path / "home")
+    spec, _ = of_gpt(home, value_embeddings=True)
+    with pytest.raises(NoModel, match=r"value embeddings.*name a file in \.safetensors"):
+        export(home, spec.run_id, identity(), tmp_path / "out", with_momentum=False)
+    assert not (tmp_path / "out").exists()
+    export(home, spec.run_id, identity(), tmp_path / "out.safetensors", with_momentum=False)
