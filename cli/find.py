@@ -186,12 +186,12 @@ def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any])
 
 
 def _whose(run: dict[str, Any]) -> str:
-    """Who signed for a run that was found."""
+    """Who signed for a run that was found, when, and whose it is."""
     owner = run["owner"]
     signed = [peer for peer in run["signed_by"] if peer != owner] if owner else run["signed_by"]
     said = [f"its owner {short_peer(owner)}"] * run["by_owner"] + [short_peer(peer) for peer in signed]
-    unsaid = f"; owner {short_peer(owner)} did not" if owner and not run["by_owner"] else ""
-    return f"signed by {', '.join(said)}{unsaid}, {age(time.time() - run['age_s'])} ago"
+    whose = f", of {short_peer(owner)}" if owner and not run["by_owner"] else ""
+    return f"signed by {', '.join(said)} {age(time.time() - run['age_s'])} ago{whose}"
 
 
 @_with_options_of_run(_OF_A_SEED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,18 @@ def test_a_stranger_joins_a_run_by_its_name_and_the_seed_may_go(tmp_path: Path, 
         ):
             ids = {node.ready["run_id"]: node.ready["peer_id"] for node in (member, other)}
 
+            def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+                return swarmnode(*arguments, *place, "--data-dir", tmp_path / "stranger", SWARMNODE_MDNS="off")
+
             def found() -> set[str]:
-                told = swarmnode("discover", *place, "--data-dir", tmp_path / "stranger", "--json")
+                told = ask("discover", "--json")
                 assert told.returncode == 0, told.stderr
                 runs = json.loads(told.stdout)["runs"]
                 assert all(each["name"] == "tiny" and each["signed_by"] == [ids[each["run_id"]]] for each in runs)
                 return {each["run_id"] for each in runs if each["by_owner"]}
 
             until(lambda: found() == set(ids))
-            twice = swarmnode("join", "tiny", *place, "--data-dir", tmp_path / "stranger")
+            twice = ask("join", "tiny")
             assert twice.returncode == USAGE and "2 runs are called 'tiny'; say which:" in twice.stderr
 
             wanted = member.ready["run_id"]
