@@ -51,7 +51,7 @@ from realswarm import Site, node_at, peer_id_at, run_file, write_text  # noqa: E
 from resources import Held, grown, growth, look, peaks  # noqa: E402
 
 SPARED = 2  # nodes that are never killed or restarted
-DISK = {"diloco": 160, "open": 1400}  # MB of a node's file system: what a node asks for, and some
+DISK = {"diloco": 160, "open": 2400}  # MB of a node's file system: what a node asks for, and some
 TEXT = 500_000  # bytes to train on
 LOOK_EVERY = 10.0  # s
 TICK = 0.2  # s
