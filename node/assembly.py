@@ -368,7 +368,14 @@ class Node:
         self._began = trio.current_time()
         task_status.started()
         while True:
-            self.catalogue.listing = self.listing()
+            before, listing = self.catalogue.listing, self.listing()
+            self.catalogue.listing = listing
+            if before is None and listing is not None and self.chosen and self.chosen.spec.run.owner == self.network.me:
+                logger.warning(
+                    "anybody can find this run with `swarmnode discover` and become a member%s; unlisted = true under "
+                    "[run], as a run is created, keeps it out of the catalogue",
+                    ", and one who lies can spoil its model" if listing.trust == "known" else "",
+                )
             await trio.sleep(LIST_EVERY)
 
     def place(self) -> Place | None:
