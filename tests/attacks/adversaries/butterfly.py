@@ -75,7 +75,7 @@ class WrongCentre(ButterflyLie):
 
         def summed(batch: Any, sources: Any, shares: Any, out: Any, into: Any = None, first: int = 0) -> int:
             lost = usual(batch, sources, shares, out, into, first)
-            codec = means._codec
+            codec = means.residual.codec
             for chunk in batch:
                 place = out.chunks.elements(chunk - first)
                 raw = out.raw(chunk - first)
