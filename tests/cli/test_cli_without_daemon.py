@@ -69,7 +69,9 @@ def test_version_tells_the_program_and_no_daemon(swarmnode: Any) -> None:
     assert swarmnode("--version").stdout == f"swarmnode {__version__}\n"
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("st", {"status", "stop", "state"}), ("config ", {"check", "show"})])
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("st", {"status", "steer", "stop", "state"}), ("config ", {"check", "show"})]
+)
 def test_a_shell_completes_commands(swarmnode: Any, typed: str, offered: set[str]) -> None:
     """As the script of `swarmnode --show-completion` asks for them in bash."""
     words = f"swarmnode {typed}"
