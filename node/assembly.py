@@ -371,7 +371,7 @@ class Node:
             before, listing = self.catalogue.listing, self.listing()
             self.catalogue.listing = listing
             if before is None and listing is not None and self.chosen and self.chosen.spec.run.owner == self.network.me:
-                logger.warning(
+                logger.info(
                     "anybody can find this run with `swarmnode discover` and become a member%s; unlisted = true under "
                     "[run], as a run is created, keeps it out of the catalogue",
                     ", and one who lies can spoil its model" if listing.trust == "known" else "",

@@ -59,7 +59,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory, corpus: Path, run_file: Path
 def victim(tmp_path_factory: pytest.TempPathFactory, corpus: Path, swarm: list[Node]) -> Iterator[Node]:
     """A fourth node, joined by the line that the creator's owner reads on the screen."""
     printed = swarmnode("id", "--join", "--data-dir", swarm[0].home).stdout.split()
-    assert printed[:2] == ["swarmnode", "run"], printed
+    assert printed[:2] == ["swarmnode", "join"], printed
     home = tmp_path_factory.mktemp("victim") / "fourth"
-    with Node(home, *printed[2:], "--checkpoint-every", "1", corpus=corpus) as node:
+    with Node(home, "--join", *printed[2:], "--checkpoint-every", "1", corpus=corpus) as node:
         yield node

@@ -114,7 +114,7 @@ def test_mistake_in_a_run_file_is_named_before_anything_starts(
 
 def test_missing_run_file_and_missing_run_say_what_to_give(tmp_path: Path) -> None:
     assert "no such file" in refused("run", tmp_path / "absent.toml", "--data-dir", tmp_path / "home", code=3)
-    assert "--join MULTIADDR" in refused("run", "--data-dir", tmp_path / "home", "--port", "0", *LOCAL, code=3)
+    assert "swarmnode join" in refused("run", "--data-dir", tmp_path / "home", "--port", "0", *LOCAL, code=3)
 
 
 @pytest.mark.parametrize(
