@@ -130,7 +130,8 @@ class RunSession(Observer):
         self._abandoned: list[str] = []  # why there was no result since the last round
         self._arriving: tuple[int, int] | None = None
         self._arriving_since = 0.0  # trio's time
-        self._updates_before = 0  # of the inner optimizer, as the round in hand began
+        self._updates_before = 0  # of the inner optimizer, as the round in hand began here
+        self._began_training = 0.0  # trio's time, of the round in hand
         self._here: set[PeerId] = set()  # other members that were connected at the end of the last round
 
     def measure(self, metrics: Metrics) -> None:
@@ -294,6 +295,7 @@ class RunSession(Observer):
         result: RoundResult | None = None
         lost: LostPlace | None = None
         self._updates_before = self._context.trainer.moments()[1]
+        self._began_training = trio.current_time()
         with trio.CancelScope() as self._training:
             try:
                 result = await self.method.run_round()
@@ -496,18 +498,20 @@ class RunSession(Observer):
         if place is None or phase == "catching-up":
             return "looking for the run's other members" if place is None else "catching up with the others"
         last, usual, what = self._begin.last_round, self.usual_seconds, phase
+        left = usual - place.elapsed if usual is not None else None
         if phase == "training" and self._context.spec.needs_data:
             steps = self._context.spec.inner.steps_in(place.round)
             done = min(steps, max(0, self._context.trainer.moments()[1] - self._updates_before))
             what = f"step {done} of {steps}"
-            if usual is None and done > 1:  # the first of them are slow
-                usual = place.elapsed * steps / done
+            if usual is None and done > 1:  # the first of them are slow; who joined began in the middle of the round
+                taken = trio.current_time() - self._began_training
+                usual, left = taken * steps / done, taken * (steps - done) / done
         elif phase in ("exchanging", "waiting"):
             what = f"{phase} {'with' if phase == 'exchanging' else 'for'} the others"
-        times = f", ends in {_clock(usual - place.elapsed)}" if usual else ""
-        if last and usual and last > place.round + 1:
-            times += f", all {last} in {_clock((last - place.round) * usual - place.elapsed)}"
-        return f"round {place.round + 1}: {what}{times}"
+        times = f", ends in {_clock(left)}" if left is not None else ""
+        if last and usual and left is not None and last > place.round + 1:
+            times += f", all {last} in {_clock((last - place.round - 1) * usual + left)}"
+        return f"round {place.round}: {what}{times}"
 
     def _tell_of_members(self, counted: tuple[PeerId, ...]) -> None:
         """Who came, with work that counted, or is connected no more."""

@@ -169,15 +169,15 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.start("a", wait_peers=1)
         session = swarm.nodes["a"].session
-        assert session.doing() in ("looking for the run's other members", "round 1: waiting for the others")
+        assert session.doing() in ("looking for the run's other members", "round 0: waiting for the others")
         await swarm.start("b", join="a")
         while session.phase != "training":  # noqa: ASYNC110
             await trio.sleep(0.01)
-        assert session.doing() == "round 1: step 0 of 5"
+        assert session.doing() == "round 0: step 0 of 5"
         swarm.nodes["a"].trainer.remembered = (swarm.nodes["a"].trainer.remembered[0], 2)
-        assert re.fullmatch(r"round 1: step 2 of 5, ends in 0:00:0\d", session.doing())
+        assert re.fullmatch(r"round 0: step 2 of 5, ends in 0:00:0\d", session.doing())
         await swarm.round_done(2, "a", "b")
-        assert re.fullmatch(r"round [34]: \S+ .*, ends in 0:00:0\d", session.doing())
+        assert re.fullmatch(r"round [23]: \S+ .*, ends in 0:00:0\d", session.doing())
         session.progress(0, 40_000_000)
         await trio.sleep(0.1)
         session.progress(30_000_000, 40_000_000)
@@ -189,6 +189,20 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         assert session.doing() == ""
 
     simulate(body)
+
+
+def test_a_first_round_that_was_joined_in_the_middle_ends_by_the_pace_of_this_node() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a")
+        await trio.sleep(20.0)
+        late = await swarm.start("late", join="a")
+        while late.session.phase != "training":  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await trio.sleep(10.0)
+        late.trainer.remembered = (late.trainer.remembered[0], 2)
+        assert late.session.doing() == "round 0: step 2 of 5, ends in 0:00:15"
+
+    simulate(body, seconds_per_step=10.0)
 
 
 def test_who_is_cut_off_is_told_within_two_minutes(caplog: pytest.LogCaptureFixture) -> None:

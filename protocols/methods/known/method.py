@@ -274,9 +274,10 @@ class Diloco(Method):
                 heads = [head for head, _ in await self._heads(join=False) if not head.paused]
                 if not any(head.run_id == self._parts.run_id and prefers(mine, head) for head in heads):
                     here = self.agreement.acceptor.position
-                    answered = f"{len(heads)} members answer and none is further" if heads else "no member answers"
-                    logger.warning("%s; going on from round %d", answered, here.round)
-                    if not heads:
+                    if heads:
+                        logger.info("round %d lasts; training in it meanwhile, for one that counts it", here.round)
+                    else:
+                        logger.warning("no member answers; going on from round %d", here.round)
                         await self.rounds.begin(here.round, self.rounds.state, (self._parts.me,), ())
                     return
             await trio.sleep(ASK_TO_JOIN_EVERY)
