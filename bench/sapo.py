@@ -5,7 +5,8 @@
 Eight tiny policies on nine digit tasks in one process, without a network (sapo_swarm/swarm.py):
 
 split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter; those
-          that share with wrong answers of others tapered (TOPR); 8/0 that asks on until 8 own groups are informative
+          that share with wrong answers of others tapered (TOPR), or all of them decoupled (AReaL); 8/0 that asks on
+          until 8 own groups are informative
 attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each attack with and without the defence,
           and what honest swarms write by themselves
 unequal   four kinds of policies, two nodes each, apart and together
@@ -47,23 +48,25 @@ SPLIT = (
     Arm("adaptive", adaptive=True),
     Arm("4/4 unfiltered", own=4, external=4, filtered=False),
     Arm("8/0 oversampled", oversample=8),
-    Arm("4/4 tapered", own=4, external=4, correction="tapered"),
-    Arm("6/2 tapered", own=6, external=2, correction="tapered"),
-    Arm("2/6 tapered", own=2, external=6, correction="tapered"),
-    Arm("adaptive tapered", adaptive=True, correction="tapered"),
+    Arm("4/4 tapered", own=4, external=4, correction="taper"),
+    Arm("6/2 tapered", own=6, external=2, correction="taper"),
+    Arm("2/6 tapered", own=2, external=6, correction="taper"),
+    Arm("adaptive tapered", adaptive=True, correction="taper"),
+    Arm("4/4 decoupled", own=4, external=4, correction="decoupled"),
+    Arm("adaptive decoupled", adaptive=True, correction="decoupled"),
 )
-SIMNET = tuple(arm for arm in SPLIT if arm.filtered)
+SIMNET = tuple(arm for arm in SPLIT if arm.filtered and arm.correction != "decoupled")
 PROCESSES = (
-    Arm("8/0", correction="tapered", defended=True),
-    Arm("6/2 tapered", own=6, external=2, correction="tapered", defended=True),
-    Arm("4/4 tapered", own=4, external=4, correction="tapered", defended=True),
-    Arm("2/6 tapered", own=2, external=6, correction="tapered", defended=True),
-    Arm("adaptive tapered", adaptive=True, correction="tapered", defended=True),
+    Arm("8/0", correction="taper", defended=True),
+    Arm("6/2 tapered", own=6, external=2, correction="taper", defended=True),
+    Arm("4/4 tapered", own=4, external=4, correction="taper", defended=True),
+    Arm("2/6 tapered", own=2, external=6, correction="taper", defended=True),
+    Arm("adaptive tapered", adaptive=True, correction="taper", defended=True),
 )
 UNEQUAL = (
     Arm("8/0", policies="unequal"),
     Arm("4/4", own=4, external=4, policies="unequal"),
-    Arm("4/4 tapered", own=4, external=4, policies="unequal", correction="tapered"),
+    Arm("4/4 tapered", own=4, external=4, policies="unequal", correction="taper"),
 )
 
 
@@ -72,7 +75,7 @@ def attack_arms() -> Iterator[Arm]:
 
     Undefended is SAPO as published; the others learn as the product does, with wrong answers of others tapered.
     """
-    clean = Arm("clean", own=4, external=4, defended=True, correction="tapered", rounds=50, warm_up=180, max_tokens=8)
+    clean = Arm("clean", own=4, external=4, defended=True, correction="taper", rounds=50, warm_up=180, max_tokens=8)
     yield clean
     yield replace(clean, worked=True)
     for name, attack in ATTACKS.items():

@@ -26,6 +26,7 @@ from typing import Any, get_type_hints
 import msgpack
 
 from swarmnode.training.options import SettingError, as_toml, describe, option, parse_section, read_toml
+from swarmnode.training.rl.section import USUAL, RolloutsSection, wrong_in
 
 SCHEMA = 3  # 2: [trust] validators, which were electors; 3: models of other shapes, and tokens
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
@@ -37,9 +38,6 @@ LOSS_EVERY = 10  # steps, or more: the loss of 32 sequences takes as long as som
 NOBODY = "none"  # as a run's owner
 FILLED_IN = ("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
-_POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
-POLICY_HEADS = 2  # of a gpt policy
 BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
 ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
 BYTES_UNIT = "bits per byte"
@@ -329,61 +327,6 @@ class TrustSection:
     )
 
 
-@dataclass(frozen=True)
-class RolloutsSection:
-    """How policies learn from rollouts (SAPO, 2509.08721). Each node may choose a policy of its own."""
-
-    policy: str = option(
-        "gpt:2x48",
-        "policy of a node that names no other: gpt or gru, layers x width; or hf:MODEL, a model of transformers that "
-        "is on the machine already (hf-full:MODEL trains all of its parameters)",
-    )
-    answers: int = option(8, "answers to a question, which are compared with one another (G)", between=(2, 64))
-    batch: int = option(8, "questions with their answers in an update (I + J)", between=(1, 256))
-    external: int = option(
-        4, "of these, how many are others' rollouts where that is not adaptive (J)", between=(0, 256)
-    )
-    adaptive: bool = option(
-        True,
-        "ask itself a whole batch, and put others' rollouts in the places of own ones that teach nothing; none where "
-        "they hurt on held-out questions",
-    )
-    judge: str = option(
-        "none",
-        "what rewards are multiplied by: none; or task, what each question's own judge, which is part of this program, "
-        "finds of the whole answer, so that text beside a right answer earns nothing",
-        choices=("none", "task"),
-    )
-    share: float = option(0.25, "part of an update that one peer's rollouts may have", between=(0, 1))
-    sampled: int = option(
-        32,
-        "groups in an update, at the most, that nodes which only sample wrote for the policy; they come on top",
-        between=(0, 1024),
-    )
-    staleness: int = option(
-        4, "updates that a policy may be ahead of the weights such groups were written with", between=(0, 64)
-    )
-    audit: float = option(
-        0.25, "part of each sampling node's groups that are looked at, one at the least", between=(0, 1)
-    )
-    weights: str = option(
-        "pull",
-        "how sampling nodes come to new weights: pull, they ask after each batch; push, they are told, and fetch them "
-        "while they sample with those before",
-        choices=("pull", "push"),
-    )
-    difficulty: int = option(5, "of the questions: the base of the digits", between=(2, 10))
-    pace: float = option(
-        1.0,
-        "time of a round at the least: what others share meanwhile is learned from in the same round",
-        unit="s",
-        between=(0, 3600),
-    )
-    warm_up: int = option(
-        120, "supervised steps before, which teach the form of an answer", unit="steps", between=(0, 10**5)
-    )
-
-
 # -- the run
 
 
@@ -399,7 +342,7 @@ class RunSpec:
     outer: OuterSection = OuterSection()
     exchange: ExchangeSection = ExchangeSection()
     trust: TrustSection = TrustSection()
-    rollouts: RolloutsSection = RolloutsSection()
+    rollouts: RolloutsSection = USUAL
 
     def __post_init__(self) -> None:
         method, codec = self.exchange.method, self.exchange.codec
@@ -580,38 +523,9 @@ def _check_rollouts(spec: RunSpec, source: str) -> Iterator[str]:
             f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out. A task of your own is "
             "none of these: it is learned from batches (docs/tasks.md)"
         )
-    if rollouts != RolloutsSection() and method != "sapo":
+    if rollouts != USUAL and method != "sapo":
         yield f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
-    if rollouts.external > rollouts.batch:
-        yield (
-            f"{source} [rollouts]: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a "
-            "part; lower the first or raise the second"
-        )
-    if hf_model(rollouts.policy) is None:
-        try:
-            policy_shape(rollouts.policy, where=f"{source} [rollouts]")
-        except SettingError as error:
-            yield str(error)
-
-
-def hf_model(policy: str) -> tuple[str, str] | None:
-    """How it is trained (hf, hf-full) and the name or folder of the model, in a policy such as hf:Qwen/Qwen2.5-0.5B."""
-    found = _MODEL.fullmatch(policy)
-    return (found[1], found[2]) if found is not None else None
-
-
-def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
-    """Kind, layers and width of a policy such as gpt:2x48. Raises SettingError."""
-    found = _POLICY.fullmatch(policy)
-    if found is None:
-        raise SettingError(
-            f"{where}: policy = {policy!r} is not valid; expected gpt:LAYERSxWIDTH or gru:LAYERSxWIDTH, as in "
-            "gpt:2x48, or hf:MODEL"
-        )
-    kind, layers, width = found[1], int(found[2]), int(found[3])
-    if kind == "gpt" and width % POLICY_HEADS:
-        raise SettingError(f"{where}: policy = {policy!r} is not valid; the width is a multiple of {POLICY_HEADS}")
-    return kind, layers, width
+    yield from wrong_in(rollouts, f"{source} [rollouts]")
 
 
 def _check_trust(spec: RunSpec, source: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The same arms over the product's own protocol: eight nodes of the simulated network, or eight daemons on loopback.
 
 outcome = over_simnet(Arm("4/4", own=4, external=4), seed=1, say=print)
-outcome = over_processes(Arm("4/4 tapered", own=4, external=4, correction="tapered", defended=True), seed=1, say=print)
+outcome = over_processes(Arm("4/4 tapered", own=4, external=4, correction="taper", defended=True), seed=1, say=print)
 
 On the simulated network, nodes have real sessions, membership and sharing (protocols/methods/rollouts/sapo.py), and
 this process trains all eight policies; a round takes one virtual second, links have 50 ms. Daemons are what `swarmnode
@@ -155,6 +155,7 @@ def _tables(arm: Arm, seed: int) -> dict[str, Any]:
         "external": arm.external,
         "adaptive": arm.adaptive,
         "warm_up": arm.warm_up,
+        "correction": arm.correction,
         "pace": PACE,
     }
     return {"run": {"name": "bench", "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts}

@@ -29,6 +29,8 @@ COLOURS = {
     "6/2 tapered": "tab:olive",
     "2/6 tapered": "tab:pink",
     "adaptive tapered": "tab:brown",
+    "4/4 decoupled": "navy",
+    "adaptive decoupled": "gold",
 }
 
 

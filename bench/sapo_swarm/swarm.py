@@ -165,7 +165,7 @@ def settings_of(arm: Arm) -> Settings:
         limits=BatchLimits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
         sampling=Sampling(max_tokens=arm.max_tokens),
         learning_rate=arm.learning_rate,
-        tapered=arm.correction == "tapered",
+        correction=arm.correction,
         gate=TokenGate() if arm.defended else None,
         judged=arm.defended and arm.worked,
     )

@@ -34,7 +34,8 @@ import trio
 
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.training import hub
-from swarmnode.training.runspec import RunSpec, hf_model
+from swarmnode.training.rl.section import hf_model
+from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.tokens import BYTES
 

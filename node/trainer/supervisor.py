@@ -52,8 +52,9 @@ from swarmnode.training import mapped
 from swarmnode.training.memory import Keeping, Machine, Needs, Weight, in_words, needs, refusal
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
+from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.runspec import InnerSection, RunSpec, encode, hf_model
+from swarmnode.training.runspec import InnerSection, RunSpec, encode
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch, point_row, stretches_of

@@ -162,7 +162,7 @@ async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, size: Si
         task.learner.start_from(beginning.learner)
         if not defended:
             naive = BatchLimits(share=1.0, probation=1.0)
-            task.learner.settings = replace(task.learner.settings, gate=None, limits=naive, tapered=False)
+            task.learner.settings = replace(task.learner.settings, gate=None, limits=naive, correction="none")
         return _Honest(task)
 
     def build(parts: Context) -> Method:

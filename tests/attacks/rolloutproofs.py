@@ -22,8 +22,8 @@ from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.proofs import RolloutAudit
+from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.tasks import TaskRef, assigned_task, tasks_of_run, well_formed
-from swarmnode.training.runspec import RolloutsSection
 
 BATCHES = 100
 GROUPS = 8  # of a batch

@@ -26,7 +26,7 @@ from swarmnode.training.rl.tasks import DEFAULT_BASE, WORKED, Question, TaskRef,
 
 SPLIT = Split(4, 4)
 POLICY = PolicySpec("gpt", layers=1, width=48, heads=4)
-DEFENDED = Settings(split=SPLIT, limits=BatchLimits(share=0.25), gate=TokenGate(), tapered=True)
+DEFENDED = Settings(split=SPLIT, limits=BatchLimits(share=0.25), gate=TokenGate(), correction="taper")
 UNDEFENDED = Settings(split=SPLIT, limits=BatchLimits(share=1.0))
 
 

@@ -2,7 +2,7 @@
 
     taken, refused = choose(pool, Split(own=4, external=4), BatchLimits(), rng)      # of others, beside the own groups
     logprobs = token_logprobs(policy, batch)                         # (N, T - 1), with a gradient
-    loss = grpo_loss(logprobs, batch, tapered=True)                  # the one step of a SAPO round
+    loss = grpo_loss(logprobs, batch, correction="taper")             # the one step of a SAPO round
 
 **The choice**: I groups of a node's own and J of others', so that no peer owns the batch. SAPO (2509.08721) drops
 external groups without advantage, then draws J uniformly: that filter is what makes sharing work. Added here: a cap on
@@ -11,8 +11,9 @@ Thief", 2511.09780). How many to take from others is learned too (`AdaptiveSplit
 
 **The loss**: with one step a round the ratio is 1 everywhere, and there is nothing to clip: a peer's text is learned
 from as if the own policy had written it. There is no KL term. Where log-probabilities of the policy that wrote a text
-are known, wrong answers weigh as much as this policy is likely to give them (`tapered`). Texts that are known to be by
-an older version of this very policy (`Batch.stale`) are weighed by decoupled PPO, whatever is done with others'.
+are known, `correction` may weigh them: "taper" lets wrong answers weigh as much as this policy is likely to give them,
+"decoupled" weighs each token by decoupled PPO. Texts that are known to be by an older version of this very policy
+(`Batch.stale`) are weighed by that, whatever is done with others'.
 
 Shapes: N texts of T tokens at most, padded at the right; column t of a (N, T - 1) tensor is about token t + 1.
 """
@@ -232,11 +233,14 @@ def token_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def grpo_loss(logprobs: Tensor, batch: Batch, *, tapered: bool = False) -> Tensor:
-    """−J of GRPO (2402.03300, eq. 3) without KL, by token; `logprobs` (N, T - 1) are those of the policy that steps."""
+def grpo_loss(logprobs: Tensor, batch: Batch, *, correction: str = "none") -> Tensor:
+    """−J of GRPO (2402.03300, eq. 3) without KL, by token; `logprobs` (N, T - 1) are those of the policy that steps.
+
+    `correction`, of texts that others wrote: none, taper or decoupled.
+    """
     now = logprobs.detach()
-    weight = tapering(now, batch)[:, None].expand_as(now) if tapered else torch.ones_like(now)
-    weight = torch.where(batch.stale[:, None], decoupling(now, batch), weight)
+    weight = tapering(now, batch)[:, None].expand_as(now) if correction == "taper" else torch.ones_like(now)
+    weight = torch.where(batch.stale[:, None] | (correction == "decoupled"), decoupling(now, batch), weight)
     ratio = (logprobs - now).exp()  # 1; its gradient is that of `logprobs`
     return -token_mean(weight * ratio * batch.advantages[:, None], batch.mask)
 

@@ -57,7 +57,7 @@ class Settings:
     sampling: Sampling = field(default_factory=Sampling)
     learning_rate: float = 1e-3  # Adam's
     clip_norm: float = 1.0  # of the gradient
-    tapered: bool = False  # others' wrong answers weigh as much as they are likely here (TOPR); else as own (SAPO)
+    correction: str = "none"  # of what others wrote, as in `grpo_loss`; none is SAPO as published
     gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
     trial_questions: int = 128  # held-out questions of a trial of `AdaptiveSplit`
@@ -320,7 +320,7 @@ class Learner:
         batch = self._batch(groups, sampled)
         if batch is None:
             return 0.0
-        loss = grpo_loss(token_logprobs(self.policy, batch.tokens), batch, tapered=self.settings.tapered)
+        loss = grpo_loss(token_logprobs(self.policy, batch.tokens), batch, correction=self.settings.correction)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)

@@ -28,9 +28,10 @@ from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling
+from swarmnode.training.rl.section import POLICY_HEADS, hf_model, policy_shape
 from swarmnode.training.rl.tasks import TaskRef, tasks_of_run, well_formed
 from swarmnode.training.rl.vocabulary import COMMON
-from swarmnode.training.runspec import POLICY_HEADS, RunSpec, hf_model, policy_shape
+from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment, TaskError
 
 # Of language models; set by reasoning, not measured: who draws among the likeliest 50 seldom leaves a reader's 256.
@@ -62,7 +63,7 @@ class DigitsRL:
             clip_norm=spec.inner.clip,
             gate=TokenGate() if is_small else TEXT_GATE,
             sampling=Sampling() if is_small else TEXT_SAMPLING,
-            tapered=True,
+            correction=rollouts.correction,
             judged=rollouts.judge != "none",
         )
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.

@@ -51,8 +51,8 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.protocols.wire import WireError, decode, plain
+from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
-from swarmnode.training.runspec import RolloutsSection
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,8 @@ def test_decoupled_ppo_weighs_by_how_much_likelier_the_policy_finds_a_token_than
     loss.backward()
     assert loss.item() == pytest.approx(-(2 - 1) / 2)
     torch.testing.assert_close(logprobs.grad, torch.tensor([[-1.0], [0.5]]))
-    far = grpo_loss(logprobs, a_batch([[math.log(0.001)], None], stale=True), tapered=True)  # weight 500, cut at 4
+    older = a_batch([[math.log(0.001)], None], stale=True)  # weight 500, cut at 4
+    far = grpo_loss(logprobs, older, correction="taper")
     assert far.item() == pytest.approx(-(4 - 1) / 2)
 
 
@@ -53,16 +54,23 @@ def test_on_policy_all_corrections_are_grpo() -> None:
     logprobs = torch.log(torch.tensor([[0.5], [0.25]]))
     known = [[math.log(0.5)], [math.log(0.25)]]
     plain = grpo_loss(logprobs, a_batch(known))
-    torch.testing.assert_close(grpo_loss(logprobs, a_batch(known), tapered=True), plain)
+    torch.testing.assert_close(grpo_loss(logprobs, a_batch(known), correction="taper"), plain)
     torch.testing.assert_close(grpo_loss(logprobs, a_batch(known, stale=True)), plain)
+
+
+def test_decoupled_weighs_others_tokens_as_those_of_an_older_self() -> None:
+    logprobs = torch.log(torch.tensor([[0.5], [0.25]]))
+    behaviour = [[math.log(0.25)], [math.log(0.5)]]  # weights 2 and 0.5
+    assert grpo_loss(logprobs, a_batch(behaviour), correction="decoupled").item() == pytest.approx(-(2 - 0.5) / 2)
+    assert grpo_loss(logprobs, a_batch(behaviour), correction="none").item() == pytest.approx(0.0)
 
 
 def test_a_wrong_answer_that_we_would_not_give_weighs_what_we_would_give_it() -> None:
     logprobs = torch.log(torch.tensor([[0.01], [0.02]]))
     batch = a_batch([[math.log(0.5)], [math.log(0.2)]])
-    assert grpo_loss(logprobs, batch, tapered=True).item() == pytest.approx(-(1 - 0.1) / 2)
+    assert grpo_loss(logprobs, batch, correction="taper").item() == pytest.approx(-(1 - 0.1) / 2)
     liar = a_batch([[math.log(0.5)], [math.log(1e-9)]])  # no claim lifts a weight above 1
-    assert grpo_loss(logprobs, liar, tapered=True).item() == pytest.approx(0.0)
+    assert grpo_loss(logprobs, liar, correction="taper").item() == pytest.approx(0.0)
 
 
 def test_a_batch_is_padded_at_the_right_and_masks_all_but_answers() -> None:

@@ -17,10 +17,11 @@ from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling, read, sample
+from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef, well_formed
 from swarmnode.training.rl.trainee import DigitsRL
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, known, translate
-from swarmnode.training.runspec import hf_model, parse_runspec
+from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -38,7 +39,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def learner(policy: torch.nn.Module, name: str = "hf") -> Learner:
-    settings = Settings(split=Split(2, 2), sampling=HOW, tapered=True)
+    settings = Settings(split=Split(2, 2), sampling=HOW, correction="taper")
     return Learner(name, policy, settings, seed=1)
 
 

@@ -217,7 +217,7 @@ def test_stale_rollouts_are_learned_from_with_a_correction(warm: Callable[..., L
     writer = warm(seed=3)
     groups = [("a", scored.group) for scored in writer.sample()]
     writer.learn(writer.sample(), pool())
-    reader = warm(replace(SETTINGS, tapered=True, limits=BatchLimits(share=1.0)))
+    reader = warm(replace(SETTINGS, correction="taper", limits=BatchLimits(share=1.0)))
     report = reader.learn(reader.sample(), groups)
     assert np.isfinite(report.loss)
 

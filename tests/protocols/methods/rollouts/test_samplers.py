@@ -23,8 +23,8 @@ from swarmnode.protocols.methods.rollouts.samplers import (
     seal_weights,
 )
 from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
-from swarmnode.training.runspec import RolloutsSection
 
 WORLD = SimWorld()
 TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
