@@ -27,6 +27,7 @@ from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, chan
 from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_of
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
+from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
@@ -453,7 +454,7 @@ def rendezvous(addresses: Sequence[str]) -> str:
 def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSettings:
     """Where the host listens and what it may use."""
     return HostSettings(
-        listen=(f"/ip{6 if ':' in config.listen else 4}/{config.listen}/tcp/{config.port}",),
+        listen=listening(config.listen, config.port),
         announce=config.announce,
         mdns=config.mdns,
         up=config.up * MEGABIT,

@@ -44,7 +44,9 @@ class NodeConfig:
     )
     port: int = option(4077, "TCP port to listen on; 0 takes any free one", between=(0, 65535))
     listen: str = option(
-        "0.0.0.0", "IP address to listen on; 0.0.0.0 is every IPv4 interface, 127.0.0.1 this machine only"
+        "::",
+        "IP address to listen on; :: is every interface, IPv4 and IPv6, 0.0.0.0 every one of IPv4, 127.0.0.1 this "
+        "machine only",
     )
     announce: tuple[str, ...] = option(
         (), "multiaddrs to tell peers instead of those found out, for a node behind a port forward"
@@ -396,7 +398,7 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
     try:
         ipaddress.ip_address(config.listen)
     except ValueError:
-        wrong("listen", config.listen, "an IP address such as 0.0.0.0, :: or 127.0.0.1")
+        wrong("listen", config.listen, "an IP address such as ::, 0.0.0.0 or 127.0.0.1")
     for address in config.join:
         if parse(address) is None:
             known, unknown = "/ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…", "/dns4/node.example/tcp/4077"

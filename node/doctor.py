@@ -23,6 +23,7 @@ from typing import Any
 
 from swarmnode import __version__
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.host.addresses import listening
 from swarmnode.training.memory import Machine
 
 OK, WARN, BAD = "ok", "warn", "bad"
@@ -144,14 +145,15 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
 def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
     if status is not None:
         return Diagnosis("port", OK, f"the node listens; it tells others {len(status['addresses'])} addresses")
-    family = socket.AF_INET6 if ":" in config.listen else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((config.listen, config.port))
-        except OSError as error:
-            says = f"TCP port {config.port} on {config.listen} cannot be used: {error.strerror}"
-            return Diagnosis("port", BAD, says, "end the program that has it, or choose another one: --port")
+    for place in listening(config.listen, config.port):
+        host = place.split("/")[2]
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host, config.port))
+            except OSError as error:
+                says = f"TCP port {config.port} on {host} cannot be used: {error.strerror}"
+                return Diagnosis("port", BAD, says, "end the program that has it, or choose another one: --port")
     return Diagnosis("port", OK, f"TCP port {config.port} on {config.listen} is free")
 
 

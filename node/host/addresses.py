@@ -4,9 +4,9 @@
     /ip4/203.0.113.7/tcp/4077/p2p/RELAY/p2p-circuit/p2p/12D3KooW…
     /ip4/203.0.113.7/tcp/4077/key/0123456789abcdef    as a link says it: how the peer's public key begins
 
-Listening on 0.0.0.0 must not announce 0.0.0.0: peers that dial it reach themselves. `announced` puts the machine's real
-interface addresses in its place. Only TCP at an IP address or a name is dialled; names are resolved anew for each dial,
-by the system's resolver (so /etc/hosts and a container's service names count).
+Listening on 0.0.0.0 or :: must not announce that: peers that dial it reach themselves. `announced` puts the machine's
+real interface addresses in its place. Only TCP at an IP address or a name is dialled; names are resolved anew for each
+dial, by the system's resolver (so /etc/hosts and a container's service names count).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import base58
@@ -39,6 +41,10 @@ EXPECTED = (
 )
 DNSADDR = "dnsaddr"  # a name whose TXT records are multiaddrs: dnsaddr=/ip4/… (multiformats.io, DNSADDR)
 FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
+EVERYWHERE = {"ip4": "0.0.0.0", "ip6": "::"}
+FLAGS = Path("/proc/net/if_inet6")  # Linux's table of IPv6 addresses
+PASSING = 0x01 | 0x08 | 0x20 | 0x40  # IFA_F_TEMPORARY (RFC 8981), DADFAILED, DEPRECATED, TENTATIVE (rtnetlink(7))
+PREFERENCES, PREFER_STABLE = 72, 2  # IPV6_ADDR_PREFERENCES, IPV6_PREFER_SRC_PUBLIC (RFC 5014; linux/in6.h)
 
 
 @lru_cache(maxsize=4096)
@@ -84,30 +90,90 @@ def without_peer(address: str) -> str:
     return way + circuit if circuit else way.partition("/p2p/")[0].partition(f"/{BEGINS}/")[0].rstrip("/")
 
 
+def listening(host: str, port: int) -> tuple[str, ...]:
+    """The multiaddrs to listen on at an IP address: at ::, every interface of both families that the kernel has."""
+    families = ("ip4", "ip6") if host == EVERYWHERE["ip6"] else ("ip6" if ":" in host else "ip4",)
+    return tuple(
+        f"/{family}/{EVERYWHERE[family] if len(families) > 1 else host}/tcp/{port}"
+        for family in families
+        if family == "ip4" or _has_ipv6()
+    )
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind((EVERYWHERE["ip6"], 0))
+    except OSError:
+        return False
+    return True
+
+
 def announced(listening: Iterable[str]) -> tuple[str, ...]:
-    """`listening` with unspecified addresses replaced by those of the interfaces, loopback only for want of others."""
+    """`listening` with unspecified addresses replaced by those of the interfaces, loopback only for want of others.
+
+    The families by turns, IPv4 first: who keeps a few of the addresses keeps one of each.
+    """
     result: list[str] = []
+    real: list[str] = []
     for address in listening:
         _, family, host, *rest = address.split("/")
-        if family in ("ip4", "ip6") and ipaddress.ip_address(host).is_unspecified:
-            result += ["/".join(("", family, real, *rest)) for real in interface_addresses(family)]
+        if family in EVERYWHERE and ipaddress.ip_address(host).is_unspecified:
+            real += ["/".join(("", family, each, *rest)) for each in interface_addresses(family)]
         else:
             result.append(address)
-    return tuple(dict.fromkeys(result))
+    outside = [address for address in real if not ipaddress.ip_address(address.split("/")[2]).is_loopback]
+    return tuple(dict.fromkeys(by_turns([*result, *(outside or real)], first="4")))
+
+
+def by_turns(addresses: Iterable[str], *, first: str) -> list[str]:
+    """One of each family after the other, the order within a family as it is; `first` is "4" or "6"."""
+    kinds: tuple[list[str], list[str]] = ([], [])
+    for address in addresses:
+        kind = address.split("/", 2)[1]
+        family = "6" if kind in ("ip6", "dns6") else "4"
+        kinds[family != first].append(address)
+    return [address for address in chain.from_iterable(zip_longest(*kinds)) if address is not None]
 
 
 def interface_addresses(family: str) -> tuple[str, ...]:
-    """Addresses of this machine's interfaces; `family` is "ip4" or "ip6". Link-local ones are left out."""
-    found = []
+    """Addresses of this machine's interfaces that are there to stay; `family` is "ip4" or "ip6".
+
+    Left out are link-local ones, and of IPv6 those that the kernel made for a while (RFC 8981), is about to drop or
+    still tries out, where it says so.
+    """
     import ifaddr
 
+    found = []
+    passing = _passing_addresses() if family == "ip6" else frozenset()
     for adapter in ifaddr.get_adapters():
         for entry in adapter.ips:
             host = str(entry.ip if entry.is_IPv4 else entry.ip[0])
             if entry.is_IPv4 == (family == "ip4") and not ipaddress.ip_address(host).is_link_local:
                 found.append(host)
-    outside = tuple(host for host in found if not ipaddress.ip_address(host).is_loopback)
-    return outside or tuple(found)
+    return tuple(host for host in found if host not in passing)
+
+
+def _passing_addresses() -> frozenset[str]:
+    """IPv6 addresses with a flag of PASSING. One that is deprecated for good was set so by its owner."""
+    try:
+        rows = [line.split() for line in FLAGS.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return frozenset()
+    return frozenset(str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if int(row[4], 16) & PASSING)
+
+
+def source_towards(host: str) -> str | None:
+    """This machine's address from which packets to an IP address leave, a lasting one of IPv6; None without a way."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            if family == socket.AF_INET6 and FLAGS.exists():
+                probe.setsockopt(socket.IPPROTO_IPV6, PREFERENCES, PREFER_STABLE)
+            probe.connect((host, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True)

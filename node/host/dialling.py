@@ -26,6 +26,7 @@ from swarmnode.node.host.addresses import (
     DNSADDR,
     FAMILIES,
     Endpoint,
+    by_turns,
     parse,
     public_key,
     with_peer,
@@ -39,7 +40,7 @@ from swarmnode.protocols.peers.scoring import PeerScoring, Standing
 
 log = logging.getLogger(__name__)
 
-STAGGER = 0.2  # seconds before the next address of a peer is tried beside the first
+STAGGER = 0.25  # s before the next address of a peer is tried beside the first (RFC 8305, section 8)
 RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
 DNSADDR_DEPTH = 3  # names that may lead to one another
 MAX_ADDRESSES = 16  # remembered per peer, and taken from a name
@@ -131,19 +132,20 @@ class Dialler:
             del self._under_way[target]
 
     def _candidates(self, peer: PeerId, mine: tuple[Address, ...]) -> list[Address]:
-        """Where to dial the peer, direct ways before relayed ones. Raises Unreachable where nothing is known."""
+        """Where to dial the peer. Raises Unreachable where nothing is known."""
         # Nobody else is where this node listens; but others are behind the same relays.
         own = {without_peer(address) for address in mine if CIRCUIT not in address}
         candidates = [address for address in self.known(peer) if without_peer(address) not in own]
         if not candidates:
             raise Unreachable(f"no address of {peer} is known")
-        return sorted(candidates, key=lambda address: CIRCUIT in address)
+        return candidates
 
     async def _race(self, addresses: Iterable[Address], peer: PeerId | None, depth: int = 0) -> PeerId:
         """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
 
-        A name is replaced by what it resolves to, raced the same way, `depth` names behind one another. `peer` is who
-        must answer; None takes anybody whom the address allows.
+        Direct ways go before relayed ones, and in each the families by turns, IPv6 first (RFC 8305, section 4). A name
+        is replaced by what it resolves to, raced the same way, `depth` names behind one another. `peer` is who must
+        answer; None takes anybody whom the address allows.
         """
         reasons: list[str] = []
         answered: PeerId | None = None
@@ -167,7 +169,8 @@ class Dialler:
                 ended.set()
 
         async with trio.open_nursery() as nursery:
-            for address in addresses:
+            turns = by_turns(addresses, first="6")
+            for address in sorted(turns, key=lambda address: CIRCUIT in address):
                 ended = trio.Event()
                 nursery.start_soon(attempt, address, ended)
                 with trio.move_on_after(STAGGER):

@@ -28,11 +28,13 @@ from swarmnode.node.discovery.dht_values import DhtRecords
 from swarmnode.node.discovery.kademlia import ContentRouting, Kademlia
 from swarmnode.node.discovery.mdns import advertise_and_listen
 from swarmnode.node.host.addresses import (
+    EVERYWHERE,
     EXPECTED,
     announced,
     parse,
     peer_of,
     public_key,
+    source_towards,
     verify,
     with_peer,
     without_peer,
@@ -135,7 +137,7 @@ class Libp2pNetwork:
         try:
             async with background_trio_service(self.swarm):
                 try:
-                    listens = await self.swarm.listen(*listen)
+                    listens = await self._listen(listen)
                     if listens:
                         await self._serve_until_cancelled(task_status)
                 finally:
@@ -147,6 +149,13 @@ class Libp2pNetwork:
             raise
         if not listens:
             raise NetworkError(f"cannot listen on {', '.join(self._settings.listen)}: check `listen`")
+
+    async def _listen(self, places: list[Multiaddr]) -> bool:
+        """Whether this node listens anywhere. Where any port will do, both families take the same."""
+        first = await self.swarm.listen(*places[:1])
+        taken = re.search(r"/tcp/[0-9]+", str(next(iter(self._host.get_transport_addrs()), "")))
+        rest = [str(place).replace("/tcp/0", taken[0]) if taken else str(place) for place in places[1:]]
+        return await self.swarm.listen(*map(Multiaddr, rest)) or first
 
     def peers(self) -> tuple[PeerView, ...]:
         return tuple(
@@ -186,17 +195,24 @@ class Libp2pNetwork:
             return protocol in self.swarm.peerstore.get_protocols(peer_id(peer))
         return False
 
-    def dial_source(self) -> tuple[str, int] | None:
-        """Where to dial from so that a NAT maps the listening port; None where this node listens on no IPv4 address."""
+    def dial_source(self, host: str) -> tuple[str, int] | None:
+        """From where to dial an IP address so that a NAT maps, or a firewall opens, the listening port.
+
+        None where this node does not listen on an address of that family, or has no way there.
+        """
+        family = "ip6" if ":" in host else "ip4"
         for address in self._host.get_transport_addrs():
-            endpoint = re.fullmatch(r"/ip4/([0-9.]+)/tcp/([0-9]+)(/p2p/.*)?", str(address))
-            if endpoint is not None:
-                return endpoint[1], int(endpoint[2])
+            _, kind, listens, _, port, *_ = str(address).split("/")
+            if kind == family:
+                if listens == EVERYWHERE["ip6"]:  # not from an address that is gone tomorrow
+                    listens = source_towards(host) or ""
+                return (listens, int(port)) if listens else None
         return None
 
     async def connect_from_listening_port(self, peer: PeerId) -> YamuxSession | None:
         """One more connection to a directly connected peer, from the listening port; None where it failed."""
-        host, source = self.host_of(peer), self.dial_source()
+        host = self.host_of(peer)
+        source = self.dial_source(host) if host is not None else None
         for address in self.known_addresses(peer):
             endpoint = parse(address)
             if endpoint is None or endpoint.host != host or endpoint.relay is not None or source is None:

@@ -134,11 +134,11 @@ class HolePuncher:
 
     async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool) -> bool:
         """Dial all `places` at once; True as soon as there is a direct connection, also one that came in."""
-        source = self._network.dial_source()
 
         async def dial(place: Address, done: trio.CancelScope) -> None:
             dial = self._network.swarm.dial_addr if speaks_first else self._network.swarm.dial_addr_as_responder
             try:
+                source = self._network.dial_source(place.split("/")[2])
                 await dial(Multiaddr(place), ID.from_string(peer), source=source)
             except (SwarmException, OSError) as error:
                 logger.debug("dial of %s at %s failed: %s", peer, place, error)

@@ -68,7 +68,9 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
 
 def kind_of_nat(own: tuple[str, ...], reach: Reachability) -> str:
     """Whether there is a NAT in front of this node and how it maps (RFC 4787, section 4.1)."""
-    if {_host(address) for address in own} & {_host(place) for place in reach.observed()}:
+    seen = reach.observed()  # over IPv4, where NATs are, if anybody sees this node there
+    seen = tuple(place for place in seen if place.startswith("/ip4/")) or seen
+    if {_host(address) for address in own} & {_host(place) for place in seen}:
         return NO_NAT
     independent = reach.endpoint_independent()
     if independent is None:
@@ -98,7 +100,7 @@ def problems(answer: Mapping[str, Any]) -> Iterator[Problem]:
     elif reachability == "unknown":
         yield Problem("no peer has tried to dial this node yet", "wait a minute and look again")
     if endpoints and all(endpoint.host in ("127.0.0.1", "::1") for endpoint in endpoints):
-        yield Problem("the node listens for this machine only", "start it with --listen 0.0.0.0")
+        yield Problem("the node listens for this machine only", "start it with --listen ::")
     if reachability == "private":
         yield Problem(
             "peers cannot dial this node, and no relay has a place for it: it works with those that it dials",

@@ -71,7 +71,8 @@ class PortMapping:
 
     async def _keep(self) -> float:
         """Map, or renew; how long to wait until the next time, in seconds."""
-        listens, gateway = self._network.dial_source(), default_gateway()
+        gateway = default_gateway()
+        listens = self._network.dial_source(gateway) if gateway is not None else None
         mapping, wait = None, LOOK_EVERY
         if listens is None or listens[0].startswith("127.") or gateway is None or not is_local(gateway):
             self.state = "no router to ask"

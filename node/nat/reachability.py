@@ -4,7 +4,7 @@
 (https://github.com/libp2p/specs/blob/master/autonat/autonat-v1.md):
 
     asker -> helper   DIAL(addresses of the asker)
-    helper           connects anew to those that are at the address from which the asker came, and to no others
+    helper           connects anew to those that are at an address from which the asker came, and to no others
     helper -> asker   OK(address), or why not
 
 The helper never answers from a connection that exists (py-libp2p's does, and calls everybody public), and dials no
@@ -20,6 +20,8 @@ asker's key is checked by the Noise handshake; then the connection is dropped.
 One peer never decides while others can be asked: `ENOUGH` verdicts are wanted, fewer count only once nobody else is
 left to ask. Peers of the local network prove nothing about the internet: they count only while there are no others.
 Verdicts age; a change of the network forgets them all.
+The state is that over IPv4, which everybody has and routers translate; over IPv6 only where nobody asked came by IPv4.
+What verdicts over IPv6 say for themselves is in `over_ipv6`.
 
 It also keeps where others see this node, as identify tells it. Only connections that left from the listening port say
 where that port is mapped to. Two observers at different addresses that see it at one place mean an endpoint-independent
@@ -34,6 +36,7 @@ import enum
 import ipaddress
 import logging
 from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import trio
@@ -134,7 +137,7 @@ class Reachability:
     def decide(self, now: float, *, others: int) -> Reach:
         """The state by the verdicts that are not too old; `others` is how many more hosts could be asked."""
         self._verdicts = {v.host: v for v in self._verdicts.values() if v.at > now - AGE}
-        verdicts = list(self._verdicts.values())
+        verdicts = [self._verdicts[host] for host in _decisive(self._verdicts)]
         if verdicts and (len(verdicts) >= ENOUGH or not others):
             self.state = self._by_majority(verdicts)
         return self.state
@@ -184,6 +187,12 @@ class Reachability:
 
     # --- places -----------------------------------------------------------------------------------------------------
 
+    def over_ipv6(self, now: float) -> tuple[Address, ...]:
+        """Where helpers got through over IPv6, the newest first; nothing where most of them did not."""
+        tried = [v.reached for host, v in self._verdicts.items() if ":" in host]
+        places = [place for place in self.reached_at(now) if place.startswith("/ip6/")]
+        return tuple(places) if 2 * sum(tried) > len(tried) else ()
+
     def reached_at(self, now: float) -> tuple[Address, ...]:
         """Where helpers got through lately, the newest first."""
         fresh = [v.place for v in reversed(self._verdicts.values()) if v.place is not None and v.at > now - AGE]
@@ -211,10 +220,17 @@ class Reachability:
 
     def endpoint_independent(self) -> bool | None:
         """Whether most see the listening port at one place; None where fewer than two observers know."""
-        if len(self._seen) < 2:
+        observers = _decisive(self._seen)
+        if len(observers) < 2:
             return None
-        (_, most), *_rest = Counter(self._seen.values()).most_common(1)
-        return most > len(self._seen) / 2
+        (_, most), *_rest = Counter(self._seen[host] for host in observers).most_common(1)
+        return most > len(observers) / 2
+
+
+def _decisive(hosts: Iterable[str]) -> list[str]:
+    """The IPv4 addresses among `hosts`, as that is where NATs are; all for want of any."""
+    found = list(hosts)
+    return [host for host in found if ":" not in host] or found
 
 
 def is_local(host: str) -> bool:
@@ -266,8 +282,8 @@ class AutoNat:
         if request.type != pb.Message.DIAL:
             await self._answer(stream, pb.Message.E_BAD_REQUEST)
             return
-        host = self._network.host_of(asker)
-        places = _at(host, [bytes(raw) for raw in request.dial.peer.addrs]) if host else ()
+        hosts = {each.host for each in self._network.connections.of(asker) if each.host is not None}
+        places = _at(hosts, [bytes(raw) for raw in request.dial.peer.addrs])
         now = trio.current_time()
         if not places or self._under_way >= AT_ONCE or now < self._asked.get(asker, -EVERY) + EVERY:
             await self._answer(stream, pb.Message.E_DIAL_REFUSED)
@@ -328,10 +344,10 @@ class AutoNat:
                 await raw.close()
 
 
-def _at(host: str, packed: list[bytes]) -> tuple[Address, ...]:
-    """Those of the asker's addresses that are at `host`."""
+def _at(hosts: Collection[str], packed: list[bytes]) -> tuple[Address, ...]:
+    """Those of the asker's addresses that are at one of `hosts`."""
     endpoints = ((place, parse(place)) for place in places_in(packed[:16]))
-    return tuple(place for place, endpoint in endpoints if endpoint is not None and endpoint.host == host)[
+    return tuple(place for place, endpoint in endpoints if endpoint is not None and endpoint.host in hosts)[
         :MAX_ADDRESSES
     ]
 

@@ -301,6 +301,7 @@ class RelayClient:
         self._host = host
         self._random = random.Random(network.me)
         self._inbound = 0
+        self.beside: tuple[Address, ...] = ()  # where this node was reached without a relay all the same
         self._held: dict[PeerId, Reservation] = {}
         self._rests: dict[PeerId, float] = {}  # relays left alone, until when, trio time
         self._asked_dht = -ASK_DHT_EVERY
@@ -365,8 +366,8 @@ class RelayClient:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where this node can be dialled through relays."""
-        return tuple(address for reservation in self._held.values() for address in reservation.addresses)
+        """Where this node can be dialled through relays, and beside them."""
+        return (*(address for held in self._held.values() for address in held.addresses), *self.beside)
 
     def lose(self, relay: PeerId) -> None:
         """There is no place at `relay` any more: leave it alone for a while, and look for another."""

@@ -3,7 +3,8 @@ connections.
 
     public    announces its own addresses and those at which it was reached, relays for members of its runs, and says
               so in the DHT
-    private   announces circuit addresses only (its own to the local network), holds places at two relays
+    private   announces circuit addresses only (its own to the local network), and where it was reached over IPv6;
+              holds places at two relays
     unknown   goes on as before; at the start it announces its own addresses
 
 Who was dialled through a relay tries to punch a hole to the dialler. Where there is a direct connection to a peer, its
@@ -94,8 +95,20 @@ class NatTraversal:
     # --- reachability -----------------------------------------------------------------------------------------------
 
     async def _check(self, nursery: trio.Nursery) -> None:
-        """Ask a few peers at different hosts to dial this node."""
+        """Ask a few peers at different hosts to dial this node, over each family."""
         before, by_host = self.reachability.state, self._helpers()
+        over_ipv4 = {host: peer for host, peer in by_host.items() if ":" not in host}
+        left = await self._ask_some(over_ipv4)
+        left_of_ipv6 = await self._ask_some({host: by_host[host] for host in by_host.keys() - over_ipv4.keys()})
+        self.reachability.decide(trio.current_time(), others=left if over_ipv4 else left_of_ipv6)
+        if self.reachability.state is not before:
+            logger.info("this node is %s", _TELL[self.reachability.state])
+        if self.reachability.state not in (Reach.UNKNOWN, self._entered):
+            self._enter(nursery)
+        self._announce()
+
+    async def _ask_some(self, by_host: dict[str, PeerId]) -> int:
+        """Ask until there are enough verdicts; how many hosts are left to be asked."""
         hosts = self._random.sample(sorted(by_host), len(by_host))
         verdicts, asked = 0, 0
         while hosts and verdicts < ENOUGH and asked < ASK_AT_MOST:
@@ -106,18 +119,13 @@ class NatTraversal:
                     asking.start_soon(self._ask, host, by_host[host], answers)
             asked += len(batch)
             verdicts += sum(answer.reached is not None for answer in answers)
-        self.reachability.decide(trio.current_time(), others=len(hosts))
-        if self.reachability.state is not before:
-            logger.info("this node is %s", _TELL[self.reachability.state])
-        if self.reachability.state not in (Reach.UNKNOWN, self._entered):
-            self._enter(nursery)
-        self._announce()
+        return len(hosts)
 
     async def _ask(self, host: str, helper: PeerId, answers: list[DialBack]) -> None:
         try:
             await self._look_from_outside(host, helper)
             places = self.reachability.places(self._network.own_addresses)
-            answer = await self._autonat.ask(helper, places)
+            answer = await self._autonat.ask(helper, tuple(p for p in places if p.startswith("/ip6/") == (":" in host)))
         except NetworkError as error:
             logger.debug("%s does not help to find out about NATs: %s", helper, error)
             return
@@ -171,10 +179,12 @@ class NatTraversal:
 
     def _announce(self) -> None:
         """Tell others where to dial this node."""
-        if self._is_private:
-            self._network.announce_instead(self._network.relay_client.addresses)
-            return
         me, own = self._network.me, self._network.own_addresses
+        if self._is_private:
+            relays = self._network.relay_client
+            relays.beside = tuple(f"{at}/p2p/{me}" for at in self.reachability.over_ipv6(trio.current_time()))
+            self._network.announce_instead(relays.addresses)
+            return
         further = [f"{place}/p2p/{me}" for place in self.reachability.reached_at(trio.current_time())]
         found_out = self._entered is Reach.PUBLIC and not set(further) <= set(own)
         self._network.announce_instead(tuple(dict.fromkeys((*further, *own))) if found_out else None)

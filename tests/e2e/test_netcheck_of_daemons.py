@@ -51,4 +51,4 @@ def test_people_can_read_it(pair: list[Node]) -> None:
     waited_for(pair[0], lambda answer: answer["reachability"] == "public")
     shown = swarmnode("netcheck", "--data-dir", pair[0].home)
     assert shown.returncode == 0 and "public: peers can dial this node" in shown.stdout
-    assert "start it with --listen 0.0.0.0" in shown.stdout and max(map(len, shown.stdout.splitlines())) <= 120
+    assert "start it with --listen ::" in shown.stdout and max(map(len, shown.stdout.splitlines())) <= 120

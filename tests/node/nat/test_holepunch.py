@@ -79,7 +79,7 @@ class Punching:
 
     own_addresses: tuple[str, ...] = ()
 
-    def dial_source(self) -> tuple[str, int]:
+    def dial_source(self, host: str) -> tuple[str, int]:
         return "0.0.0.0", 4077
 
     def is_direct(self, peer: str) -> bool:

@@ -58,7 +58,7 @@ def test_a_public_node_with_peers_has_nothing_to_mend_whatever_the_nat(nat: str)
     [
         ({"peers": {"connected": 0, "direct": 0, "relayed": 0}}, "no peer is connected", "swarmnode join LINK"),
         ({"reachability": "unknown"}, "no peer has tried", "wait a minute"),
-        ({"listens": ["/ip4/127.0.0.1/tcp/4088"]}, "this machine only", "--listen 0.0.0.0"),
+        ({"listens": ["/ip4/127.0.0.1/tcp/4088"]}, "this machine only", "--listen ::"),
         ({"reachability": "private"}, "no relay has a place", "--role relay"),
         ({"reachability": "relayed", "relays": TWO[:1]}, "one relay only", "--role relay"),
         (
@@ -108,6 +108,8 @@ def test_two_places_at_relays_are_enough() -> None:
         (OWN, (OUTSIDE, "/ip4/45.80.10.3/tcp/61000"), False, DEPENDENT),
         (("/ip4/45.80.10.3/tcp/4088",), (OUTSIDE,), True, NO_NAT),
         (("/ip4/45.80.10.3/tcp/4088",), (OUTSIDE,), None, NO_NAT),
+        ((*OWN, "/ip6/2a10::2/tcp/4088"), (OUTSIDE, "/ip6/2a10::2/tcp/4088"), True, INDEPENDENT),
+        (("/ip6/2a10::2/tcp/4088",), ("/ip6/2a10::2/tcp/4088",), True, NO_NAT),
     ],
 )
 def test_the_kind_of_nat_is_told(

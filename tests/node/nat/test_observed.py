@@ -14,12 +14,13 @@ from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.reachability import MAX_OBSERVERS, Reachability, seen_by
 
 HERE, THERE = "/ip4/45.80.10.3/tcp/4077", "/ip4/45.80.10.3/tcp/61044"
+SIXTH = "/ip6/2a10:4580::2/tcp/4077"  # where nothing is translated
 
 
 def seen(*places: str) -> Reachability:
     observed = Reachability()
     for number, place in enumerate(places):
-        observed.saw(f"45.0.0.{number + 1}", place)
+        observed.saw(f"2a10::{number + 1}" if "ip6" in place else f"45.0.0.{number + 1}", place)
     return observed
 
 
@@ -33,6 +34,9 @@ def seen(*places: str) -> Reachability:
         ((HERE, HERE, THERE), True),  # one liar, or one that sees an older mapping
         (tuple(f"/ip4/45.80.10.3/tcp/{port}" for port in (1001, 1002, 1003)), False),
         ((HERE, HERE, THERE, THERE), False),
+        ((SIXTH, SIXTH), True),
+        ((HERE, HERE, SIXTH, SIXTH, SIXTH), True),
+        ((HERE, THERE, SIXTH, SIXTH, SIXTH), False),
     ],
 )
 def test_the_kind_of_nat_follows_from_what_most_observers_see(places: tuple[str, ...], kind: bool | None) -> None:

@@ -109,7 +109,7 @@ class Lab:
         self.router = router
         self.reachability = Counted()
         self.listens: tuple[str, int] | None = ("0.0.0.0", PORT)
-        network: Any = SimpleNamespace(dial_source=lambda: self.listens)
+        network: Any = SimpleNamespace(dial_source=lambda host: self.listens)
         self.ports = PortMapping(network, self.reachability)
         self.scope = trio.CancelScope()
         self.ended = trio.Event()

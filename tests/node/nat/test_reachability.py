@@ -112,3 +112,16 @@ def test_addresses_behind_a_nat_are_told(host: str) -> None:
 @pytest.mark.parametrize("host", ["45.80.10.3", "172.32.0.1", "203.0.113.9", "2a01:4f8::1"])
 def test_addresses_of_the_internet_are_told(host: str) -> None:
     assert not is_local(host)
+
+
+def test_ipv4_decides_where_anybody_came_by_it_and_ipv6_speaks_for_itself() -> None:
+    machine = Reachability()
+    place = "/ip6/2a10:4580::2/tcp/4077"
+    for number in range(ENOUGH):
+        machine.record(DialVerdict(f"2a10:4580:{number}::1", True, 0.0, place))
+    assert machine.decide(0.0, others=0) is Reach.PUBLIC
+    assert hear(machine, *hosts(ENOUGH, False), *hosts(ENOUGH, False, first=50)) is Reach.PRIVATE
+    assert machine.over_ipv6(0.0) == (place,) and machine.over_ipv6(AGE + 1) == ()
+    for number in range(ENOUGH):
+        machine.record(DialVerdict(f"2a10:4580:1{number}::1", False, 0.0))
+    assert machine.over_ipv6(0.0) == ()

@@ -89,7 +89,7 @@ class FakeNetwork:
     def dialled_through_relay(self, peer: PeerId) -> bool:
         return peer in self.through
 
-    def dial_source(self) -> tuple[str, int]:
+    def dial_source(self, host: str) -> tuple[str, int]:
         return "0.0.0.0", 4077
 
     async def connect_from_listening_port(self, peer: PeerId) -> None:
