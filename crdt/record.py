@@ -17,14 +17,12 @@ Evidence is two records of one author under one write-once key, which prove by t
     hlc    = that of the greater record
     author = the offender, key = `evidence/<kind of the records>`
 
-Nobody signs evidence: whoever holds both records can make it, everybody makes the same, and it is valid if both records
-are. What makes two records a contradiction is that their ids differ, even where their values are equal: rosters quote
-ids, so two ids for one moment can split those who judge it. Evidence is a register of the offender's, one for each
-kind: of two proofs the greater rank stays. Its ttl is longer than that of any record in it.
+Everybody who holds both records makes the same evidence, and it is valid if both records are. What makes them a
+contradiction is that their ids differ, even where their values are equal: rosters quote ids, so two ids for one moment
+can split those who judge it. Of two proofs of one kind the greater rank stays.
 
-Both have `run, author, kind, key, hlc, expiry, id, rank, tombstone, value, sealed, is_genuine`, and that is all that
-stores and protocols look at. Bytes are checked in two parts: `parse` refuses what is malformed and costs little;
-`is_genuine` verifies signatures, is pure, and is what a caller runs for whole batches in threads.
+Bytes are checked in two parts: `parse` refuses what is malformed and costs little; `is_genuine` verifies signatures, is
+pure, and is what a caller runs for whole batches in threads.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from typing import TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
+from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify
 from swarmnode.crdt.hlc import MAX_STAMP, expiry_of, time_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
@@ -283,8 +281,6 @@ def parse(raw: bytes) -> Element:
 
     What it returns has exactly these bytes as `sealed`.
     """
-    if (envelope := unsealed(raw, max_size=MAX_RECORD)) is not None:
-        return parse_record(*envelope)
     try:
         sealed = encoding.decode(raw, max_size=MAX_SEALED)
     except EncodingError as error:
