@@ -51,18 +51,9 @@ MIGRATIONS: tuple[str, ...] = (
         key    TEXT NOT NULL,
         sealed BLOB NOT NULL
     ) STRICT;
-    CREATE UNIQUE INDEX element_by_rank ON element (rank, kind);
+    CREATE UNIQUE INDEX element_by_rank ON element (rank);
     CREATE INDEX element_by_author ON element (author, key);
-    CREATE TABLE pinned (
-        rank        BLOB PRIMARY KEY,
-        until_round INTEGER NOT NULL,
-        sealed      BLOB NOT NULL
-    ) STRICT, WITHOUT ROWID;
     """,
-    "DROP TABLE pinned",  # copies for open rounds; the lifetimes of records keep what those refer to
-    "DELETE FROM element WHERE kind IN ('counter', 'shard')",  # kinds that nothing wrote
-    # A rank began with the hlc; now it begins with the expiry. Peers have what is deleted.
-    "DELETE FROM element; DROP INDEX element_by_rank; CREATE UNIQUE INDEX element_by_rank ON element (rank)",
 )
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
