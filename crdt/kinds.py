@@ -26,8 +26,6 @@ MAX_RECORD = 8192  # bytes of payload, the greatest of any kind of record
 
 @dataclass(frozen=True)
 class ElementKind:
-    """What all elements of a kind have in common."""
-
     name: str
     ttl: int  # ms that an element lives, and a tombstone as well
     slots: int  # elements that one author may hold at a time

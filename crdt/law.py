@@ -9,9 +9,8 @@ A rank is when the element expires, then its id (see `record`): as a kind has on
 (hlc, id) do.
 
 Both are functions of the set that was heard, and merging element by element computes them, so replicas that heard the
-same agree. What is displaced is always less than what displaces it, so it expires no later: forgetting what expired
-commutes with merging, and nothing comes back. (Keeping the lowest ids under a write-once key, rather than the greatest
-stamps, would commute neither with expiry nor with slots.)
+same agree. What is displaced is always less than what displaces it, so it expires no later, and forgetting what expired
+commutes with merging (docs/architecture.md, "One merge law").
 
 The law looks at key and rank only, so a store need not load what it compares.
 

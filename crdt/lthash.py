@@ -6,16 +6,10 @@
 The sum of a union of disjoint sets is the sum of their sums: a tree keeps one at every node, and that of any range is
 put together from few. Sums are 2 KiB and stay at home; what travels is `fingerprint`, 16 bytes under a salt.
 
-What this gives (Lewi, Kim, Maykov, Weis 2019, "Securing Update Propagation with Homomorphic Hashing", eprint
-2019/227): with 1024 lanes of 16 bits, finding two sets of one sum takes more than 2^200 steps, as hard as short
-integer solutions with the hash as a random oracle. A plain sum or xor of 16-byte hashes falls to linear algebra or the
-generalised birthday attack instead. A fingerprint is a further hash of the sum, cut to 16 bytes and keyed by a salt
-that is drawn after the sets are what they are: whoever chose the elements did so without knowing it, so two given sets
-agree by chance 2^-128, and there is nothing to grind: the birthday bound of 2^64 needs a salt known beforehand.
-
-What it does not give: a fingerprint proves nothing about who sends it. A peer that knows the salt may claim any
-fingerprint, and loses only its own repair by that. Nor does it hide: who guesses a set can check the guess. And it is a
-hash of sets: an element counted 2^16 times is as if it were not there, so callers add each element once.
+With 1024 lanes of 16 bits, finding two sets of one sum takes more than 2^200 steps (Lewi, Kim, Maykov, Weis 2019,
+"Securing Update Propagation with Homomorphic Hashing", eprint 2019/227). The salt of a fingerprint is drawn after the
+sets are what they are, so two given sets agree by chance 2^-128. A fingerprint proves nothing about who sends it, hides
+nothing, and is of a set: an element counted 2^16 times is as if it were not there, so callers add each element once.
 """
 
 from __future__ import annotations

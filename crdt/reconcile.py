@@ -14,12 +14,10 @@ Cut-off: only what expires after a time T is compared, so that a replica that ha
 is the later of what both sides hold, and the first answer says it; a peer more than a minute off is refused.
 
 Salt: everything after the hello is salted by a hash of T and both nonces, so the nonce of one honest side suffices
-that nobody knew the salt while the elements were made. Hence what travels can be short: marks of 8 bytes, short ids of
-6. That one of them errs has a chance of some 10^-10 a session with 100 differences. The fingerprint of everything, 16
-bytes, tells: then `agreed` is False, and the next session, under another salt, finds what was missed. What a salted
-hash gives and what not, see `lthash`: a peer that lies gets what it asks for and hides what it likes. It cannot make
-this side go on: each side counts frames, bytes and work and raises `Exhausted` beyond its budget; what the initiator
-learned until then is of use.
+that nobody knew the salt while the elements were made, and marks of 8 bytes and short ids of 6 err in some 10^-10 of
+sessions with 100 differences. The fingerprint of everything tells: then `agreed` is False. A peer that lies gets what
+it asks for, hides what it likes, and cannot make this side go on: each side counts frames, bytes and work and raises
+`Exhausted` beyond its budget; what the initiator learned until then is of use.
 
 Ranges are cut into at most 16 parts and listed at 32 ranks: 100 000 ranks take 6 half rounds, 16 times as many take 2
 more. `bench/reconcile.py` measures bytes and time.

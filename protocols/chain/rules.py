@@ -15,20 +15,16 @@ which cuts and scores to quote; the rest follows here:
    gain of the whole step is a contribution's (`methods/open/judge.py`). The median of the judges counts. Its standard
    error s follows from how far they lie apart, or where few judge, from how far they lie apart usually. Weight falls
    from 1 at a harm of s to a tenth at 3 s. Refused is only what harms by more than 4 s and is an outlier among the
-   other validators' contributions as well. So noise costs nobody much, where nothing can be told apart all weigh alike,
-   and a minority of judges can move a median and widen an error, and decide nothing. A judge's word about its own
-   contribution counts for nothing; only where it is the one judge, it is believed.
+   other validators' contributions as well. A judge's word about its own contribution counts for nothing; only where it
+   is the one judge, it is believed.
 3. Accepted is only what a quorum of judges cut. Judges cut before anything is revealed, so whoever copies what was
    revealed comes too late, whichever cuts a leader quotes. Of several who reveal the same bytes nonetheless, the one in
    most cuts counts, then the lower id. Who committed twice is refused.
 4. That weight is multiplied with the judges' opinion of the author (`Score.standing`: the seam for reputation).
    Probationers together hold at most their share; nothing that an author says of itself is read.
 5. Clip factors bring norms down to CLIP_AT times the usual norm, which is the median (SparseLoCo 2508.15706 clips to
-   the median itself). Both medians are those of the validators' contributions, where any is accepted: many strangers
-   move neither. Where liars can have honest work refused, they are most of what is accepted and the median norm is
-   theirs. So the usual norm is at most twice the median of those of the last sixteen rosters, else one strike goes as
-   far as they like; and at least three quarters of it, else they shrink everybody's steps to nothing. Norms may grow or
-   fall by so much in 8 rounds.
+   the median itself). Both medians are those of the validators' contributions, where any is accepted. The usual norm
+   lies between three quarters of and twice the median of those of the last sixteen rosters.
 6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
 7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 

@@ -3,49 +3,32 @@
 `ChainState` is a fold: `rules.advance` makes the next one. Its `digest` is in every roster that builds on it, so
 whoever trusts a roster can take the state from anybody. The rest are pure functions of it.
 
-**Who takes part.**
+**Who takes part** (docs/architecture.md has the reasons).
 
-- Validators: who has accepted work in `earn_rounds` of `earn_window` rosters, the last `earn_lag` left out, becomes
-  one. Who delivered work in as many, accepted or refused as harmful, stays one: what judges measure is noisy, and seats
-  follow who is there and works. Genesis validators stay during the first GENESIS_EPOCHS without that. They change with
-  every `earn_window`-th roster. They grow by at most `growth` (at least one), by most accepted work first, and to no
-  more than VALIDATORS_SHARE of the participants; at most half of them lapse at a time, those with the least work. So no
-  change gives newcomers a majority.
-  Between the changes who is silent leaves, and others take the seats (below).
+- Validators change with every `earn_window`-th roster: who has accepted work in `earn_rounds` of `earn_window` rosters,
+  the last `earn_lag` left out, becomes one; who delivered work in as many, accepted or refused as harmful, stays one.
+  They grow by at most `growth` (at least one), by most accepted work first, to no more than VALIDATORS_SHARE of the
+  participants; at most half of them lapse at a time, those with the least work. Genesis validators stay during the
+  first GENESIS_EPOCHS without work.
 - Judges: all validators, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of
   whom those that were missed lately come last.
-- A quorum is a majority of the judges. After PATIENCE empty rosters in a row it is halved, and again with each further
-  one, until a roster quotes a majority: a swarm that lost most of its judges for good goes on, and where it was only
-  cut off, `forks` heals it.
-- Participants: all validators, and of the others a sample that lasts from one change of the validator set to the next,
-  so that who is drawn can earn a place (MoDeST draws anew in every round). Its rate follows what the rosters list.
-  Nothing is known of that when a run begins: then those who are no validators hold back by the number of members that
-  they see.
+- A quorum is a majority of the judges, halved after PATIENCE empty rosters in a row, and again with each further one,
+  until a roster quotes a majority. After SUCCESSION of them those whose work the remembered rosters accepted become
+  validators as well.
+- Participants: all validators, and of the others a sample that lasts from one change of the validator set to the next.
+  Its rate follows what the rosters list. While nothing is known of that, those who are no validators hold back by the
+  number of members that they see.
 
-Empty rosters count for none of this: an outage costs nobody its place. But SUCCESSION of them in a row mean that no
-validator is there at all, as one alone could have ended a round by then. Those whose work the remembered rosters
-accepted then become validators as well, so that a run outlives everybody who began it. Whoever cuts somebody off can
-bring this about where that node is, and nowhere else: the heads of the validators at the fork decide when it is over.
+**Who leaves the validator set between its changes, and who takes the seat.** Every cut names the judges of the round
+before of whom its author holds no cut. A validator whom a quorum of all judges names in SILENCE rosters, none of which
+quotes a cut of its own, leaves at once, but never below SMALL validators. The seats of those who left are filled from
+those who earned a place, by at most `growth` (rounded up) a roster, genesis validators that were away first. Seats
+change with the validator set: by `growth` (at least one) more where more have earned a place than there are seats, up
+to what validators may grow to, else as many fewer, down to the validators that there are.
 
-**Who leaves the validator set between its changes, and who takes the seat.** The validator set changes with every 16th
-roster. Where many nodes come and go, validators are gone long before: then rounds lack a quorum that are short of
-nobody who is there. So every cut names the judges of the round before of whom its author holds no cut. A validator
-whom a quorum names in SILENCE rosters, none of which quotes a cut of its own, leaves at once.
-
-- A quorum of all judges, not of the quoted: a leader can leave testimony out, and cannot make any up. So a minority of
-  liars has nobody removed whom a quorum of honest judges heard, and who is quoted begins at zero again.
-- Never below SMALL validators: there nothing is promised against liars, and the quorum shrinks with empty rosters.
-- The seats of those who left are filled from those who earned a place, by at most `growth` (rounded up) a roster, so
-  that attrition does not use up a validator set: newcomers come no faster than validators leave and seats grow.
-- Seats change with the validator set: by `growth` (at least one) more where more have earned a place than there are
-  seats, up to what validators may grow to, else as many fewer, down to the validators that there are.
-
-**Who loses the place for lies.** Whoever holds what a judge measured can measure it again (`methods/open/recheck.py`),
-and says in its cuts whose figures are false. A validator whom a majority of all judges names is none any more, and what
-it earned is forgotten; for `earn_window` rosters it cannot come back. That majority does not shrink with empty rosters,
-so no minority removes anybody; and as above nobody is removed of the last SMALL.
-
-A genesis validator that was away takes a seat again as soon as it works, while it needs no proof of work.
+**Who loses the place for lies.** A validator whom the cuts of a majority of all judges name for false scores
+(`methods/open/recheck.py`) is none any more, and what it earned is forgotten; for `earn_window` rosters it cannot come
+back. That majority does not shrink with empty rosters, and nobody is removed of the last SMALL.
 
 **From what seeds are drawn.** An author draws a secret, hashes it LENGTH times and registers the end, its *anchor*, in
 every commit. Whenever it leads a round it gives the next preimage. Nobody can predict it, everybody can check it, and
