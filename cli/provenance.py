@@ -32,7 +32,8 @@ def export(
         typer.Argument(
             metavar="FILE.safetensors",
             help="The file to write; one that is there is replaced. Of a run by hf-lm, gpt or byte-lm it may be a "
-            "folder, which transformers, or peft for LoRA, then loads.",
+            "folder, which transformers, or peft for LoRA, then loads; of gpt and byte-lm also FILE.gguf, for "
+            "llama.cpp.",
         ),
     ],
     run_id: Annotated[
@@ -70,7 +71,8 @@ def export(
     target = file.expanduser().absolute()
     beside, record = write(home, chosen, identity, target, with_momentum=momentum, base=base)
     target = beside.with_name(record["model"]["file"])
-    text = f"{target}: {record['name']} after {record['model']['round']} rounds\n"
+    told = f"{target}, and {file.name} for llama.cpp" if file.suffix == ".gguf" else f"{target}"
+    text = f"{told}: {record['name']} after {record['model']['round']} rounds\n"
     text += f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors"
     show({"model": str(target), "record": str(beside), **_summary(record)}, text, json_output)
 

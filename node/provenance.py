@@ -3,6 +3,7 @@
     NAME.safetensors        the tensors of the model under their own names, float32; in a folder with what
                             `transformers` or `peft` read beside it, where the run has a base model; in a folder of
                             another language model swarmnode.safetensors, beside the same model as a Qwen3
+    NAME.gguf               the same model for llama.cpp, where that was asked for: beside NAME.safetensors
     NAME.provenance.json    {"record": {…}, "signature": hex}
     NAME.tokenizer.json     the run's tokenizer, where it has one; in a folder tokenizer.json
 
@@ -66,7 +67,7 @@ from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
-from swarmnode.training.hub import as_qwen3, fetch, file_name, weights_hash, write_beside
+from swarmnode.training.hub import as_qwen3, fetch, file_name, weights_hash, write_beside, write_gguf
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
@@ -105,7 +106,8 @@ def export(
 ) -> tuple[Path, dict[str, Any]]:
     """Write the newest whole checkpoint of a run in the data directory `home` as a model, and its record. Blocking.
 
-    `target` is the file, or a folder for `transformers`; a base model lies in `base` if not where the run says.
+    `target` is the file, a folder for `transformers`, or a .gguf beside which the file is written; a base model lies in
+    `base` if not where the run says.
     Returns the record's path and the record. Raises NoModel, SettingError, NoSpace or DataDirError.
     """
     store = RunStore(home)
@@ -121,7 +123,9 @@ def export(
     manifest, saved = found
     layout = manifest.table
     given = target
-    if given.suffix != ".safetensors":
+    if given.suffix == ".gguf":
+        target = given.with_suffix(".safetensors")
+    elif given.suffix != ".safetensors":
         target = _as_folder(given, spec, layout, base)
     tensors = {
         file_name(spec.model, slot.name): saved.state.parameters[slot.offset : slot.offset + slot.size].reshape(
@@ -129,12 +133,15 @@ def export(
         )
         for slot in layout.slots
     }
-    if target != given and not spec.model.base:
+    tokenizer = _tokenizer(spec, target, home.path / "shards")
+    if given.suffix == ".gguf":
+        _for_llama(given, spec, tensors, tokenizer)
+    elif target != given and not spec.model.base:
         _for_transformers(given, spec, tensors)
     momentum = "left out" if saved.state.momentum.view(np.uint32).any() else "zero"
     if momentum == "left out" and with_momentum:
         tensors[MOMENTUM], momentum = saved.state.momentum, "included"
-    if tokenizer := _tokenizer(spec, target, home.path / "shards"):
+    if tokenizer:
         write_atomic(tokenizer_path(spec, target), tokenizer)
     named = {"format": "pt", "run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
     sha256 = write_tensors(target, tensors, named)
@@ -171,6 +178,25 @@ def _for_transformers(folder: Path, spec: RunSpec, tensors: dict[str, NDArray[np
     if spec.data.tokenizer:
         kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.model.context}
         write_atomic(folder / "tokenizer_config.json", json.dumps(kind, indent=2).encode())
+
+
+def _for_llama(path: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]], tokenizer: bytes) -> None:
+    """Write a GPT as GGUF. Raises NoModel, NoSpace or DataDirError."""
+    try:
+        if spec.data.tokenizer and not tokenizer:
+            raise ValueError("the run's tokenizer is not among this node's shards")
+        write_gguf(path, spec, tensors, tokenizer)
+    except ImportError as error:
+        raise NoModel(
+            f'{path}: GGUF needs a package that cannot be imported ({error}): pip install "swarmnode[gguf]"'
+        ) from error
+    except ValueError as error:
+        raise NoModel(
+            f"{path}: {error}, so no GGUF is written; name a file in .safetensors, or a folder, which llama.cpp's "
+            "convert_hf_to_gguf.py may take"
+        ) from error
+    except OSError as error:
+        raise explain(error, path) from error
 
 
 def record_path(model: Path) -> Path:

@@ -22,7 +22,7 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 57_640,
+    "lines": 57_865,
     "files": 260,
     "small files": 4,
     "parameters that are callbacks": 37,

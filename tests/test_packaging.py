@@ -181,8 +181,8 @@ def test_constraints_pin_every_direct_dependency_exactly() -> None:
 
 def test_promised_extras_and_python_versions_are_declared() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"bench", "data", "dev", "hf", "image", "rl"} <= extras.keys()
-    assert "swarmnode[data,docs,hf,image,rl]" in extras["dev"], (
+    assert {"bench", "data", "dev", "gguf", "hf", "image", "rl"} <= extras.keys()
+    assert "swarmnode[data,docs,gguf,hf,image,rl]" in extras["dev"], (
         "no test is skipped for want of a package that can be installed here"
     )
     assert PROJECT["project"]["requires-python"] == ">=3.11,<3.14"

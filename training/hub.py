@@ -22,12 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.runspec import ModelSection, RunSpec
+from swarmnode.training.tokens import LETTERS, end_of, size_of
 
 # Weights in safetensors and what tokenizers read; no pickled weights, no code, no copies for other runtimes.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 UNWANTED = ["*/*", "consolidated*"]
 EPSILON = float(np.finfo(np.float32).eps)  # of the norms in training/gpt.py, as torch has it
 ROTARY_BASE = 10_000.0  # of training/gpt.py
+STEEP = 4096.0  # a power of 2, so that weights times it are exact; silu(STEEP x) x / STEEP is relu(x) x up to 3e-8
+NEVER = "\u2400 \u2400"  # a merge of letters that no byte has: readers of GGUF want one, where a token is a byte
 
 
 def fetch(name: str, *, offline: bool) -> Path:
@@ -160,6 +163,71 @@ def as_qwen3(
         "dtype": "float32",
     }
     return written, config
+
+
+def write_gguf(path: Path, spec: RunSpec, tensors: Mapping[str, NDArray[np.float32]], tokenizer: bytes) -> None:
+    """Write the GPT of a run as the one file that llama.cpp reads: GGUF 3, architecture qwen3, float32. Blocking.
+
+    That architecture has SwiGLU only, so relu(up) up becomes silu(STEEP up) up / STEEP, which differs by 3e-8 at most.
+    `tokenizer`: the run's tokenizer.json; empty in a run on bytes, whose tokens are then the letters of GPT-2's bytes.
+    Raises ValueError where llama.cpp has no such model or tokenizer, ImportError without the extra gguf, OSError.
+    """
+    import gguf
+
+    written, shape = as_qwen3(spec, tensors)
+    words, merges = _words(tokenizer)
+    kinds = [gguf.TokenType.NORMAL] * len(words)
+    unused = range(len(words), shape["vocab_size"])
+    end = end_of(tokenizer) if tokenizer else None
+    if end is not None:
+        kinds[end] = gguf.TokenType.CONTROL
+    beside = path.with_name(f".{path.name}.part")
+    writer = gguf.GGUFWriter(beside, "qwen3")
+    writer.add_name(spec.run.name)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    sizes = {"block_count": "num_hidden_layers", "context_length": "max_position_embeddings"}
+    sizes |= {"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size"}
+    sizes |= {"head_count": "num_attention_heads", "head_count_kv": "num_key_value_heads", "key_length": "head_dim"}
+    sizes |= {"value_length": "head_dim", "layer_norm_rms_eps": "rms_norm_eps", "rope_freq_base": "rope_theta"}
+    for field, key in (sizes | {"vocab_size": "vocab_size"}).items():
+        getattr(writer, f"add_{field}")(shape[key])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*words, *(f"[PAD{id}]" for id in unused)])
+    writer.add_token_types([*kinds, *(gguf.TokenType.UNUSED for _ in unused)])
+    writer.add_token_merges(merges or [NEVER])
+    writer.add_bos_token_id(end or 0)  # of bytes that which no text has: readers assume 11 where none is named
+    writer.add_eos_token_id(end or 0)
+    writer.add_add_bos_token(False)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, spec.model.layers)
+    scales = {"mlp.gate_proj": STEEP, "mlp.up_proj": STEEP**-0.5, "mlp.down_proj": STEEP**-0.5}
+    for name, tensor in written.items():
+        bare = name.removesuffix(".weight")
+        scale = scales.get(bare.split(".", 3)[-1], 1.0) if shape["hidden_act"] == "relu" else 1.0
+        writer.add_tensor(f"{names.get_name(bare)}.weight", tensor if scale == 1 else tensor * np.float32(scale))
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _words(tokenizer: bytes) -> tuple[list[str], list[str]]:
+    """Tokens by id and merges as GPT-2 writes them. Raises ValueError for a tokenizer of another kind."""
+    if not tokenizer:
+        return sorted(LETTERS, key=LETTERS.__getitem__), []
+    told = json.loads(tokenizer)
+    model, cut = told["model"], told.get("pre_tokenizer") or {}
+    as_gpt2 = model.get("type") == "BPE" and cut.get("type") == "ByteLevel" and cut.get("use_regex", True)
+    if not as_gpt2 or cut.get("add_prefix_space") or told.get("normalizer") or end_of(tokenizer) is None:
+        raise ValueError("the run's tokenizer is no byte-level BPE that cuts and ends texts as GPT-2 does")
+    words = [f"[PAD{id}]" for id in range(size_of(tokenizer))]
+    for word, id in [*model["vocab"].items(), *((each["content"], each["id"]) for each in told["added_tokens"])]:
+        words[id] = word
+    return words, [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
 
 
 def main() -> None:

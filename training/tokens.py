@@ -25,6 +25,10 @@ MAX_VOCABULARY = 1 << 20
 MAX_TOKENIZER = 64 << 20  # bytes of a tokenizer.json; those of models with 256 k tokens have 35 MB
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")  # GPT-2, Llama 3 and 2, Gemma, …
+_SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_HIDDEN = [byte for byte in range(BYTES) if byte not in _SHOWN]
+# The byte behind each letter of a byte-level token (`bytes_to_unicode` of GPT-2's encoder.py).
+LETTERS = {chr(byte): byte for byte in _SHOWN} | {chr(BYTES + n): byte for n, byte in enumerate(_HIDDEN)}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # of models by SentencePiece, for what has no token
 
 
@@ -109,7 +113,7 @@ def spellings(raw: bytes, vocabulary: int) -> tuple[bytes, ...]:
         raise TokenizerError(f"the tokenizer has the token {max(tokens)}, and [data] vocabulary = {vocabulary}")
     special = {token["id"] for token in value.get("added_tokens") or () if token.get("special")}
     kinds = json.dumps([value.get("decoder"), value.get("pre_tokenizer")])
-    by_byte = _letters() if '"ByteLevel"' in kinds else {}
+    by_byte = LETTERS if '"ByteLevel"' in kinds else {}
     found = [b""] * vocabulary
     for id, (content, added) in tokens.items():
         if id in special:
@@ -160,10 +164,3 @@ def _tokens(value: dict[str, Any]) -> dict[int, tuple[str, bool]]:
     if all(type(id) is int and 0 <= id < MAX_VOCABULARY and isinstance(text, str) for id, (text, _) in found.items()):
         return found
     raise TokenizerError(f"the tokenizer has tokens that are none; ids are 0 to {MAX_VOCABULARY - 1}")
-
-
-def _letters() -> dict[str, int]:
-    """The byte behind each letter of a byte-level token (`bytes_to_unicode` of GPT-2's encoder.py)."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}

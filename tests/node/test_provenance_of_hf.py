@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,7 +21,7 @@ from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.gpt import GPT
-from swarmnode.training.hub import vocabulary, weights_hash
+from swarmnode.training.hub import STEEP, as_qwen3, vocabulary, weights_hash, write_gguf
 from swarmnode.training.inner import flatten_into, layout_of
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec, encode, parse_runspec
@@ -28,6 +29,7 @@ from swarmnode.training.tokens import Encoder, train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 peft = pytest.importorskip("peft", reason="the extra hf is not installed")
+gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
 from swarmnode.training.hf_lm import CausalLM, attach_lora, open_model  # noqa: E402
 
@@ -175,3 +177,64 @@ def test_a_gpt_that_transformers_has_not_is_refused_with_what_to_do(tmp_path: Pa
         export(home, spec.run_id, identity(), tmp_path / "out", with_momentum=False)
     assert not (tmp_path / "out").exists()
     export(home, spec.run_id, identity(), tmp_path / "out.safetensors", with_momentum=False)
+
+
+@pytest.mark.parametrize("activation", ["relu2", "swiglu"])
+def test_a_gguf_has_the_tensors_of_a_gpt_bit_for_bit_and_gives_its_logits(tmp_path: Path, activation: str) -> None:
+    home = DataDir(tmp_path / "home")
+    spec, gpt = of_gpt(home, activation=activation)
+    beside, record = export(home, spec.run_id, identity(), tmp_path / "out.gguf", with_momentum=False)
+    assert beside == tmp_path / "out.provenance.json" and record["model"]["file"] == "out.safetensors"
+    assert False not in [check.holds for check in verify(beside)[1]]
+
+    expected, _ = as_qwen3(spec, {name: value.detach().numpy() for name, value in gpt.named_parameters()})
+    read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, spec.model.layers)
+    assert len(read) == len(expected)
+    for name, tensor in expected.items():
+        steeper = {"gate_proj": STEEP, "up_proj": 2.0**-6, "down_proj": 2.0**-6}.get(name.split(".")[-2], 1.0)
+        found = read[names.get_name(name.removesuffix(".weight")) + ".weight"]
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found / np.float32(steeper if activation == "relu2" else 1), tensor)
+
+    # An independent reader, which does not read the width of a head, has the same function of tokens, and the words.
+    where: dict[str, Any] = {"pretrained_model_name_or_path": tmp_path, "gguf_file": "out.gguf"}
+    plain = transformers.AutoModelForCausalLM.from_pretrained(**where, head_dim=8)
+    tokens = torch.arange(60).view(2, 30) * 5
+    with torch.no_grad():
+        torch.testing.assert_close(plain(tokens).logits, gpt(tokens), rtol=1e-4, atol=1e-4)
+    words = transformers.AutoTokenizer.from_pretrained(**where)
+    ids = Encoder((tmp_path / "out.tokenizer.json").read_bytes(), 300).encode([b"the dog and the cat"])[0]
+    assert [*words("the dog and the cat")["input_ids"], words.eos_token_id] == ids.tolist()
+
+
+def test_the_words_of_a_gguf_of_bytes_are_the_letters_of_bytes(tmp_path: Path) -> None:
+    """Checked by hand with llama.cpp as well (docs/provenance.md): it makes one token of each byte of a text."""
+    spec = parse_runspec({"run": {"name": "t"}, "model": {"layers": 1, "heads": 2, "width": 16}}, source="t.toml")
+    tensors = {name: value.detach().numpy() for name, value in GPT(spec.model).named_parameters()}
+    write_gguf(tmp_path / "out.gguf", spec, tensors, b"")
+    fields = gguf.GGUFReader(tmp_path / "out.gguf").fields
+    letters = fields["tokenizer.ggml.tokens"].contents()
+    by_letter = {letter: byte for byte, letter in transformers.convert_slow_tokenizer.bytes_to_unicode().items()}
+    assert [by_letter[letter] for letter in letters] == list(range(256))
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == 0
+    left, right = fields["tokenizer.ggml.merges"].contents()[0].split()
+    assert not {left, right} & set(letters), "no text has what this merges"
+
+
+def test_a_model_that_llama_cpp_cannot_read_is_refused(tmp_path: Path) -> None:
+    home = DataDir(tmp_path / "home")
+    spec, _ = of_gpt(home, value_embeddings=True)
+    with pytest.raises(NoModel, match=r"value embeddings.*so no GGUF is written"):
+        export(home, spec.run_id, identity(), tmp_path / "out.gguf", with_momentum=False)
+    spec, _ = of_gpt(DataDir(tmp_path / "other"))
+    (shard,) = (tmp_path / "other" / "shards").glob("*.shard")
+    shard.unlink()
+    with pytest.raises(NoModel, match="tokenizer is not among"):
+        export(DataDir(tmp_path / "other"), spec.run_id, identity(), tmp_path / "out.gguf", with_momentum=False)
+    assert not list(tmp_path.glob("*out*"))
+    words = train([b"the cat"], vocabulary=270).replace(b'"add_prefix_space":false', b'"add_prefix_space":true')
+    plain = parse_runspec({"run": {"name": "t"}}, source="t.toml")
+    tensors = {name: value.detach().numpy() for name, value in GPT(plain.model, 270).named_parameters()}
+    with pytest.raises(ValueError, match="as GPT-2 does"):
+        write_gguf(tmp_path / "out.gguf", plain, tensors, words)
