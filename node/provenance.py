@@ -20,16 +20,9 @@ the run's state.
 
 A run goes on as another one where its owner (`RunSpec.owner`) says so, in the record `note/successor` of the run's
 replicated state; nobody else's counts. It says `end`, or the id of a run whose specification names this run and the
-hash of one of its states as parent. Notes live for a week, so an owner who is to be heard by late comers says it again.
-
-A node changes nothing by itself: its `status` tells what the owner said, and the person decides (`swarmnode run --run
-ID`). The successor begins at round 0 from the parent's state: parameters, outer momentum, and each node's own residual
-move over, whatever the exchange method; what only the parent's method understands is left behind. Who has that state
-as a checkpoint of the parent begins from it; who has not fetches the run's state from members, like any joiner.
-
-A run may also begin from a file of tensors (`swarmnode run --weights`), such as one that was exported. Its
-specification has the file's sha-256, as a record does. Who creates the run has the file; the others begin as those
-members of a successor who lack the parent's state.
+hash of one of its states as parent. A node changes nothing by itself. The successor begins at round 0 from the parent's
+state: parameters, outer momentum, and each node's own residual move over; what only the parent's method understands is
+left behind. A run may also begin from a file of tensors (docs/provenance.md).
 """
 
 from __future__ import annotations

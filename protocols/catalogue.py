@@ -9,16 +9,9 @@ it, keeps what they sign for themselves, and hands that on; who searches asks it
 Messages: `listings` (no fields) is answered by Listings, each with its author and a record of the DHT's form
 (`dht.records`), the most believable first.
 
-What liars can do, and what is then true:
-- forge: each listing is signed by the author that it names; whoever hands on another broke a rule.
-- replay: the newest of an author counts, and none for longer than LIFETIME after it was signed.
-- flood: a node keeps listings at first hand only, from an author that is connected to it. Where there is no room, the
-  network (/24) with the most gives one up, so thousands of identities in one network take the place of each other. It
-  hands on first the runs that are listed from the most networks. Who searches takes what different sources say in
-  turns, sources of one network as one.
-- claim: a run is found when an author answers, says that it takes part, and gives a specification with that hash, which
-  alone then says name, task and owner. Runs rank by the networks in which their members answered. Who runs nodes in
-  many networks has real runs in the catalogue, with names of their choice: the run id and the owner tell them apart.
+What liars can do, and what is then true, is in docs/finding.md: nobody can forge or bring back another's listing, a
+keeper gives up listings of the network (/24) that has most of them, and a run is found only when an author answers and
+gives a specification with that hash.
 """
 
 from __future__ import annotations

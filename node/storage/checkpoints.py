@@ -8,14 +8,10 @@ A tensor that is all zeros is left out of the file. `extra` are bytes that only 
 wrote them; another method goes on from the rest. Everything is host memory in float32, and nothing says how many nodes
 there are, so a checkpoint serves on another device and in a swarm of another size.
 
-What a node needs to go on that is not in here, and where it comes from: the position in the data and all sampling
-follow from the run's seed, the peer id and the round (`training/inner.py`), so a node that begins a round anew draws
-the same windows as one that was never stopped; the learning rate follows from the round. Not kept: the work of
-the round in hand where the process was killed (one that leaves in order puts it into the residual).
-
-The moments are written from the very memory of a trainer that goes on, so they may be those of one step here and of a
-later one there; no step reads two places of them together but AdamW, whose two moments of a parameter then are some
-milliseconds apart. Where they cannot be used, training goes on with fresh ones.
+What a node needs besides follows from the run's seed, the peer id and the round (`training/inner.py`). Not kept: the
+work of the round in hand where the process was killed. The moments are written from the very memory of a trainer that
+goes on, so they may be those of one step here and of a later one there; where they cannot be used, training goes on
+with fresh ones.
 
 Who may fail when, and what is then true: a checkpoint is written whole before its manifest is, and the manifest before
 older ones go. So whenever the process or the machine stops, and when the disk is full, the newest manifest that is

@@ -22,7 +22,6 @@ import re
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from swarmnode.node.storage.shardfiles import (
     write_all,
     write_tree,
 )
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.transfer.shard_manifest import (
     CHUNK,
     MAX_SIZE,
@@ -100,7 +100,7 @@ class ShardStore:
         self._lock = threading.RLock()  # held for looks at the index, never for reading or writing chunks
         self._entries: dict[ShardId, ShardEntry] = {}
         self._taking_in: dict[Path, int] = {}  # files on their way in, and the bytes reserved for them
-        self._trees: OrderedDict[ShardId, ShardManifest] = OrderedDict()
+        self._trees = Recent[ShardId, ShardManifest](TREES)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._list()
@@ -274,7 +274,7 @@ class ShardStore:
         with self._lock:
             if shard not in self._entries:
                 raise ShardNotHeld(f"shard {shard.hex()} is not here")
-            known = self._trees.pop(shard, None)
+            known = self._trees.get(shard)
             if known is not None:
                 self._trees[shard] = known
                 return known
@@ -502,8 +502,6 @@ class ShardStore:
     def _remember(self, manifest: ShardManifest) -> None:
         with self._lock:
             self._trees[manifest.id] = manifest
-            while len(self._trees) > TREES:
-                self._trees.popitem(last=False)
 
     def _hashed_again(self, shard: ShardId) -> ShardManifest:
         """The manifest of a complete shard whose tree was lost. Raises ShardNotHeld for bytes of another id."""

@@ -12,19 +12,15 @@ Who acts on a standing: the host reads and writes slowly for who is slowed, rese
 closes the connections of who is banned and makes no others; calls answer a refused peer "busy".
 
 In a run, the same violations count in the ledger (`PeerScoring.ledger`), but for overload, which the honest cause as
-well. All protocols do, rollouts and the weights broadcast among them: a violation is what no working implementation
-sends, whatever it is about. Points and the ledger's count fade apart, for they answer different questions: points
-whether to serve a peer in the next minutes, the ledger whether its work can be relied on in the next rounds.
-
-An identity costs nothing, so all this stops only who wants to keep one. Against many identities stand the limits that
-hold for all peers together, and those on handshakes.
+well. Points say whether to serve a peer in the next minutes, the ledger whether its work can be relied on in the next
+rounds. An identity costs nothing, so all this stops only who wants to keep one.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -32,6 +28,7 @@ from typing import Protocol
 
 import trio
 
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 
@@ -59,21 +56,18 @@ class Violations:
         """`in_ledger`: False for what the ledger itself found, which it must not count again."""
         self._protocol = protocol
         self._in_ledger = in_ledger
-        self._counts: OrderedDict[PeerId, Counter[Kind]] = OrderedDict()
+        self._counts = Recent[PeerId, Counter[Kind]](MAX_PEERS)
         self.totals: Counter[Kind] = Counter()
         self.scoring: PeerScoring | None = None  # set by `PeerScoring.watch`
 
     def note(self, peer: PeerId, what: str, kind: Kind = Kind.BREACH) -> None:
         """Count one violation, and have it weighed; log it where it is the peer's first of its kind."""
-        counts = self._counts.pop(peer, Counter())
-        self._counts[peer] = counts
+        counts = self._counts[peer] = self._counts.get(peer, Counter())
         counts[kind] += 1
         self.totals[kind] += 1
         if counts[kind] == 1:
             did = {Kind.LOAD: "asks too much of", Kind.BREACH: "broke the rules of", Kind.LIE: "lied in"}[kind]
             log.warning("peer %s %s %s: %s (further ones are only counted)", peer, did, self._protocol, what)
-        if len(self._counts) > MAX_PEERS:
-            self._counts.popitem(last=False)
         if self.scoring is not None:
             self.scoring.offended(peer, what, kind)
             if self._in_ledger and self.scoring.ledger is not None:
@@ -156,7 +150,7 @@ class PeerScoring:
 
     def __init__(self, limits: ScoringLimits) -> None:
         self._limits = limits
-        self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._records = Recent[PeerId, _Record](limits.peers)
         self._on_ban: list[Callable[[PeerId], None]] = []
         self._falls: Counter[str] = Counter()
         self.ledger: CountsViolations | None = None  # of the run, where there is one
@@ -173,10 +167,7 @@ class PeerScoring:
     def offended(self, peer: PeerId, what: str, kind: Kind) -> None:
         """Take one violation into account."""
         limits, now = self._limits, trio.current_time()
-        record = self._records.setdefault(peer, _Record(at=now))
-        self._records.move_to_end(peer)
-        if len(self._records) > limits.peers:
-            self._records.popitem(last=False)
+        record = self._records[peer] = self._records.get(peer) or _Record(at=now)
         if now < record.until or (kind is Kind.LOAD and now - record.load_at < limits.load_every):
             return
         if kind is Kind.LOAD:

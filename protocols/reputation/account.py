@@ -23,30 +23,19 @@ strikes in a row leave less than 1 %. Rounds in which a peer takes no part count
 slashes nobody, and leaving does not reset what is bad.
 
 The rating is the Plackett–Luce update of Weng & Lin (JMLR 12, 2011, algorithm 4) for two players, with OpenSkill's
-numbers (25, 25/3, 25/6) and its γ = σ/c. Gauntlet (2505.21684) lets all contributions of a round play one game. We do
-not:
+numbers (25, 25/3, 25/6) and its γ = σ/c; tests hold it to the package `openskill`. Not all contributions of a round
+play one game, as in Gauntlet (2505.21684): there ten identities that contribute rubbish lift an eleventh. The idle
+player's skill is known, so the scale has a point that means something, and a swarm of liars cannot shift it. Floats of
+two machines may differ in their last bits: a rating is one node's view, and no part of what all nodes compute alike.
 
-- there, how high a peer stands depends on who else plays: ten identities that contribute rubbish lift an eleventh, and
-  whoever is slow among the quick stands near the bottom although each of its contributions helps. Here a rating
-  follows from the peer's own contributions alone, so no number of identities moves anybody else's;
-- in one game of sixteen, σ falls from 8.3 to 7.9 in twenty rounds, so that μ − 3σ tells nothing by then; in twenty
-  matches it falls to 4.8;
-- the idle player's skill is known, so the scale has a point that means something, and a swarm of liars cannot shift it.
+In an open run, records prove everybody's work, and whoever holds them computes the same: a roster's quoted scores are
+read again, so that a judge's voice weighs as much as the work that was verified of it, full from half of a median
+peer's work on (`judge_voice`), and this node's own measurement more than anybody's. Were voices in proportion, liars
+who lower honest scores a little would lower honest voices with them: 40 % of the judges then turned all scores within
+40 rounds.
 
-The package `openskill` has these formulas among many others; tests hold ours to its numbers. Floats of two machines
-may differ in their last bits: a rating is one node's view, and no part of what all nodes compute alike.
-
-In an open run, records prove everybody's work, and whoever holds them computes the same. Every quoted score is a signed
-statement with its evidence: the judge's nonce draws the batch, the contribution is a shard, the state follows from the
-chain, so anyone can measure again. A roster says which of them counted (`chain/derive.py`). Here they are read again,
-so that a judge's voice weighs as much as the work that was verified of it, and this node's own measurement more than
-anybody's. A judge's voice is full from half of a median peer's work on (`judge_voice`). Were it in proportion, liars
-who lower honest scores a little would lower honest voices with them, and so on: 40 % of the judges then turned all
-scores within 40 rounds.
-
-What became of a commit otherwise: bytes that no encoder makes, and two commits in one round, are violations. What came
-too late, could not be retrieved or was not asked for says nothing: it happens to the honest, and earns nothing anyway.
-Bytes that another revealed earlier count as no work.
+Bytes that no encoder makes, and two commits in one round, are violations. What came too late, could not be retrieved or
+was not asked for says nothing. Bytes that another revealed earlier count as no work.
 """
 
 from __future__ import annotations

@@ -14,13 +14,14 @@ the ledger waits, blocks or fails. Memory is bounded by MAX_PEERS accounts, KEPT
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.reputation.account import (
     CONTAINED_AFTER,
@@ -98,18 +99,18 @@ class Ledger:
     def __init__(self, me: str, *, now: Callable[[], int]) -> None:
         self.me, self._now = me, now
         self.round = 0
-        self._stands: OrderedDict[bytes, _Stand] = OrderedDict()
+        self._stands = Recent[bytes, _Stand](KEPT)
         self._tip = b""
         self._restored: tuple[int, Mapping[str, Account]] | None = None
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
-        self._attestations: OrderedDict[tuple[str, str], Attested] = OrderedDict()  # by attester and subject
+        self._seen = Recent[str, _Seen](MAX_PEERS)
+        self._attestations = Recent[tuple[str, str], Attested](MAX_ATTESTATIONS)  # by attester and subject
         self._equivocators: frozenset[str] = frozenset()
-        self._disproved: OrderedDict[str, None] = OrderedDict()  # attesters whose own evidence said otherwise
+        self._disproved = Recent[str, None](MAX_PEERS)  # attesters whose own evidence said otherwise
         self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
         self._view: dict[str, PeerScore] | None = None
         self._anybody_verified = False  # in that view
         self._stale = True
-        self._looked_at: OrderedDict[bytes, None] = OrderedDict()
+        self._looked_at = Recent[bytes, None](MAX_ATTESTATIONS)
 
     # --- what the chain proves --------------------------------------------------------------------------------------
 
@@ -121,7 +122,8 @@ class Ledger:
             accounts = self._restored[1]
         else:
             accounts = at_joining(chain)
-        self._stands = OrderedDict({chain.tip: _Stand(b"", chain.round, accounts, None)})
+        self._stands.clear()
+        self._stands[chain.tip] = _Stand(b"", chain.round, accounts, None)
         self.go_to(chain.tip)
 
     def stands(self, roster: bytes) -> bool:
@@ -135,8 +137,6 @@ class Ledger:
             old = self._restored is not None and work is not None and work.round < self._restored[0]
             after = before if work is None or old else after_roster(before, work, me=self.me)
             self._stands[roster] = _Stand(parent, round, after, work)
-            if len(self._stands) > KEPT:
-                self._stands.popitem(last=False)
         self.go_to(roster)
 
     def go_to(self, roster: bytes) -> None:
@@ -161,10 +161,7 @@ class Ledger:
         """So many good and bad things of a kind; counts from the end of the epoch on. `evidence`: an id, if any."""
         if peer == self.me or not (good or bad):
             return
-        seen = self._seen.setdefault(peer, _Seen())
-        self._seen.move_to_end(peer)
-        if len(self._seen) > MAX_PEERS:
-            self._seen.popitem(last=False)
+        seen = self._seen[peer] = self._seen.get(peer) or _Seen()
         for counts in (seen.pending, seen.totals):
             counts[saw, True] = min(MAX_COUNT, counts[saw, True] + good)
             counts[saw, False] = min(MAX_COUNT, counts[saw, False] + bad)
@@ -178,8 +175,6 @@ class Ledger:
         """The same of one thing, named by its id, that may be looked at again and again."""
         if what not in self._looked_at:
             self._looked_at[what] = None
-            if len(self._looked_at) > MAX_ATTESTATIONS:
-                self._looked_at.popitem(last=False)
             self.observe(peer, saw, good=good, bad=bad, evidence=evidence)
 
     def offended(self, peer: str, kind: Kind) -> None:
@@ -275,19 +270,13 @@ class Ledger:
         before = self._attestations.get(key)
         if before is None or (before.at, before.id) < (attested.at, attested.id):
             self._attestations[key] = attested
-            self._attestations.move_to_end(key)
             self._stale = True
-            if len(self._attestations) > MAX_ATTESTATIONS:
-                self._attestations.popitem(last=False)
 
     def _disprove(self) -> None:
         """Find out whose words are disproved by the rosters that they name, of those that are here now."""
         works = [stand.work for stand in self._stands.values() if stand.work is not None]
         for liar in sorted(disproved(self._attestations.values(), works)):
             self._disproved[liar] = None
-            self._disproved.move_to_end(liar)
-            if len(self._disproved) > MAX_PEERS:
-                self._disproved.popitem(last=False)
 
     def mistrust(self, liars: frozenset[str]) -> None:
         """Hear nothing more of who equivocated about attestations."""
@@ -428,7 +417,8 @@ class Ledger:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no exported reputation: {error}") from error
         self.round, self._restored = round, (round, chain) if chain else None
-        self._seen = OrderedDict(list(seen.items())[-MAX_PEERS:])
+        for peer, one in seen.items():
+            self._seen[peer] = one
         self._stale = True
 
 

@@ -7,35 +7,29 @@
     receipts.tell(ledger)                                            # at the end of each epoch …
     RolloutWork(pool, samplers).tell(ledger)                         # … and so does a method whose rollouts are shared
 
-Whoever was served says so (`Saw.SERVED`, in whole MiB): a receipt, which nobody writes for itself. What goes through a
-relay, either way, serves both ends of the circuit, and each gives a receipt for it. It moves no score, so a relay gains
-nothing by carrying what its own identities send.
+Whoever was served says so (`Saw.SERVED`, in whole MiB), either end of a circuit for its relay: a receipt, which nobody
+writes for itself, and which moves no score. Whoever says that it has a shard and then does not send it breaks a promise
+(`Saw.KEPT`). A promise is tested by asking a provider drawn from all who say that they have one of this node's own
+newest shards complete for one chunk drawn at random. Who fails, and what is then true:
 
-Whoever says that it has a shard and then does not send it breaks a promise (`Saw.KEPT`), with the shard as evidence. A
-promise is tested by asking one provider, drawn from all who say that they have one of this node's own newest shards
-complete, for one chunk drawn at random, which its hash ties to the own shard (as in Gauntlet's and Filecoin's spot
-checks, without a deadline that would measure the link instead).
-
-Who may fail when, and what is then true:
 - a provider loses its connection, is slow, or dropped the shard meanwhile and says so: that breaks no promise;
 - one that still says that it has all chunks, and twice does not send the one asked for, broke it;
 - a wrong chunk is a violation besides (`Shards.read`).
 
 A group of rollouts holds up once the trainer was given it; one that a sampler wrote for this node's policy, once an
-audit found that its weights wrote it, for nobody knows of what was not looked at. Refused for its author's doing is
-what is forged, malformed, or refuted by computing it again. Neither counts what the honest cause as well: what is old,
-too much, or of unknown weights. An answer that is strange to this node's policy may be a lie or a better policy:
-STRANGE of them make one, and each takes back one group that held up, so that poison among answers from which nothing is
-learned earns no standing.
+audit found that its weights wrote it. Refused for its author's doing is what is forged, malformed, or refuted by
+computing it again; not what is old, too much, or of unknown weights, which the honest cause as well. STRANGE answers
+that are strange to this node's policy make one, and each takes back one group that held up.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 
 import trio
 
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.rollouts.pool import RolloutPool
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
 from swarmnode.protocols.network import PeerId
@@ -56,7 +50,7 @@ class Receipts:
     """Counts until an epoch ends, also before there is a ledger."""
 
     def __init__(self) -> None:
-        self._bytes: OrderedDict[PeerId, int] = OrderedDict()  # for which no receipt was given yet
+        self._bytes = Recent[PeerId, int](MAX_PEERS)  # for which no receipt was given yet
         self._promises = Counter[tuple[PeerId, ShardId, bool]]()
 
     def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
@@ -67,9 +61,7 @@ class Receipts:
 
     def served(self, peer: PeerId, size: int) -> None:
         """A peer sent so many bytes of what this node asked for, or relayed so many from it or to it."""
-        self._bytes[peer] = self._bytes.pop(peer, 0) + size
-        if len(self._bytes) > MAX_PEERS:
-            self._bytes.popitem(last=False)
+        self._bytes[peer] = self._bytes.get(peer, 0) + size
 
     def promised(self, peer: PeerId, shard: ShardId, kept: bool) -> None:
         """A provider had what it said it had of a shard, or had not."""
@@ -78,7 +70,7 @@ class Receipts:
 
     def tell(self, ledger: Ledger) -> None:
         """Tell the ledger of what was counted. What is less than a receipt's worth stays for the next epoch."""
-        for peer, size in self._bytes.items():
+        for peer, size in list(self._bytes.items()):
             ledger.observe(peer, Saw.SERVED, good=size // RECEIPT)
             self._bytes[peer] = size % RECEIPT
         for (peer, shard, kept), count in self._promises.items():
@@ -177,11 +169,9 @@ class _News:
     """What was counted of authors since it was asked last."""
 
     def __init__(self) -> None:
-        self._before: OrderedDict[PeerId, int] = OrderedDict()
+        self._before = Recent[PeerId, int](MAX_AUTHORS)
 
     def since(self, author: PeerId, now: int) -> int:
-        before = self._before.pop(author, 0)
+        before = self._before.get(author, 0)
         self._before[author] = now
-        if len(self._before) > MAX_AUTHORS:
-            self._before.popitem(last=False)
         return now - before if now >= before else now  # the author was forgotten meanwhile: it is counted anew

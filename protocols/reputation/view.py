@@ -9,19 +9,15 @@ eyes, so identities that vouch for one another without any are silent, however m
 itself, and nobody at all who equivocated about attestations or whose attestations are disproved by what they quote.
 Words fade: each HALF_LIFE halves them.
 
-Words are weighed so that slander is bounded: by weighted medians, with the speakers' own verified work as weight. Where
-liars hold less than half of the weight, the median lies between two honest values, whatever they say. One's own
-observation is one more voice. It has as much weight as all others together once FEW rounds were seen, twice that after
-twice as many, so what a node saw itself outvotes everybody; where it saw nothing, it believes what others say only if
-they are loud enough together.
+Words are weighed by weighted medians, with the speakers' own verified work as weight: where liars hold less than half
+of it, the median lies between two honest values. One's own observation is one more voice, with as much weight as all
+others together once FEW rounds were seen, twice that after twice as many.
 
-Shares follow the rules of a roster, for what a node decides alone: whom it serves first, whose rollouts it takes.
-Newcomers hold at most PROBATION together, however many they are; where nobody is verified yet, they hold everything.
+Shares follow the rules of a roster, for what a node decides alone. Newcomers hold at most PROBATION together, however
+many they are; where nobody is verified yet, they hold everything.
 
-Tests of whether a peer works on its own data (`methods/open/checks/unique.py`) say little one by one: who works on its
-data passes four of five, who does not every other. A node alone tests each of sixteen peers once in a hundred short
-rounds, so it also takes the words of those with verified work, each for its voice and for at most HEARD tests; and the
-median of them, which liars with less than half of the voices cannot turn (`of_own_data`).
+Tests of whether a peer works on its own data (`methods/open/checks/unique.py`) say little one by one, so a node also
+takes the words of those with verified work, each for its voice and at most HEARD tests, and the median (`of_own_data`).
 """
 
 from __future__ import annotations

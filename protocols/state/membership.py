@@ -12,13 +12,9 @@ longer than leases last would else wait for one another for ever.
 
 A lease also tells two daemons with one key apart, see `DuplicateIdentity`.
 
-Who may take part is for the run to say (`admitted`): anybody, those that it lists, or those whose key cost work. That
-is S/Kademlia's static puzzle (Baumgart and Mies 2007, section 4.1): of a public key hashed twice, as many bits at the
-front as the run asks for are zero. Whoever wants many identities pays for each, and each bit doubles the price. It is a
-function of the peer id alone, so every node decides alike, at once and for ever, and nothing is stored. Records of
-authors who are not admitted are in no state that nodes share (`crdt/law.py`), so such an author has no lease, no
-commit, no vote, and no part in a pool. What it is worth stands in docs/identities.md: little against who has a hundred
-cores. It keeps identities from being free; that credit follows verified work is what makes many of them useless.
+Who may take part is for the run to say (`admitted`): anybody, those that it lists, or those whose key cost work, by
+S/Kademlia's static puzzle (Baumgart and Mies 2007, section 4.1; docs/identities.md). Records of authors who are not
+admitted are in no state that nodes share (`crdt/law.py`), so such an author has no lease, no commit and no vote.
 
 Also here: `runs`, which tells a newcomer the runs of a peer, and `spec`, which gives it their specifications; the
 newcomer checks them against their hash.

@@ -7,10 +7,6 @@ says itself goes whole to `FIRST`: nobody can have it yet. Nobody is sent what i
 before, but for leases: authors are offered their own, by which two daemons with one key hear of one another. What
 came by repair goes by rank only: others may long have it.
 
-Why not a flood: it passes on what nobody has verified, to everybody it knows, and what one receiver misses stays
-missed. Here a false element ends at the first honest node, each node's work does not grow with its neighbours, and an
-offer from one peer mends what another's loss left out.
-
 Who may fail when, and what is then true: a peer that does not answer holds up nobody; what comes while a push to it is
 under way goes with the next one, and what it misses as it fails, or what is above the limits, repair brings. An
 author's elements are passed on at `AUTHOR` a second at most, so one who signs a thousand a second costs his neighbours,

@@ -6,10 +6,9 @@ takes the state that is asked for, or the one that most of them stand on, and fe
 `shard_manifest.MAX_SIZE` each; a momentum of zeros need not travel. At the end the state hash is recomputed: no head
 count replaces it.
 
-Many may join at once and not choke the members: every source names others who asked for the shard of late, each joiner
-serves what it has verified, and takes from members first what no other joiner has. And whoever serves states serves a
-bounded number of answers at a time, joiner by joiner in a circle (`limits.FairScheduler`), and few of them while its
-own exchange of a round is under way (`eased`).
+Every source names others who asked for the shard of late, each joiner serves what it has verified, and takes from
+members first what no other joiner has. Whoever serves states serves a bounded number of answers at a time, joiner by
+joiner (`limits.FairScheduler`), and few of them while its own exchange of a round is under way (`eased`).
 
 Message: `catchup.state`: StateQuery -> StateManifest; refused where the state is not here whole.
 
@@ -18,9 +17,6 @@ nothing else; when no member answers any more, the attempt ends. An attempt that
 same state is asked for, as long as the process lives: in the next one the swarm stands on another state, of which no
 chunk is the same, and members serve a state for STATES_KEPT rounds only. A manifest whose shards do not make up the
 state costs one fetch of them and is not used again.
-
-A state lives in memory for some rounds, and on disk as a checkpoint: it is hashed as shards when the first joiner asks
-for it, and never put into the shard store.
 """
 
 from __future__ import annotations

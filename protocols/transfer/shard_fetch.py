@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 import mmap
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from typing import Protocol
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Rpc
-from swarmnode.protocols.limits import EASED_FOR
+from swarmnode.protocols.limits import EASED_FOR, Recent
 from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
@@ -87,13 +87,10 @@ class Askers:
     """Who asked this node for which shard of late: they will have some of it soon."""
 
     def __init__(self) -> None:
-        self._when: OrderedDict[tuple[ShardId, PeerId], float] = OrderedDict()  # trio time, the latest last
+        self._when = Recent[tuple[ShardId, PeerId], float](ASKERS_KEPT)  # trio time, the latest last
 
     def note(self, shard: ShardId, peer: PeerId) -> None:
         self._when[shard, peer] = trio.current_time()
-        self._when.move_to_end((shard, peer))
-        if len(self._when) > ASKERS_KEPT:
-            self._when.popitem(last=False)
 
     def of(self, shard: ShardId) -> tuple[PeerId, ...]:
         since = trio.current_time() - ASKED_LATELY
@@ -200,7 +197,7 @@ class ShardFetch:
         self._tried: set[PeerId] = set()  # being asked, or drawn from
         self._asking = trio.Semaphore(self._limits.sources)
         self._banned: set[PeerId] = set()
-        self._companions: OrderedDict[PeerId, None] = OrderedDict()  # who asked others for it: they will have it soon
+        self._companions = Recent[PeerId, None](COMPANIONS)  # who asked others for it: they will have it soon
         self._search_now = trio.Event()
         self._to_write, self._answers = trio.open_memory_channel[Answer](math.inf)
         self._empty, self._rooms = trio.open_memory_channel[memoryview](ROOMS)
@@ -322,8 +319,6 @@ class ShardFetch:
         for asker in holding.askers:
             if asker != self._context.network.me:
                 self._companions[asker] = None
-        while len(self._companions) > COMPANIONS:
-            self._companions.popitem(last=False)
         return holding
 
     async def _still_promises(self, peer: PeerId) -> bool:

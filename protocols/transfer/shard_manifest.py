@@ -6,13 +6,9 @@
 Each hash has its own context (blake3's key derivation), so a leaf can never be shown as an id; and size and chunk size
 are in the id, so that one id fixes every byte and every boundary.
 
-The manifest is the list of all leaves: 32 bytes for 256 KiB, 8 KiB for 64 MB, 512 KiB for the largest shard, so it fits
-one call. It is checked against the id once, and then each chunk costs one hash, whoever sends it. Proofs, the way up a
-Merkle tree, would spare the list to whoever reads a single chunk, and cost all others log2(n) hashes with every chunk.
-
-CHUNK is 256 KiB: its hash takes 0.03 to 0.1 ms, less than passing it to a worker thread costs; at 1 Mbit/s it takes
-2 s, so that a provider that dies costs little; and the lists of chunks stay small. Fast providers are asked for several
-at once.
+The manifest is the list of all leaves: 32 bytes for 256 KiB, 512 KiB for the largest shard, so it fits one call. It is
+checked against the id once, and then each chunk costs one hash, whoever sends it. CHUNK is 256 KiB: its hash takes 0.03
+to 0.1 ms, less than passing it to a worker thread costs; at 1 Mbit/s it takes 2 s.
 """
 
 from __future__ import annotations

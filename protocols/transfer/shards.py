@@ -6,9 +6,8 @@ Calls (`calls.rpc`):
 
 Protocol `/swarmnode/shards/2` carries chunks. The fetcher opens a stream and keeps it; it sends `ShardWant(shard,
 index)` for one chunk or up to RUN in a row, as many as it likes to have under way, and the server answers each in turn
-with a `Piece` and, where it has chunks, the raw bytes. Bulk offers whole buffers from memory under a key, with a hash
-over all of it; chunks are read from disk when asked for, come from half-fetched shards too, and have their hash in the
-tree: hence a protocol of its own.
+with a `Piece` and, where it has chunks, the raw bytes. Chunks are read from disk when asked for, come from half-fetched
+shards too, and have their hash in the tree: hence a protocol beside `bulk`.
 
 Who may fail when, and what is then true:
 - nobody can push: a node stores only what it was asked, by its owner or its run, to fetch or to put;
@@ -41,7 +40,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
-from swarmnode.protocols.limits import Allowance, Budget, FairScheduler
+from swarmnode.protocols.limits import Allowance, Budget, FairScheduler, Recent
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
@@ -291,7 +290,7 @@ class Shards:
         self._fetches: dict[ShardId, ShardFetch] = {}
         self._slots = trio.Semaphore(limits.fetches)
         self._nursery: trio.Nursery | None = None
-        self._to_announce: OrderedDict[ShardId, None] = OrderedDict()
+        self._to_announce = Recent[ShardId, None](limits.announced)
         self._announced: set[ShardId] = set()
         self._quiet: set[ShardId] = set()  # not to be announced
         self._changed = trio.Event()
@@ -476,9 +475,6 @@ class Shards:
     def _announce_soon(self, shard: ShardId) -> None:
         if shard not in self._announced and shard not in self._quiet:
             self._to_announce[shard] = None
-            self._to_announce.move_to_end(shard)
-            while len(self._to_announce) > self._limits.announced:
-                self._to_announce.popitem(last=False)
             self._changed.set()
 
     async def _announce(self) -> None:

@@ -8,17 +8,14 @@ Nobody's answer key or reward is ever believed: a rollout of a peer names its Ta
 question and the verifier itself. Code never comes from a peer either: names are looked up in what is built in here.
 
 **`digits/*`** are tasks that a tiny policy learns on a CPU in a minute: three digits in, two digits out. The difficulty
-is the base, 2 to 10; a guess that is well-formed is right with chance base⁻², so that at base 5 a policy that knows the
-form only is right in 4 % of its answers, and a group of 8 of them is informative in 28 %. In `worked`, the answer
-stands behind a colon, after a digit of working that the verifier does not look at: what "wrong sums inside right
-answers" ("Hail to the Thief", 2511.09780) need. The verifier looks at the end of the text only, as verifiers that
-extract a tagged answer do: what stands before it costs nothing. That is how text is smuggled into right answers, and
-why there are defences beside the verifier.
+is the base, 2 to 10; a guess that is well-formed is right with chance base⁻². In `worked`, the answer stands behind a
+colon, after a digit of working that the verifier does not look at, as verifiers that extract a tagged answer do: that
+is how text is smuggled into right answers ("Hail to the Thief", 2511.09780).
 
 **`gym/*`** are reasoning-gym's procedural tasks, with the extra `rl`: pip install "swarmnode[rl]". The difficulty is
 the level of the dataset's curriculum, applied to all of its attributes; 0 is its default configuration. Questions
-differ between versions of reasoning-gym. Some of its verifiers `eval` the answer that they are given (binary_matrix,
-number_sorting, spiral_matrix, countdown and others, seen in 0.1.25), and answers come from strangers here. So a
+differ between versions of reasoning-gym. Some of its verifiers `eval` the answer that they are given, and answers come
+from strangers here. So a
 dataset's own verifier is used only where it is the base class's comparison or stands in READ_AND_SAFE; elsewhere the
 answer must be the key, to the letter.
 

@@ -17,11 +17,9 @@ nobody by two, and what audits cost does not grow with the swarm, nor what an au
     tolerance = calibrated([...])                     # distances of this node's replays of its own work
     found.within(tolerance)
 
-All three are relative: of the step vector (claimed end - start) from the replayed one, and of both moments. Two honest
-machines differ in the order in which they add, which Adam amplifies where it divides small gradients by small second
-moments; what was measured stands in docs/reputation.md. The cheapest lies are far away: another learning rate moves by
-its difference (10 % more: 0.1), a step left out of ten by about 0.1, other data by 0.2 and more, noise by more than 1.
-LEAST is between the two, and what a node measures on itself raises it, up to MOST: who would need more cannot audit.
+All three are relative: of the step vector (claimed end - start) from the replayed one, and of both moments. Honest
+machines differ in the order in which they add; the cheapest lies are far away (docs/reputation.md, "Audits"). LEAST is
+between the two, and what a node measures on itself raises it, up to MOST: who would need more cannot audit.
 
 **Whether a contribution is what the record of its author's work leads to:** encoding and error feedback done again.
 

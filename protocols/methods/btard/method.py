@@ -30,10 +30,6 @@ Who may fail when, and what is then true: whoever is silent, or sends what is no
 the attempt changed nothing and the next ballot does without it. Whoever is convicted is named too, and banned: each
 member that holds the proof bans by itself, passes on what proves it in two statements, and says so in a record.
 Members that end an attempt hold the same bytes of every part: another hash would have shown in line 3.
-
-Wire, per parameter and member: that of a butterfly, 2 (n−1)/n times the codec's bytes; 1/n of that once more for the
-auditor; and 7 n² statements. Owners encode centres without a residual: it would be a state that nobody can check. There
-are no groups: this is for some tens of members.
 """
 
 from __future__ import annotations

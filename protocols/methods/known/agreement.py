@@ -10,9 +10,7 @@ sha-256(run ‖ round ‖ peer); ballot b is led by candidate b modulo their num
 4. when a majority of the voters reports the same hash, and the others have reported or are suspected, the leader
    decides and answers every Report with the decision.
 
-The file begins with what a leader concludes from the messages that it holds (pure functions); `Agreement` is a member's
-way through the ballots, and its work as a leader. What each node remembers and answers, as
-Paxos' acceptor does, is in `acceptor.py`. The rules that keep one round from having two results are
+The rules that keep one round from having two results are
 
 - `result_to_adopt`: a result that a majority of the voters may have accepted is the only one that may be proposed;
 - `is_safe`: a result is decided when a majority of the voters holds it, or all that can be reached where these are no
@@ -298,7 +296,7 @@ class Agreement:
     async def _follow(self, leader: PeerId, ready: Ready) -> Decision | None:
         """One ballot under another's lead. None: go to the next ballot."""
         acceptor = self.acceptor
-        patience = ready_patience(acceptor.position.window, self._settings.deadline_ceiling)
+        patience = min(acceptor.position.window + 2 * self._settings.deadline_ceiling, LONGEST_WAIT)
         try:
             reply = await self._liveness.unless_gone(
                 leader,
@@ -583,8 +581,3 @@ class Agreement:
         if not broken:
             broken = {(self._me, p) for p in silent if p != self._me}
         self.acceptor.broken |= {(a, b) for a, b in broken if a != b}
-
-
-def ready_patience(window: float, ceiling: float) -> float:
-    """Seconds that a member waits for a leader that keeps answering pings: its window, its stragglers, and a margin."""
-    return min(window + 2 * ceiling, LONGEST_WAIT)

@@ -10,12 +10,10 @@ Order, for a roster that fits into one group (`partition.py`):
 In a grid of several groups the owner of a column adds up, in step 2, the weighted values of its group alone, encodes
 these sums (with one more residual) and offers them to the owners of the column's parts; the owner of a part adds up
 the sums of all groups, in their order, encodes the mean once and offers it to the others; each passes the bytes of the
-whole column on to its group. So the mean is that of all, and the same bits for all, however many groups there are.
+whole column on to its group.
 
-All of it goes on at once, chunk by chunk (`partition.py`): what is offered and fetched grows (`StreamingBuffer`): a
-chunk is on its way while the next is encoded, reduced while the next arrives, and its mean offered while the next is
-reduced. The arithmetic (`reduction.py`) runs in the runner's threads, where numpy lets the others go on, a batch of
-chunks at a time.
+All of it goes on at once, chunk by chunk: what is offered and fetched grows (`StreamingBuffer`). The arithmetic
+(`reduction.py`) runs in the runner's threads, a batch of chunks at a time.
 
 Nobody pushes: a member fetches what it needs (`bulk.py`), so no peer can fill its memory. When a peer dies, freezes,
 sends what cannot be decoded or is too slow, whoever needs its part raises PartsMissing with its name, and nothing was
@@ -25,9 +23,7 @@ members first, after `within` seconds, and members on owners after twice that, t
 the first complaint names the one that held all up. In chunks whose values cannot be encoded, because they and the
 residual overflow, the values count as zeros and the residual ends.
 
-Where all are one group, the next attempt at the round goes on from what is there: whoever owned a part keeps it
-(`partition.py`), with what the others sent of it, and what was encoded stands (`ChunkStream`). Only the sums and means
-are made anew, and the parts of those who are gone.
+Where all are one group, the next attempt at the round goes on from what is there (docs/architecture.md, "Retries").
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
 Wire, per parameter and member: 2 (N−1)/N times the codec's bytes, in a full grid too. Memory: beside values, mean and

@@ -4,8 +4,7 @@
 be sent while the next is encoded, and reduced while the next arrives; and its 512 KiB stay in a core's cache through
 all of that.
 
-**Re-partition.** In an attempt that failed, most values were encoded, and have reached the owners of their parts. A new
-partition would move every part and spoil all of it. So the next roster says by whom the vector was cut before
+**Re-partition.** After an attempt that failed, the next roster says by whom the vector was cut before
 (`RoundRoster.cut_by`), and only what belonged to those who are gone is cut anew, among all owners of the new roster:
 
     before      a a a a a a   b b b b b b   c c c c c c
@@ -15,22 +14,17 @@ An owner then has several ranges, its old part first: what was sent to it before
 (`Chunks.begins_like`). Old parts are cut between their chunks, so that every chunk is what it was.
 
 **The grid.** Up to `group_size` seats are one group: each owner of a part takes the mean of it from all the others.
-More seats make a grid (as Moshpit, 2103.03239, does), but the mean is exact, and one for all:
+More seats make a grid (as Moshpit, 2103.03239, does), but the mean is exact, and one for all (docs/architecture.md):
 
             column 0   column 1   column 2   others
     group 0    a          d          g          k      a adds up group 0's values of column 0, b those of group 1, …
     group 1    b          e          h
     group 2    c          f          i          j      a, b and c cut column 0 among them and add their sums up
 
-The elements of the vector are cut into columns, and those of a column into parts, one for each of its owners. A member
-sends its group's owner of a column its values there; this one sends each owner of a part its group's sum there, gets
-the means of all parts back, and passes the same bytes on to its group. So a member has to do with its group and, where
-it is an owner, with those of its column: about 2 √N peers in place of N − 1, for the same bytes.
-
-Columns are filled in the order of shares and peer ids, so that they stay while membership does, and with them the
-residuals of their owners, who are about equally fast. Which owner of a column is in which group, and where those sit
-who own nothing, is drawn anew for each round from its number: no pair of members is bound to one another, or kept
-apart.
+The elements of the vector are cut into columns, and those of a column into parts, one for each of its owners. Columns
+are filled in the order of shares and peer ids, so that they stay while membership does, and with them the residuals of
+their owners. Which owner of a column is in which group, and where those sit who own nothing, is drawn anew for each
+round from its number.
 """
 
 from __future__ import annotations

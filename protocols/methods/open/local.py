@@ -8,10 +8,8 @@
 e is the residual, what encodings left out; 0 with topk and no outer momentum, as SparseLoCo (2508.15706) lives by doing
 again and again what was done and not yet sent (`open_step.carries`).
 
-So what was trained meanwhile is part of the next Δ. Of Δ itself an accepted contribution keeps only what the encoding
-left out (SparseLoCo 2508.15706, decay 0.95) and what was clipped; one that was refused returns to the residual, at most
-one norm of it; one that no judge looked at, as in an empty round, stays in θ.
-A node that had no time to contribute keeps all of θ − φ, which is then part of its next contribution.
+Of Δ an accepted contribution keeps only what the encoding left out (decay 0.95) and what was clipped; one that was
+refused returns to the residual, at most one norm of it; one that no judge looked at, as in an empty round, stays in θ.
 
 Where the run has audits, `TracedTrainer` keeps the record of that work, to which contributions are bound:
 
@@ -22,7 +20,6 @@ Where the run has audits, `TracedTrainer` keeps the record of that work, to whic
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,6 +30,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.runner import Runner
@@ -373,7 +371,7 @@ class TracedTrainer(LocalTrainer):
         self._start: Vector | bytes = trainer.parameters()
         self._start_before: Vector | bytes = self._start
         self._offered: Trace | None = None
-        self._shown: OrderedDict[bytes, bytes] = OrderedDict()  # records by root
+        self._shown = Recent[bytes, bytes](RECORDS_KEPT)  # records by root
         self._copies: WeakValueDictionary[bytes, NDArray[np.uint8]] = WeakValueDictionary()  # as long as they are shown
         recorded, offers, _ = trainer.states
         self._recorded = Vectors(recorded)
@@ -479,8 +477,6 @@ class TracedTrainer(LocalTrainer):
         if self._life and not gap(trace):
             self._offered = trace
             self._shown[trace.root] = trace.encode()
-            while len(self._shown) > RECORDS_KEPT:
-                self._shown.popitem(last=False)
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")
         self._start_before, self._start = start, end
         self._began, self._legs = parent, [_FIRST]

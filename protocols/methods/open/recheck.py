@@ -11,9 +11,8 @@ these, the parameters at the parent, and the contributions that it says it measu
 and whom a majority of all judges disproved loses its place (`state.without`). What is then true:
 
 - An honest judge is safe, and a lie that it would pay to tell is not. The bound is TOLERANCE of what a figure could be
-  at the most, the product of the norms of gradient and step. With a byte-lm of 0.9 M parameters, other threads move a
-  figure by 5e-10 of that, 64 bits by 1e-9, bfloat16, which nobody computes with here, by 1e-4; figures are some 0.04 of
-  it, and honest judges of one contribution differ by 1e-3 to 4e-3, as they draw other sequences.
+  at the most, the product of the norms of gradient and step: other threads move a figure by 5e-10 of that, bfloat16 by
+  1e-4, and honest judges of one contribution differ by 1e-3 to 4e-3.
 - Slander costs each node one measurement for each slanderer, who is listened to no more: whom one node disproved is off
   by TOLERANCE, and others confirm that from half of it on, so honest nodes do not take one another for slanderers.
 - No training is late for it: it is done where the window has room for it beside the steps that are left.

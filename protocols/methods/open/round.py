@@ -13,8 +13,8 @@ node does next, until most validators stand behind a roster; then move there.
     settle     work that a roster counts is committed; what it leaves out returns to the residual, and so does, after a
                switch to another fork or a revert, what an earlier roster had counted: no local work is lost
 
-What takes long (measuring, fetching) runs in the round's nursery, one of each at a time; all else is done at once. What
-cannot be done now is offered again by `duties`. How long each wait is stands in `timeouts.py`. Who may fail when, and
+What takes long runs in the round's nursery, one of each at a time; all else is done at once. What cannot be done now is
+offered again by `duties`. Who may fail when, and
 what is then true: a node that says nothing is left out; a leader that is gone makes the next attempt begin; too few
 judges end the round empty, and after some empty rounds fewer are enough; a trainer that dies while judging costs a
 second and another attempt. A node that cannot say a thing, as it said another before a restart, says nothing in that

@@ -29,6 +29,7 @@ from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.rules import checks_seed
 from swarmnode.protocols.chain.state import ChainState, rules_of
 from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, InvalidStatement, Said, read
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -111,7 +112,7 @@ class Contributions:
         self.size = codec(codec_name).encoded_size(elements)  # bytes of each
         self._within = FETCH_WITHIN + self.size / SLOWEST  # seconds
         self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
-        self._malformed: OrderedDict[bytes, None] = OrderedDict()
+        self._malformed = Recent[bytes, None](MALFORMED_REMEMBERED)
         self._opening = trio.Lock()  # one at a time is decoded, whatever memory that takes
         self.fetched = 0
 
@@ -171,8 +172,6 @@ class Contributions:
     def refuse(self, id: bytes) -> None:
         """Remember that bytes with this id are malformed."""
         self._malformed[id] = None
-        if len(self._malformed) > MALFORMED_REMEMBERED:
-            self._malformed.popitem(last=False)
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
         """Have it here, or know it as malformed. Raises MissingContribution.
@@ -267,8 +266,8 @@ class ChainStore:
         self.last_heads: dict[str, tuple[bytes, Said[ForkChoiceVote]]] = {}  # by author, with its record's rank
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
-        self._away: OrderedDict[PeerId, tuple[bytes, bool]] = OrderedDict()  # with the record's rank
-        self._newcomers: OrderedDict[PeerId, float] = OrderedDict()  # who asked where to begin -> trio time
+        self._away = Recent[PeerId, tuple[bytes, bool]](LOOKED_FOR)  # with the record's rank
+        self._newcomers = Recent[PeerId, float](NEWCOMERS)  # who asked where to begin -> trio time
         self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
         self.out_of_sync = False  # validators follow what cannot be reached from here by replaying rosters
         self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
@@ -446,9 +445,6 @@ class ChainStore:
     def _insert_absence(self, record: Record) -> None:
         if record.rank > self._away.get(record.author, (b"", False))[0]:
             self._away[record.author] = (record.rank, not record.tombstone)
-            self._away.move_to_end(record.author)
-            if len(self._away) > LOOKED_FOR:
-                self._away.popitem(last=False)
             self.notify()
 
     def _insert_head(self, record: Record, said: Said[ForkChoiceVote]) -> bool:
@@ -476,9 +472,6 @@ class ChainStore:
     def note_newcomer(self, peer: PeerId) -> None:
         """A peer asks where this node stands, and so is about to take part."""
         self._newcomers[peer] = trio.current_time()
-        self._newcomers.move_to_end(peer)
-        if len(self._newcomers) > NEWCOMERS:
-            self._newcomers.popitem(last=False)
 
     def newcomers(self) -> set[PeerId]:
         """Who is about to take part for the first time."""
