@@ -54,7 +54,7 @@ class Peer:
 
     def told(self, key: bytes) -> bool:
         """Whether this node keeps a provider record of `key`."""
-        table = self.network._kademlia if self.stock is None else self.stock
+        table = self.network.kademlia if self.stock is None else self.stock
         return bool(table.provider_store.get_providers(key))
 
     async def find(self, key: bytes) -> list[str]:

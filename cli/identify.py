@@ -1,4 +1,4 @@
-"""Commands that say who and what this is: id, version. Both work without a running daemon."""
+"""Commands that say who and what this is, or another node: id, version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, PassphraseOption, UsageMistake, ask, own_home, say, show
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    PassphraseOption,
+    UsageMistake,
+    ask,
+    own_home,
+    plain,
+    say,
+    show,
+)
 from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
@@ -17,6 +27,12 @@ if TYPE_CHECKING:
 
 
 def identify(
+    peer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PEER]", help="Another node: peer id, as peers prints it, or a multiaddr. [default: this node]"
+        ),
+    ] = None,
     join: Annotated[
         bool,
         typer.Option(
@@ -45,13 +61,18 @@ def identify(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print the node's peer id; a key is made on first use.
+    """Print the node's peer id, a key being made on first use; or what another node says of itself.
 
     swarmnode id --name "Anna's desktop" names the node: peers see it beside the peer id. Names are not unique.
 
     swarmnode id --mine 20 makes a key that cost a million tries, for runs that admit no cheaper ones ([trust]
     identity_bits); some half a minute on one core. The node must not be running.
     """
+    if peer is not None:
+        if join or replace or mine is not None or name is not None:
+            raise UsageMistake("--join, --mine, --name and --replace are about this node; leave PEER out")
+        _print_other(peer, data_dir, json_output)
+        return
     if join:
         _print_join(data_dir, json_output)
         return
@@ -73,6 +94,23 @@ def identify(
     told = {"peer_id": identity.peer_id, "name": called, "data_dir": str(home.path), "key": str(home.identity)}
     text = f"{identity.peer_id}  {called}" if name is not None else identity.peer_id
     show({**told, "work_bits": work_of(identity)}, text, json_output)
+
+
+def _print_other(peer: str, data_dir: Path | None, json_output: bool) -> None:
+    """What identify says of a node, which is connected for that where it is not yet."""
+    answer = ask(data_dir, "peer", timeout=40.0, peer=peer, identify=True)
+    said = answer["identify"]
+    rows = [
+        ("agent", [said["agent"]]),
+        ("speaks", [said["protocol_version"]]),
+        ("public key", [f"Ed25519 {answer['public_key']}"]),
+        ("addresses", said["addresses"]),
+        ("sees us at", [said["sees_this_node_at"]]),
+        ("protocols", said["protocols"]),
+    ]
+    lines = [(label if not n else "", plain(text, 160)) for label, texts in rows for n, text in enumerate(texts)]
+    told = {key: answer[key] for key in ("peer_id", "name", "public_key", "path", "relay", "transport")}
+    show({**told, **said}, [answer["peer_id"], *(f"{label:<11} {text}" for label, text in lines)], json_output)
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:

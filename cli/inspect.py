@@ -1,5 +1,5 @@
-"""Commands that look at a daemon or its machine and change nothing: status, health, doctor, open, peers, netcheck,
-ping, metrics, logs; and sample, which has its model write.
+"""Commands that look at a daemon or its machine and change nothing: status, health, doctor, open, netcheck, metrics,
+logs; and sample, which has its model write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from swarmnode.cli.terminal import (
     DataDirOption,
     JsonOption,
     ask,
-    called,
     colours,
     directory,
     duration,
@@ -28,18 +27,15 @@ from swarmnode.cli.terminal import (
     plain,
     print_json,
     say,
-    short_peer,
     show,
     style,
-    table,
     why_held,
 )
-from swarmnode.cli.views import path_of, render_netcheck, render_status
+from swarmnode.cli.views import render_netcheck, render_status
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import DEGRADED, OK
 from swarmnode.node.storage.datadir import DataDir, write_atomic
 
-PING_TIMEOUT = 10.0  # s for one ping, beside the time to connect
 SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
 BUSY = 300.0  # s; the trainer answers between two rounds' work
 LOG_LINES = 50
@@ -168,35 +164,6 @@ def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
     raise typer.Exit(DEGRADED if bad else OK)
 
 
-def peers(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """List the connected peers and how far away they are."""
-    answer = ask(data_dir, "peers", timeout=10.0)
-    if json_output:
-        print_json(answer)
-        return
-    for kept in answer["kept_out"]:
-        say(f"{short_peer(kept['peer_id'])} is kept out for {duration(kept['for_s'])} more: {plain(kept['why'], 80)}")
-    if not answer["peers"]:
-        print("no peers yet. Print the line for another machine with: swarmnode id --join")
-        return
-    rows = [
-        (
-            called(peer),
-            "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms",
-            path_of(peer) + (" in" if peer["inbound"] else " out"),
-            duration(peer["age_s"]),
-            "-" if peer["round"] is None else str(peer["round"]),
-            "yes" if peer["member"] else "no",
-            peer["standing"],
-            plain(peer["agent"] or "-", 24),
-            "-" if peer["relay"] else plain(peer["address"].partition("/p2p/")[0], 48),
-        )
-        for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
-    ]
-    heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "STANDING", "AGENT", "ADDRESS")
-    print(table(heads, rows, right=frozenset({1, 3, 4})))
-
-
 def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
     """Tell how peers reach this node, and what to do about each problem.
 
@@ -204,33 +171,6 @@ def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) ->
     """
     answer = ask(data_dir, "netcheck", timeout=10.0)
     show(answer, render_netcheck(answer, colour=colours()), json_output)
-
-
-def ping(
-    peer: Annotated[
-        str, typer.Argument(metavar="PEER", help="Peer id, a connected peer's as peers prints it, or a multiaddr.")
-    ],
-    count: Annotated[
-        int, typer.Option("--count", "-c", min=1, max=100, metavar="N", help="Round trips to measure.")
-    ] = 4,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Measure round trips to a peer, from the running node.
-
-    Where the first one went through a relay, the node tries to connect directly before the next.
-    """
-    answer = ask(data_dir, "ping", timeout=PING_TIMEOUT * (count + 1), peer=peer, count=count)
-    if json_output:
-        print_json(answer)
-        return
-    rtts = answer["rtts_ms"]
-    for rtt, relay in zip(rtts, answer["relays"], strict=True):
-        print(f"{answer['peer_id']}: {rtt:.1f} ms {f'through the relay {short_peer(relay)}' if relay else 'direct'}")
-    if rtts:
-        print(f"{len(rtts)} of {count} answered, {answer['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms")
-    else:
-        raise ControlError(f"none of {count} pings to {peer} was answered. The peer may be gone: see swarmnode peers")
 
 
 def sample(

@@ -102,8 +102,11 @@ class Node:
         self.limits = limits = Limits()
         self.trust = trust = PeerTrust(relays_for_all=config.role == "relay")
         self.agent = agent(__version__, datadir.name)
+        self._blocked = datadir.blocked
         self.greeted = datadir.path / "greeted"  # there after the first run
         self.network = Libp2pNetwork(identity, host_settings(config, limits=limits, agent=self.agent), trust)
+        if self._blocked.exists():
+            self.network.scoring.blocked.update(self._blocked.read_text(encoding="ascii", errors="replace").split())
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=int(config.shards_cap * GIGABYTE))
@@ -302,6 +305,16 @@ class Node:
             write_atomic(path, "".join(["# Written by swarmnode caps\n", *lines]).encode())
 
         await in_thread(keep)
+
+    async def block(self, peer: PeerId, blocked: bool) -> None:
+        """Keep a peer out from now on, also after a restart, or no longer.
+
+        Raises DataDirError, with nothing kept for the next start.
+        """
+        scoring = self.network.scoring
+        scoring.block(peer, blocked)
+        listed = "".join(f"{each}\n" for each in sorted(scoring.blocked))
+        await in_thread(lambda: write_atomic(self._blocked, listed.encode()))
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""

@@ -19,6 +19,7 @@ from swarmnode.training.options import describe
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+GROUPED = ("config", "dht", "log", "peers", "provenance", "runs", "shards", "state", "successor", "task")
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 
 
@@ -64,9 +65,7 @@ def test_commands_and_options_in_documents_exist(name: str) -> None:
         if program != "swarmnode" or words[0].startswith("-") or words[0] == "COMMAND":
             continue
         assert words[0] in commands(), f"{name}: {line}"
-        grouped = (
-            words[0] in ("config", "provenance", "runs", "shards", "state", "successor", "task") and len(words) > 1
-        )
+        grouped = words[0] in GROUPED and len(words) > 1
         command = tuple(words[:2]) if grouped else (words[0],)
         helped = help_of(*command)
         for word in words:

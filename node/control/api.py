@@ -1,8 +1,9 @@
 """What a running daemon answers to its owner: methods, each of the request's params, that return JSON.
 
-Here stand those about the node itself (`swarmnode status`, `peers`, `ping` and the others), and what its owner should
-know now (`warnings_of`). What concerns its run is in `runs_api.py`, what it stores in `stores_api.py`. They read the
-parts of the node and change nothing but what the owner asks for. The shapes of results are documented in docs/cli.md.
+Here stand those about the node itself (`swarmnode status` and the others), and what its owner should know now
+(`warnings_of`). What concerns other nodes is in `peers_api.py`, its run in `runs_api.py`, what it stores in
+`stores_api.py`. They read the parts of the node and change nothing but what the owner asks for. The shapes of results
+are documented in docs/cli.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from typing import Any
 
 import trio
@@ -23,6 +23,7 @@ from swarmnode import __version__
 from swarmnode.node.assembly import Node
 from swarmnode.node.config import CAPS, NodeConfig
 from swarmnode.node.control import Declined
+from swarmnode.node.control.peers_api import PeersApi
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
@@ -36,11 +37,10 @@ from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
-from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.metrics import GAUGE, Metric
-from swarmnode.protocols.network import NetworkError, PeerId, Traffic
+from swarmnode.protocols.network import Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership
@@ -50,9 +50,7 @@ from swarmnode.training.options import SettingError, describe
 logger = logging.getLogger(__name__)
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
-PING_TIMEOUT = 5.0  # seconds
 STALLED_FOR, STALLED_TIMES = 300.0, 10.0  # s without a result, and usual rounds, until a node is told to be stuck
-GO_DIRECT_WITHIN = 12.0  # seconds for `ping` to have a circuit replaced: three attempts
 
 # Causes of a run's warnings that keep nobody from work.
 NOTICES = ("cut off", "roster", "share")
@@ -60,7 +58,7 @@ WARNINGS = Metric("swarmnode_warnings", GAUGE, "warnings in status; problems mak
 
 
 class Api:
-    """The control methods about one node. `run` answers these and those of the other two, and samples traffic."""
+    """The control methods about one node. `run` answers these and those of the others, and samples traffic."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -71,7 +69,7 @@ class Api:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer on the node's control socket until cancelled."""
         self._node.metrics.show(WARNINGS, self._warnings)
-        methods = served(self, StoresApi(self._node), RunsApi(self._node))
+        methods = served(self, PeersApi(self._node), StoresApi(self._node), RunsApi(self._node))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sample_traffic)
             await nursery.start(ControlServer(self._node.socket, methods).run)
@@ -189,36 +187,6 @@ class Api:
             "rate_out": round((total.bytes_out - before.bytes_out) / seconds, 1),
         }
 
-    async def peers(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        node = self._node
-        members = set(node.membership.members()) if node.membership is not None else set()
-        place = node.place()
-        seated = {*place.members, *place.newcomers} if place is not None else set()
-        now = trio.current_time()
-        scoring = node.network.scoring
-        return {
-            "kept_out": [
-                {"peer_id": kept.peer, "for_s": round(kept.seconds, 1), "why": kept.why} for kept in scoring.kept_out()
-            ],
-            "peers": [
-                {
-                    "peer_id": view.peer,
-                    "address": view.addresses[0] if view.addresses else "",
-                    "path": view.path,
-                    "relay": node.network.relay_of(view.peer),
-                    "inbound": view.inbound,
-                    "age_s": round(now - view.connected_at, 1),
-                    "rtt_ms": round(1000 * rtt, 2) if (rtt := self._rtt(view.peer)) else None,
-                    "agent": named(view.agent)[0],
-                    "name": named(view.agent)[1],
-                    "member": view.peer in members,
-                    "standing": scoring.standing(view.peer).word,
-                    "round": place.round if place is not None and view.peer in seated else None,
-                }
-                for view in node.network.peers()
-            ],
-        }
-
     async def discover(self, params: Mapping[str, Any]) -> dict[str, Any]:
         found = await self._node.catalogue.search(
             within=float(params.get("within") or WITHIN), wanted=str(params.get("wanted") or "")
@@ -248,45 +216,6 @@ class Api:
                 for metric in metrics.declared()
             ],
         }
-
-    async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        peer = await self._resolve(str(params.get("peer", "")))
-        count = max(1, min(int(params.get("count", 3)), 100))
-        network = self._node.network
-        rtts: list[float] = []
-        relays: list[PeerId | None] = []  # through whom each ping went
-        for number in range(count):
-            if number == 1 and relays[0] is not None:
-                with trio.move_on_after(GO_DIRECT_WITHIN):
-                    await self._node.nat.go_direct(peer)
-            try:
-                rtts.append(round(1000 * await self._node.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
-            except CallError as error:
-                raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
-            relays.append(network.relay_of(peer))
-        return {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "path": "relayed" if relays[-1] else "direct"}
-
-    def _rtt(self, peer: PeerId) -> float | None:
-        """In seconds: of calls where there were any lately, else of the connection's own pings."""
-        return self._node.liveness.rtts.get(peer) or self._node.network.rtt(peer)
-
-    async def _resolve(self, name: str) -> PeerId:
-        """A peer id, the end or beginning of a connected one's, or a multiaddr."""
-        if name.startswith("/"):
-            try:
-                return await self._node.network.connect(name, timeout=PING_TIMEOUT)
-            except NetworkError as error:
-                raise Declined(f"{name} cannot be reached: {error}") from error
-        connected = [view.peer for view in self._node.network.peers()]
-        pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
-        fitting = [p for p in connected if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
-        if len(fitting) == 1:
-            return fitting[0]
-        if len(fitting) > 1:
-            raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
-        if len(name) < 40:
-            raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them")
-        return name
 
     def logs(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))

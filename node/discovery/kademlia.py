@@ -241,6 +241,7 @@ class Walk:
         self.providers = providers if providers is not None else {}
         self._wanted = wanted
         self.values: list[tuple[PeerId, bytes]] = []  # unchecked, and who gave them
+        self.closer: FoundProviders = {}  # who was named as closer, and where it was said to be first
 
     @property
     def enough(self) -> bool:
@@ -259,6 +260,7 @@ class Walk:
             self.values.append((peer, answer.record.value))
         closer = list(self._named(answer.closerPeers))
         for other, addresses in closer:
+            self.closer[other] = self.closer.get(other) or addresses
             if addresses and not self._network.known_addresses(other):
                 self._network.learn(other, addresses)
         return [other for other, _ in closer]

@@ -109,6 +109,12 @@ def _has_ipv6() -> bool:
     return True
 
 
+def transport_of(address: str) -> str:
+    """What carries a connection to a multiaddr, or to the relay in it, by its name there: "tcp", "quic-v1"; or ""."""
+    names = address.partition("/p2p")[0].split("/")[1::2]
+    return names[-1] if len(names) > 1 else ""
+
+
 def announced(listening: Iterable[str]) -> tuple[str, ...]:
     """`listening` with unspecified addresses replaced by those of the interfaces, loopback only for want of others.
 

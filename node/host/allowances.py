@@ -144,6 +144,7 @@ class PeerAllowance:
         self._own = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
         self.unread = 0  # bytes, with what a chunk costs beside its length
         self.streams = 0  # that the peer opened
+        self.received_of, self.sent_of = Counter[str](), Counter[str]()  # bytes, by protocol, while it is connected
         self.chunk_cost = host.limits.unread_chunk  # bytes that each chunk costs beside its length
 
     @property

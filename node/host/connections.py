@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import time as wall_clock  # seconds since 1970
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
@@ -19,7 +20,7 @@ from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.tcp import MeteredStream
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import PeerEvent, PeerId
+from swarmnode.protocols.network import Address, PeerEvent, PeerId
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_host, through
 from swarmnode.protocols.peers.scoring import Standing
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 CROWD = 8  # part of all peers above which those from one group make room for others
 EVENTS = 256  # peer events kept for a reader that is behind
+MAX_HISTORIES, MAX_CHANGES = 256, 16  # peers whose paths are remembered, and the newest changes of each
+NO_PATH = "none"
 
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
 CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
@@ -45,6 +48,7 @@ class Connection:
     direct: bool
     relay: PeerId | None  # who carries it, where it is not direct
     host: str | None  # the IP address at the other end, where it is direct
+    address: Address = ""  # multiaddr of the other end
 
     @cached_property
     def group(self) -> Group:
@@ -52,6 +56,15 @@ class Connection:
         if self.relay is not None:
             return through(self.relay)
         return group_of_host(self.host) if self.host is not None else None
+
+
+@dataclass(frozen=True)
+class PathChange:
+    """How a peer was reached from a time on, or what was tried to change that."""
+
+    at: float  # s since 1970
+    path: str  # "direct", "relayed" or NO_PATH
+    why: str
 
 
 @dataclass
@@ -71,7 +84,8 @@ class Connections(INotifee):
         self._peers: dict[PeerId, _Peer] = {}
         self._watchers: dict[trio.MemorySendChannel[PeerEvent], trio.MemoryReceiveChannel[PeerEvent]] = {}
         self._turned_away: Counter[str] = Counter()
-        self._scoring.on_ban(self._hang_up)
+        self._histories: OrderedDict[PeerId, deque[PathChange]] = OrderedDict()  # who changed longest ago goes first
+        self._scoring.on_ban(self.hang_up)
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._peers
@@ -95,6 +109,25 @@ class Connections(INotifee):
         """Where a connected peer connects from, directly rather than through a relay."""
         best = self.best(peer)
         return best.group if best is not None else None
+
+    def path(self, peer: PeerId) -> str:
+        """How new streams to `peer` go: "direct", "relayed" or NO_PATH."""
+        best = self.best(peer)
+        return NO_PATH if best is None else "direct" if best.direct else "relayed"
+
+    def history(self, peer: PeerId) -> tuple[PathChange, ...]:
+        """The newest changes of the path to `peer`, the oldest first; also of one that is gone."""
+        return tuple(self._histories.get(peer, ()))
+
+    def note(self, peer: PeerId, why: str) -> None:
+        """Remember how `peer` is reached now, and why that is so."""
+        self._histories.setdefault(peer, deque(maxlen=MAX_CHANGES)).append(
+            PathChange(wall_clock(), self.path(peer), why[:200])
+        )
+        self._histories.move_to_end(peer)
+        if len(self._histories) > MAX_HISTORIES:
+            gone = (other for other in self._histories if other not in self._peers)
+            del self._histories[next(gone, next(iter(self._histories)))]
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[PeerEvent]]:
@@ -126,6 +159,8 @@ class Connections(INotifee):
         if why is not None:
             log.info("turned %s away: %s", peer, why)
             self._turned_away[why] += 1
+            if peer in self._histories:
+                self.note(peer, f"turned away: {why}")
             self._close(conn)
             return
         before = self.best(peer)
@@ -133,6 +168,11 @@ class Connections(INotifee):
         known.connections[id(conn)] = connection
         if isinstance(session.raw, MeteredStream):
             session.raw.settle(session.allowance)
+        if before is None or (connection.direct and not before.direct):
+            through = "" if connection.direct else f" through the relay {connection.relay}"
+            replaced = ", in the place of a relayed connection" if before is not None else ""
+            who = "it dialled this node" if connection.inbound else "this node dialled it"
+            self.note(peer, f"{who}{through}{replaced}")
         if connection.direct and before is not None and not before.direct:
             self._notify(PeerEvent(peer, up=True, moved=True))
         if len(known.connections) == 1:
@@ -141,7 +181,13 @@ class Connections(INotifee):
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         peer = str(conn.muxed_conn.peer_id)
         known = self._peers.get(peer)
-        if known is not None and known.connections.pop(id(conn), None) is not None and not known.connections:
+        ended = known.connections.pop(id(conn), None) if known is not None else None
+        if known is None or ended is None:
+            return
+        left = list(known.connections.values())
+        if not left or (ended.direct and not any(other.direct for other in left)):
+            self.note(peer, f"the {'direct' if ended.direct else 'relayed'} connection ended: {ended.session.ended}")
+        if not left:
             del self._peers[peer]
             self._notify(PeerEvent(peer, up=False))
 
@@ -168,7 +214,7 @@ class Connections(INotifee):
         log.info("let go of %s, one of many from %s, for one from elsewhere", other, self.group_of(other))
         self._turned_away["crowded out"] += 1
         self._peers[other].leaving = True
-        self._hang_up(other)
+        self.hang_up(other)
         return None
 
     def _to_displace(self, newcomer: Group) -> PeerId | None:
@@ -184,7 +230,8 @@ class Connections(INotifee):
         came = [(first.since, peer) for peer, first in self.peers() if first.inbound and groups.get(peer) == crowding]
         return max(came)[1] if came else None
 
-    def _hang_up(self, peer: PeerId) -> None:
+    def hang_up(self, peer: PeerId) -> None:
+        """Close all connections to `peer`."""
         for connection in self.of(peer):
             self._close(connection.conn)
 
@@ -211,4 +258,5 @@ def _connection(conn: INetConn, session: YamuxSession) -> Connection:
         direct=direct,
         relay=None if direct else relay,
         host=remote[0] if direct and remote is not None else None,
+        address=next((str(address) for address in conn.get_transport_addresses()), ""),
     )

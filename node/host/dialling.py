@@ -88,6 +88,8 @@ class Dialler:
         """
         if self._scoring.standing(target) is Standing.BANNED:
             await trio.lowlevel.checkpoint()
+            if target in self._scoring.blocked:
+                raise Unreachable(f"{target} is blocked by this node's owner: swarmnode peers unblock")
             raise Unreachable(
                 f"{target} broke rules, and this node keeps away from it for a while: see swarmnode peers"
             )

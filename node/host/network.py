@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -99,10 +100,10 @@ class Libp2pNetwork:
         self.relay_client = RelayClient(self, self.swarm, self._allowance)
         self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
         self._failures: dict[str, int] = {}
-        self._kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
-        self.scoring.watch(self._kademlia.violations)
-        self._routing = ContentRouting(self._kademlia)
-        self.records = DhtRecords(self._kademlia)
+        self.kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
+        self.scoring.watch(self.kademlia.violations)
+        self._routing = ContentRouting(self.kademlia)
+        self.records = DhtRecords(self.kademlia)
         # What a part of the network does by itself.
         self.watch_peers, self.known_addresses = self.connections.watch, self._dialler.known
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
@@ -191,9 +192,13 @@ class Libp2pNetwork:
 
     def speaks(self, peer: PeerId, protocol: str) -> bool:
         """Whether `peer` said in identify that it serves `protocol`."""
+        return protocol in self.protocols_of(peer)
+
+    def protocols_of(self, peer: PeerId) -> tuple[str, ...]:
+        """What `peer` said in identify that it serves, sorted."""
         with contextlib.suppress(PeerStoreError):  # nothing stored yet
-            return protocol in self.swarm.peerstore.get_protocols(peer_id(peer))
-        return False
+            return tuple(sorted(map(str, self.swarm.peerstore.get_protocols(peer_id(peer)))))
+        return ()
 
     def dial_source(self, host: str) -> tuple[str, int] | None:
         """From where to dial an IP address so that a NAT maps, or a firewall opens, the listening port.
@@ -239,6 +244,11 @@ class Libp2pNetwork:
 
     def traffic(self) -> Traffic:
         return Traffic(bytes_in=self._allowance.bytes_in, bytes_out=self._allowance.bytes_out)
+
+    def traffic_of(self, peer: PeerId | None) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Bytes of streams received and sent, by protocol: of a peer while it is connected, of all since the start."""
+        of = self._allowance if peer is None else self._allowance.of(peer)
+        return of.received_of, of.sent_of
 
     def sign(self, message: bytes) -> bytes:
         return self._identity.private_key.sign(message)
@@ -333,7 +343,7 @@ class Libp2pNetwork:
             self.connections,
             self.scoring,
             self._allowance,
-            self._kademlia,
+            self.kademlia,
             self._routing,
             self.records,
         ):

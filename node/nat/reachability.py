@@ -352,17 +352,25 @@ def _at(hosts: Collection[str], packed: list[bytes]) -> tuple[Address, ...]:
     ]
 
 
-async def seen_by(session: YamuxSession) -> Address | None:
-    """The address from which the other end sees the connection come, /ip4/…/tcp/…; None where it names none.
+async def identified(session: YamuxSession) -> Identify:
+    """What the other end says of itself now (https://github.com/libp2p/specs/tree/master/identify).
 
     Raises NetworkError where it does not answer.
     """
     stream = await session.open_stream()
     try:
         await agree(stream, IDENTIFY)
-        message = await receive(stream, Identify, limit=MAX_IDENTIFY)
+        return await receive(stream, Identify, limit=MAX_IDENTIFY)
     finally:
         stream.abort()
+
+
+async def seen_by(session: YamuxSession) -> Address | None:
+    """The address from which the other end sees the connection come, /ip4/…/tcp/…; None where it names none.
+
+    Raises NetworkError where it does not answer.
+    """
+    message = await identified(session)
     try:
         place = str(Multiaddr(message.observed_addr)).partition("/p2p/")[0]
     except ValueError:

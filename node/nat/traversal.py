@@ -69,6 +69,7 @@ class NatTraversal:
         self._autonat = AutoNat(network)
         self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does
         self._doing = trio.CancelScope()  # what runs because of it
+        self._nursery: trio.Nursery | None = None
 
     @property
     def how_reached(self) -> str:
@@ -78,6 +79,7 @@ class NatTraversal:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; never raises for what peers do."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._watch_connections, nursery)
             nursery.start_soon(self._watch_interfaces)
             nursery.start_soon(let_go_of_circuits, self._network)
@@ -227,6 +229,11 @@ class NatTraversal:
     async def _get_direct(self, peer: PeerId) -> None:
         if self.puncher.worth_trying(peer):
             await self.puncher.punch(peer)
+
+    def try_direct(self, peer: PeerId) -> None:
+        """Begin to replace a circuit to `peer`, whatever failed before."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self.go_direct, peer)
 
     async def go_direct(self, peer: PeerId) -> bool:
         """Try now to replace a circuit to `peer`, whatever failed before; whether there is a direct connection."""

@@ -5,7 +5,7 @@
     name               what peers see it called, optional      greeted  after the first run
     address-book.json  peers met before                        logs/    one JSON object a line, rotated
     control.sock       where the command line asks             runs/<run_id>/   checkpoints and state of a run
-    dashboard.token    with which a browser asks
+    dashboard.token    with which a browser asks              blocked  peers that the owner keeps out, optional
 
 The directory is 0700. Files are replaced whole: written beside, synced, renamed, and the directory synced, so that a
 crash leaves the old content or the new one. The lock is the kernel's (flock): it ends with its process, however that
@@ -157,6 +157,7 @@ class DataDir:
         self.address_book = self.path / "address-book.json"
         self.dashboard_token = self.path / "dashboard.token"
         self.layout = self.path / "layout"
+        self.blocked = self.path / "blocked"
         self.name = self.path / "name"
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -54,7 +54,7 @@ class Violations:
 
     def __init__(self, protocol: str, *, in_ledger: bool = True) -> None:
         """`in_ledger`: False for what the ledger itself found, which it must not count again."""
-        self._protocol = protocol
+        self.protocol = protocol
         self._in_ledger = in_ledger
         self._counts = Recent[PeerId, Counter[Kind]](MAX_PEERS)
         self.totals: Counter[Kind] = Counter()
@@ -67,7 +67,7 @@ class Violations:
         self.totals[kind] += 1
         if counts[kind] == 1:
             did = {Kind.LOAD: "asks too much of", Kind.BREACH: "broke the rules of", Kind.LIE: "lied in"}[kind]
-            log.warning("peer %s %s %s: %s (further ones are only counted)", peer, did, self._protocol, what)
+            log.warning("peer %s %s %s: %s (further ones are only counted)", peer, did, self.protocol, what)
         if self.scoring is not None:
             self.scoring.offended(peer, what, kind)
             if self._in_ledger and self.scoring.ledger is not None:
@@ -77,12 +77,16 @@ class Violations:
         """Violations by `peer` of all kinds."""
         return self._counts[peer].total() if peer in self._counts else 0
 
+    def of(self, peer: PeerId) -> Counter[Kind]:
+        """Violations by `peer`, by their kind."""
+        return Counter(self._counts.get(peer))
+
     def refuses(self, peer: PeerId) -> str | None:
         """Why the peer gets nothing now; None where it is served."""
         return self.scoring.refusal(peer) if self.scoring is not None else None
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(VIOLATIONS, lambda: {f"{self._protocol} {kind.value}": self.totals[kind] for kind in Kind})
+        metrics.show(VIOLATIONS, lambda: {f"{self.protocol} {kind.value}": self.totals[kind] for kind in Kind})
 
 
 class CountsViolations(Protocol):
@@ -154,9 +158,12 @@ class PeerScoring:
         self._on_ban: list[Callable[[PeerId], None]] = []
         self._falls: Counter[str] = Counter()
         self.ledger: CountsViolations | None = None  # of the run, where there is one
+        self._watched: list[Violations] = []
+        self.blocked: set[PeerId] = set()  # by the owner, until the owner says otherwise
 
     def watch(self, *violations: Violations) -> None:
         """Judge peers by these violations too, and let the protocols that note them know whom to refuse."""
+        self._watched += violations
         for each in violations:
             each.scoring = self
 
@@ -187,7 +194,19 @@ class PeerScoring:
             for listener in self._on_ban:
                 listener(peer)
 
+    def block(self, peer: PeerId, blocked: bool = True) -> None:
+        """Ban a peer until this is called with False, which ends what bans and points it has besides."""
+        if not blocked:
+            self.blocked.discard(peer)
+            self._records.pop(peer, None)
+            return
+        self.blocked.add(peer)
+        for listener in self._on_ban:
+            listener(peer)
+
     def standing(self, peer: PeerId) -> Standing:
+        if peer in self.blocked:
+            return Standing.BANNED
         record = self._records.get(peer)
         return Standing.GOOD if record is None else self._standing(record, trio.current_time())
 
@@ -196,6 +215,24 @@ class PeerScoring:
         if self.standing(peer) < Standing.REFUSED:
             return None
         return "this node refuses the peer for a while, because it broke rules or asked for too much"
+
+    def told(self, peer: PeerId) -> dict[str, Any]:
+        """Why the peer stands as it does, as JSON: points now and at which it falls, and violations by protocol."""
+        record, limits, now = self._records.get(peer), self._limits, trio.current_time()
+        return {
+            "standing": self.standing(peer).word,
+            "blocked": peer in self.blocked,
+            "banned_for_s": round(max(0.0, record.until - now), 1) if record is not None else 0.0,
+            "points": round(self._points(record, now), 1) if record is not None else 0.0,
+            "falls_at": {"slowed": limits.slowed, "refused": limits.refused, "banned": limits.banned},
+            "half_life_s": limits.half_life,
+            "last": record.why if record is not None else "",
+            "violations": {
+                each.protocol: {kind.value: count for kind, count in each.of(peer).items()}
+                for each in self._watched
+                if each.count(peer)
+            },
+        }
 
     def kept_out(self) -> tuple[KeptOut, ...]:
         """Banned peers, who comes back first before the others."""

@@ -32,7 +32,7 @@ class DhtPeer:
     def __init__(self, *, undefended: bool, malicious: bool) -> None:
         self.network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=LIMITS))
         self.malicious = malicious
-        self.kademlia = self.network._kademlia
+        self.kademlia = self.network.kademlia
         self.records = self.network.records
         self.stock = KadDHT(self.network._host, DHTMode.SERVER) if undefended else None
 

@@ -104,6 +104,7 @@ class FakeDaemon:
         self.home = DataDir(home)
         self.status = copy.deepcopy(STATUS)
         self.netcheck = copy.deepcopy(NETCHECK)
+        self.pings = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._ready = threading.Event()
         self._stop: Callable[[], None] = lambda: None
@@ -152,14 +153,16 @@ class FakeDaemon:
             if name == "peers":
                 stranger = peer(rtt_ms=None, round=None, member=False, standing="slowed", path="relayed", relay=PEER_ID)
                 kept_out = [{"peer_id": PEER_ID, "for_s": 42.0, "why": "lied\x1b[2J"}]
-                return {"peers": [peer(rtt_ms=12.3, name="Anna\x1b[2J"), stranger], "kept_out": kept_out}
+                return {"peers": [peer(rtt_ms=12.3, name="Anna\x1b[2J"), stranger], "kept_out": kept_out, "blocked": []}
             if name == "metrics":
                 return {"text": "swarmnode_peers 2\n", "metrics": [{"name": "swarmnode_peers"}]}
             if name == "ping" and params["peer"] != PEER_ID:
                 raise Declined(f"no peer {params['peer']} is known; see swarmnode peers", exit_code=1)
             if name == "ping":
-                relays = [PEER_ID, *[None] * (params["count"] - 1)]
-                return {"peer_id": PEER_ID, "rtts_ms": [1.5] * params["count"], "relays": relays, "path": "direct"}
+                self.pings += 1
+                relay, path = (PEER_ID, "relayed") if self.pings == 1 else (None, "direct")
+                way = {"path": path, "relay": relay, "transport": "tcp", "address": ""}
+                return {"peer_id": PEER_ID, "rtts_ms": [1.5], "relays": [relay], "ways": [way], "path": path}
             if name == "netcheck":
                 return self.netcheck
             if name == "history":

@@ -165,7 +165,11 @@ def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daem
     pinged = swarmnode("ping", answer["peer_id"], "-c", "2")
     assert pinged.returncode == OK and pinged.stdout.count("1.5 ms") == 3
     through, direct, _ = pinged.stdout.splitlines()
-    assert "through the relay 12D3KooW…" in through and through != direct and direct.endswith("1.5 ms direct")
+    assert "through the relay 12D3KooW…" in through and direct.endswith("1.5 ms direct over tcp")
+    assert [params["punch"] for name, params in daemon.asked if name == "ping"] == [False, True]
+    daemon.pings = 0
+    until_direct = swarmnode("ping", answer["peer_id"]).stdout
+    assert until_direct == pinged.stdout, "it ends by itself with the first direct reply"
     unknown = swarmnode("ping", "nobody")
     assert unknown.returncode == ERROR and "see swarmnode peers" in unknown.stderr
 

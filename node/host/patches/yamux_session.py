@@ -102,6 +102,7 @@ class YamuxSession(IMuxedConn):
         self.raw = self._transport.raw  # below the encryption: a socket, or a stream to a relay
         self.allowance = self.raw.host.of(self.peer)  # the same for all connections of the peer
         self._received_of, self._sent_of = self.raw.host.received_of, self.raw.host.sent_of
+        self._received_here, self._sent_here = self.allowance.received_of, self.allowance.sent_of
         self._messages: deque[bytes] = deque()  # that arrived, and wait
         self._received = b""  # the one at hand
         self._at = 0  # how far it is taken
@@ -112,6 +113,7 @@ class YamuxSession(IMuxedConn):
         self._rtts: deque[float] = deque(maxlen=RTTS)
         self._widened = 0  # bytes of all streams' windows beyond their first
         self._closing = False
+        self.ended = ""  # why, once it has
 
     async def start(self) -> None:
         """Run until either side ends the connection; every stream is broken by then."""
@@ -129,7 +131,9 @@ class YamuxSession(IMuxedConn):
     def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, a long body by itself."""
         if not self._closing:
-            self._sent_of[stream.protocol] += len(frame) + len(body)
+            size = len(frame) + len(body)
+            self._sent_of[stream.protocol] += size
+            self._sent_here[stream.protocol] += size
             self.outbox.put(stream, frame, body)
             self._write_now()
 
@@ -190,7 +194,7 @@ class YamuxSession(IMuxedConn):
         if self._closing:
             return
         log.debug("connection to %s: %s", self.peer_id, why)
-        self._closing = True
+        self._closing, self.ended = True, why
         for stream in tuple(self._streams.values()):
             stream.break_off()
         self._opened.close()
@@ -298,6 +302,7 @@ class YamuxSession(IMuxedConn):
         if stream is not None:
             stream.receive_window -= length
             self._received_of[stream.protocol] += HEADER.size + length
+            self._received_here[stream.protocol] += HEADER.size + length
         while length:
             if self._at >= len(self._received) and not await self._receive(1):
                 return False

@@ -15,6 +15,7 @@ from simswarm import SimSwarm
 from swarmnode.cli.terminal import short_peer
 from swarmnode.node.control import Declined
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
+from swarmnode.node.control.peers_api import PeersApi
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
@@ -103,10 +104,11 @@ def test_a_peer_may_be_named_as_peers_prints_it() -> None:
     one, other = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP", "12D3KooW" + "x" * 44
 
     async def main() -> None:
-        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer=peer) for peer in (one, other)])
+        scoring = SimpleNamespace(blocked=set())
+        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer=peer) for peer in (one, other)], scoring=scoring)
         daemon: Any = SimpleNamespace(network=network)
         for name in (short_peer(one), one[-6:], one):
-            assert await Api(daemon)._resolve(name) == one
+            assert await PeersApi(daemon)._resolve(name) == one
 
     trio.run(main)
 

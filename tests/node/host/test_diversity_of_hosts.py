@@ -31,7 +31,7 @@ def filled(group: str | None, count: int = 18) -> tuple[Kademlia, int]:
 
     async def main() -> tuple[Kademlia, int]:
         network = Libp2pNetwork(new_identity(), HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-        table = network._kademlia
+        table = network.kademlia
         table._connections = connected_from(lambda peer: group)
         taken = 0
         for number in range(count):

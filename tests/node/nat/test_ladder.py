@@ -163,12 +163,12 @@ def test_withdrawn_keys_are_provided_no_more() -> None:
             for node in (host, peer):
                 await nursery.start(node.network.run)
             await peer.network.connect(host.network.addresses[0])
-            await until(lambda: host.network._kademlia.speakers() and peer.network._kademlia.speakers())
+            await until(lambda: host.network.kademlia.speakers() and peer.network.kademlia.speakers())
             await host.network.provide(key)
             assert await peer.network.find_providers(key) == (host.me,)
             host.network.withdraw(key)
-            told = peer.network._kademlia.provider_store
-            assert host.network._kademlia.provider_store.get_providers(key) == []
+            told = peer.network.kademlia.provider_store
+            assert host.network.kademlia.provider_store.get_providers(key) == []
             told.withdraw(key, host.network._host.get_id())  # as if it had run out
             host.network._routing.peer_arrived()  # what makes a node announce everything again
             await trio.testing.wait_all_tasks_blocked(0.2)

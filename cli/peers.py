@@ -1,0 +1,383 @@
+"""Commands about other nodes and the ways to them: peers, ping, bw, dht."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    UsageMistake,
+    ask,
+    called,
+    duration,
+    group,
+    live,
+    number_of,
+    plain,
+    print_json,
+    say,
+    short_peer,
+    show,
+    size,
+    table,
+)
+from swarmnode.cli.views import path_of
+from swarmnode.node.control.client import ControlError
+
+PING_TIMEOUT = 20.0  # s for one ping, connecting included
+PING_EVERY = 1.0  # s
+PUNCH_EVERY = 10  # pings through a relay between two asks to replace it
+GIVE_UP = 10  # pings in a row without an answer
+LABEL = 11  # characters of a line's label
+LOOKUP_TIMEOUT = 30.0  # s; a lookup ends by itself after 5
+KEY_HELP = "64 hex digits (as a shard's id), a peer id, run/RUN_ID, relays, or catalogue."
+
+PeerArgument = Annotated[
+    str, typer.Argument(metavar="PEER", help="Peer id, a connected peer's as peers prints it, or a multiaddr.")
+]
+
+peers = group("List the connected peers, or look at one, connect, disconnect, block.")
+
+
+@peers.callback(invoke_without_command=True, no_args_is_help=False)
+def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """List the connected peers and how far away they are; or look at one, connect, disconnect or block it."""
+    if context.invoked_subcommand is not None:
+        if data_dir is not None or json_output:
+            raise UsageMistake(f"options stand at the end: swarmnode peers {context.invoked_subcommand} … --json")
+        return
+    answer = ask(data_dir, "peers", timeout=10.0)
+    if json_output:
+        print_json(answer)
+        return
+    for kept in answer["kept_out"]:
+        say(f"{short_peer(kept['peer_id'])} is kept out for {duration(kept['for_s'])} more: {plain(kept['why'], 80)}")
+    for blocked in answer["blocked"]:
+        say(f"{short_peer(blocked)} is blocked: swarmnode peers unblock {blocked[-6:]}")
+    if not answer["peers"]:
+        print("no peers yet. Print the line for another machine with: swarmnode id --join")
+        return
+    rows = [
+        (
+            called(peer),
+            "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms",
+            path_of(peer) + (" in" if peer["inbound"] else " out"),
+            duration(peer["age_s"]),
+            "-" if peer["round"] is None else str(peer["round"]),
+            "yes" if peer["member"] else "no",
+            peer["standing"],
+            plain(peer["agent"] or "-", 24),
+            "-" if peer["relay"] else plain(peer["address"].partition("/p2p/")[0], 48),
+        )
+        for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
+    ]
+    heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "STANDING", "AGENT", "ADDRESS")
+    print(table(heads, rows, right=frozenset({1, 3, 4})))
+
+
+@peers.command("show")
+def show_peer(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Show all that this node knows of a peer: addresses, protocols, paths, traffic, and why it stands as it does.
+
+    A peer that is not connected is shown as far as it is remembered. Example: swarmnode peers show zNgh7
+    """
+    answer = ask(data_dir, "peer", peer=peer)
+    show(answer, (_labelled(*line) for line in _known_of(answer)), json_output)
+
+
+@peers.command()
+def connect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Connect to a peer now: at a multiaddr, or by its id, whose addresses are looked up in the DHT.
+
+    Example: swarmnode peers connect /ip4/192.0.2.7/tcp/4077
+    """
+    _link(peer, "connected", data_dir, json_output)
+
+
+@peers.command()
+def disconnect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Close all connections to a peer now. It may connect again; block keeps it out.
+
+    Example: swarmnode peers disconnect zNgh7
+    """
+    _link(peer, "disconnected", data_dir, json_output)
+
+
+@peers.command()
+def block(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Disconnect a peer and keep it out until unblock, also after a restart. Others go on to speak with it.
+
+    Example: swarmnode peers block zNgh7
+    """
+    _link(peer, "blocked", data_dir, json_output)
+
+
+@peers.command()
+def unblock(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Let a peer in again that was blocked, or is kept out for what it did.
+
+    Example: swarmnode peers unblock zNgh7
+    """
+    _link(peer, "unblocked", data_dir, json_output)
+
+
+def _link(peer: str, to: str, data_dir: Any, json_output: bool) -> None:
+    answer = ask(data_dir, "link", timeout=40.0, peer=peer, to=to)
+    now = "not connected" if answer["path"] == "none" else f"connected: {_way(answer)}"
+    show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}", json_output)
+
+
+def _way(way: dict[str, Any]) -> str:
+    """`direct over tcp`, `through the relay 12D3…zNgh7 over tcp`, `not connected`."""
+    if way["path"] == "none":
+        return "not connected"
+    over = f" over {plain(way['transport'], 24)}" if way["transport"] else ""
+    return (f"through the relay {short_peer(way['relay'])}" if way["relay"] else plain(way["path"], 12)) + over
+
+
+def _known_of(peer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is shown of a peer, as labels and texts of several lines."""
+    member = "a member of this node's run" if peer["member"] else "no member of this node's run"
+    yield "peer", f"{called(peer)}, {plain(peer['agent'] or 'it did not say what it is', 48)}, {member}"
+    rtt = f", {peer['rtt_ms']:.0f} ms" if peer["rtt_ms"] is not None else ""
+    yield "path", _way(peer) + rtt
+    yield "connections", "\n".join(map(_connection, peer["connections"]))
+    yield "addresses", "\n".join(plain(address, 160) for address in peer["addresses"]) or "none known"
+    yield "protocols", "\n".join(plain(each, 80) for each in peer["protocols"]) or "not told yet"
+    yield "standing", "\n".join(_standing(peer["scoring"]))
+    if peer["score"] is not None:
+        yield "score", f"{peer['score']:.2f} for its work; swarmnode scores {peer['peer_id'][-6:]} --why"
+    rows = [(plain(name, 60), size(each["in"]), size(each["out"])) for name, each in peer["traffic"].items()]
+    yield "traffic", table(("PROTOCOL", "IN", "OUT"), rows, right=frozenset({1, 2}))
+    changes = (
+        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(each['at']))}  {each['path']:<8} {plain(each['why'], 160)}"
+        for each in peer["history"]
+    )
+    yield "history", "\n".join(changes)
+
+
+def _labelled(label: str, text: str) -> str:
+    """A text of several lines behind its label; nothing where there is no text."""
+    lines = text.split("\n") if text else []
+    return "\n".join(f"{'' if number else label:<{LABEL}} {line}" for number, line in enumerate(lines))
+
+
+def _connection(each: dict[str, Any]) -> str:
+    side = "it dialled" if each["inbound"] else "dialled from here"
+    rtt = "" if each["rtt_ms"] is None else f", {each['rtt_ms']:.0f} ms"
+    way = _way(each)
+    return f"{plain(each['address'], 100)}, {way}, {side} {duration(each['age_s'])} ago, {each['streams']} streams{rtt}"
+
+
+def _standing(told: dict[str, Any]) -> Iterator[str]:
+    falls = ", ".join(f"{word} from {points:g}" for word, points in told["falls_at"].items())
+    yield (
+        "blocked by this node's owner"
+        if told["blocked"]
+        else told["standing"] + (f" for {duration(told['banned_for_s'])} more" if told["banned_for_s"] else "")
+    )
+    yield f"{told['points']:g} points for what it did wrong ({falls}; half of them fade in {told['half_life_s']:g} s)"
+    for protocol, kinds in told["violations"].items():
+        yield f"{plain(protocol, 60)}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+    if told["last"]:
+        yield f"the last: {plain(told['last'], 120)}"
+
+
+# --- ping ------------------------------------------------------------------------------------------------------------
+
+
+def ping(
+    peer: PeerArgument,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-c", min=1, metavar="N", help="Round trips. [default: until one is direct]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure round trips to a peer, from the running node, until one went directly; Ctrl-C ends it.
+
+    Each says which way it went. While it is through a relay, the node tries to connect directly.
+    Example: swarmnode ping zNgh7 --count 4
+    """
+    total: dict[str, Any] = {"peer_id": peer, "rtts_ms": [], "relays": [], "ways": [], "sent": 0}
+    silent = 0
+    with suppress(KeyboardInterrupt):
+        while total["sent"] < count if count else not (total["ways"] and total["ways"][-1]["path"] == "direct"):
+            if total["sent"]:
+                time.sleep(PING_EVERY)
+            relayed = bool(total["ways"]) and total["ways"][-1]["path"] == "relayed"
+            punch = relayed and total["sent"] % PUNCH_EVERY == 1
+            total["sent"] += 1
+            try:
+                answer = ask(data_dir, "ping", timeout=PING_TIMEOUT, peer=peer, count=1, punch=punch)
+            except ControlError as error:
+                silent += 1
+                if not total["rtts_ms"] or silent == GIVE_UP:
+                    raise
+                _print_reply(str(error), json_output)
+                continue
+            silent, peer = 0, answer["peer_id"]  # the same one, also where an address was named
+            total["peer_id"] = peer
+            for key in ("rtts_ms", "relays", "ways"):
+                total[key] += answer[key]
+            _print_reply(f"{peer}: {answer['rtts_ms'][0]:.1f} ms {_way(answer['ways'][0])}", json_output)
+    rtts = total["rtts_ms"]
+    if not rtts:
+        raise ControlError(f"{peer} has not answered yet")
+    total["path"] = total["ways"][-1]["path"]
+    text = f"{len(rtts)} of {total['sent']} answered, {total['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms"
+    show(total, text, json_output)
+
+
+def _print_reply(text: str, json_output: bool) -> None:
+    if not json_output:
+        print(plain(text), flush=True)
+
+
+# --- bw --------------------------------------------------------------------------------------------------------------
+
+
+def bw(
+    peer: Annotated[
+        str | None,
+        typer.Option("--peer", metavar="PEER", help="Only with this peer. [default: all]"),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option("--protocol", metavar="PROTOCOL", help="Only those whose names have this in them. [default: all]"),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C. [default: print once]")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time over which rates are measured.")
+    ] = 1.0,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show the traffic by protocol and by peer: bytes so far, and a second.
+
+    Protocols count bytes of streams, the total those at the sockets. Example: swarmnode bw --protocol shards --watch
+    """
+
+    def answers() -> Iterator[dict[str, Any]]:
+        before = ask(data_dir, "traffic", timeout=10.0, peer=peer)
+        while True:
+            time.sleep(interval)
+            now = ask(data_dir, "traffic", timeout=10.0, peer=peer)
+            yield _with_rates(now, before, protocol)
+            before = now
+
+    with suppress(KeyboardInterrupt):
+        if watch and not json_output:
+            live(map(_traffic, answers()), 0.0)
+            return
+        for answer in answers():
+            show(answer, _traffic(answer), json_output)
+            if not watch:
+                return
+
+
+def _with_rates(now: dict[str, Any], before: dict[str, Any], protocol: str | None) -> dict[str, Any]:
+    """An answer of `traffic` with rates in bytes/s since the one before, and the protocols that are wanted."""
+    seconds = max(now.pop("time") - before["time"], 1e-3)
+
+    def rated(new: dict[str, int], old: dict[str, int]) -> dict[str, float]:
+        rates = {f"rate_{way}": round(max(0, new[way] - old.get(way, 0)) / seconds, 1) for way in ("in", "out")}
+        return {"in": new["in"], "out": new["out"], **rates}
+
+    def each(kind: str) -> dict[str, dict[str, float]]:
+        return {name: rated(counted, before[kind].get(name, {})) for name, counted in now[kind].items()}
+
+    wanted = {name: told for name, told in each("protocols").items() if (protocol or "") in name}
+    if protocol and not wanted:
+        raise UsageMistake(f"no protocol with {protocol!r} in its name has had traffic; swarmnode bw lists them")
+    return {"total": rated(now, before), "protocols": wanted, "peers": each("peers")}
+
+
+def _traffic(answer: dict[str, Any]) -> str:
+    def row(name: str, told: dict[str, float]) -> tuple[str, ...]:
+        return (name, size(told["in"]), size(told["out"]), f"{size(told['rate_in'])}/s", f"{size(told['rate_out'])}/s")
+
+    columns, right = ("IN", "OUT", "IN NOW", "OUT NOW"), frozenset({1, 2, 3, 4})
+    most = lambda told: -told[1]["in"] - told[1]["out"]  # noqa: E731
+    protocols = [row(plain(name, 48), told) for name, told in sorted(answer["protocols"].items(), key=most)]
+    peers = [row(short_peer(name), told) for name, told in sorted(answer["peers"].items(), key=most)]
+    tables = [table(("PROTOCOL", *columns), protocols, right=right), table(("PEER", *columns), peers, right=right)]
+    return "\n\n".join(filter(None, [table(("TOTAL", *columns), [row("", answer["total"])], right=right), *tables]))
+
+
+# --- dht -------------------------------------------------------------------------------------------------------------
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help=KEY_HELP)]
+
+dht = group("Look up peers, providers and the peers closest to a key in the DHT.")
+
+
+@dht.command()
+def find(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The whole peer id.")],
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Find where a peer can be dialled, as others say.
+
+    Example: swarmnode dht find 12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP
+    """
+    answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, find=peer)
+    found = [plain(address, 200) for address in answer["addresses"]] or [f"nobody says where {answer['peer_id']} is"]
+    show(answer, [*found, _asked(answer)], json_output)
+
+
+@dht.command()
+def providers(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Find who announced that they have what is under KEY: a shard, a run's members, relays.
+
+    Example: swarmnode dht providers relays
+    """
+    answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, providers=key)
+    show(answer, [*_listed(answer["providers"], "nobody announced it"), _asked(answer)], json_output)
+
+
+@dht.command()
+def query(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Find the peers closest to KEY, which keep what is stored there; the closest first.
+
+    Example: swarmnode dht query catalogue
+    """
+    answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, query=key)
+    show(answer, [*_listed(answer["closest"], "nobody"), _asked(answer)], json_output)
+
+
+@dht.command()
+def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+    """Show how large this node's part in the DHT is: routing table, values and providers kept for others.
+
+    Example: swarmnode dht stats --json
+    """
+    answer = ask(data_dir, "dht", timeout=10.0)
+    kept = [bucket for bucket in answer["table"] if bucket]
+    sizes = ", ".join(str(len(bucket)) for bucket in kept) or "empty"
+    in_table = number_of(sum(map(len, kept)), "peer")
+    lines = [
+        f"routing table  {in_table} in {number_of(len(kept), 'bucket')}: {sizes}",
+        f"connected      {number_of(answer['connected'], 'peer')} that speak Kademlia",
+        f"announced      {number_of(answer['provided_keys'], 'key')} by this node",
+        f"kept           providers of {number_of(answer['provider_keys'], 'key')}, "
+        f"{number_of(answer['records'], 'value')} of {size(answer['record_bytes'])}, for others",
+    ]
+    show(answer, lines, json_output)
+
+
+def _listed(found: list[dict[str, Any]], nobody: str) -> list[str]:
+    """A peer a line, with the first address that is known of it."""
+    return [f"{each['peer_id']}  {plain(' '.join(each['addresses'][:1]), 160)}".rstrip() for each in found] or [nobody]
+
+
+def _asked(answer: dict[str, Any]) -> str:
+    return f"({number_of(answer['asked'], 'peer')} answered in {answer['seconds']:.2f} s)"

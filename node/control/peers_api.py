@@ -1,0 +1,312 @@
+"""What a running daemon answers about other nodes and the ways to them: `swarmnode peers …`, `ping`, `bw`, `dht …`.
+
+Shapes are documented in docs/cli.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import trio
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.peer.id import ID
+
+from swarmnode.node.assembly import Node
+from swarmnode.node.control import Declined
+from swarmnode.node.discovery.finder import rendezvous_of
+from swarmnode.node.discovery.kademlia import Walk
+from swarmnode.node.exitcodes import USAGE
+from swarmnode.node.host.addresses import peer_of, public_key, transport_of
+from swarmnode.node.host.stream import places_in
+from swarmnode.node.identity import named
+from swarmnode.node.nat.reachability import identified
+from swarmnode.node.nat.relay import RELAY_KEY
+from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.catalogue import KEY as CATALOGUE_KEY
+from swarmnode.protocols.network import NetworkError, PeerId
+
+PING_TIMEOUT = 5.0  # seconds
+CONNECT_WITHIN = 10.0  # seconds
+CLOSE_WITHIN = 2.0  # seconds for connections to say goodbye
+MOST_LISTED = 200  # protocols of a peer, and peers in an answer of the DHT
+LINKS = ("connected", "disconnected", "blocked", "unblocked")
+COUNTED = ("records", "record_bytes", "provider_keys", "provided_keys")  # of the metrics of the DHT
+KEYS = {"relays": RELAY_KEY, "catalogue": CATALOGUE_KEY}
+KEY_FORMS = "64 hex digits (as a shard's id), a peer id, run/RUN_ID, relays or catalogue"
+
+
+class PeersApi:
+    """The control methods about other nodes. Each raises Declined with a text for a person."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def peers(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        node = self._node
+        members = set(node.membership.members()) if node.membership is not None else set()
+        place = node.place()
+        seated = {*place.members, *place.newcomers} if place is not None else set()
+        now = trio.current_time()
+        scoring = node.network.scoring
+        return {
+            "kept_out": [
+                {"peer_id": kept.peer, "for_s": round(kept.seconds, 1), "why": kept.why} for kept in scoring.kept_out()
+            ],
+            "blocked": sorted(scoring.blocked),
+            "peers": [
+                {
+                    "peer_id": view.peer,
+                    "address": view.addresses[0] if view.addresses else "",
+                    "path": view.path,
+                    "relay": node.network.relay_of(view.peer),
+                    "transport": self._way(view.peer)["transport"],
+                    "inbound": view.inbound,
+                    "age_s": round(now - view.connected_at, 1),
+                    "rtt_ms": _milliseconds(self._rtt(view.peer)),
+                    "agent": named(view.agent)[0],
+                    "name": named(view.agent)[1],
+                    "member": view.peer in members,
+                    "standing": scoring.standing(view.peer).word,
+                    "round": place.round if place is not None and view.peer in seated else None,
+                }
+                for view in node.network.peers()
+            ],
+        }
+
+    async def peer(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """All that this node knows of one peer; with `identify`, also what it says of itself now."""
+        peer, network = await self._resolve(str(params.get("peer", ""))), self._node.network
+        said = await self._identify(peer) if params.get("identify") else None
+        view = next((view for view in network.peers() if view.peer == peer), None)
+        agent = said["agent"] if said is not None else view.agent if view is not None else ""
+        received, sent = network.traffic_of(peer)
+        reputation = self._node.trust.reputation
+        work = reputation.ledger.view().get(peer) if reputation is not None else None
+        return {
+            "peer_id": peer,
+            "agent": named(agent)[0],
+            "name": named(agent)[1],
+            "public_key": public_key(peer).public_bytes_raw().hex(),
+            "identify": said,
+            **self._way(peer),
+            "rtt_ms": _milliseconds(self._rtt(peer)),
+            "member": self._node.membership is not None and peer in self._node.membership.members(),
+            "addresses": list(network.known_addresses(peer)),
+            "protocols": list(network.protocols_of(peer))[:MOST_LISTED],
+            "connections": [
+                {
+                    "address": each.address,
+                    "transport": transport_of(each.address),
+                    "path": "direct" if each.direct else "relayed",
+                    "relay": each.relay,
+                    "inbound": each.inbound,
+                    "age_s": round(trio.current_time() - each.since, 1),
+                    "streams": each.session.open_streams,
+                    "rtt_ms": _milliseconds(each.session.rtt()),
+                }
+                for each in network.connections.of(peer)
+            ],
+            "history": [
+                {"at": round(change.at, 3), "path": change.path, "why": change.why}
+                for change in network.connections.history(peer)
+            ],
+            "traffic": _by_protocol(received, sent),
+            "scoring": network.scoring.told(peer),
+            "score": round(work.score, 4) if work is not None else None,
+        }
+
+    async def _identify(self, peer: PeerId) -> dict[str, Any]:
+        network = self._node.network
+        try:
+            await network.connect(peer, timeout=CONNECT_WITHIN)
+            best = network.connections.best(peer)
+            if best is None:
+                raise Declined(f"{peer} closed the connection")
+            said = await identified(best.session)
+        except NetworkError as error:
+            raise Declined(f"{peer} cannot be asked who it is: {error}") from error
+        return {
+            "agent": said.agent_version[:128],
+            "protocol_version": said.protocol_version[:128],
+            "protocols": sorted(str(each)[:128] for each in said.protocols[:MOST_LISTED]),
+            "addresses": list(places_in(said.listen_addrs[:64])),
+            "sees_this_node_at": "".join(places_in([said.observed_addr])),
+        }
+
+    async def link(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Have a peer be one of LINKS: `to`. A block lasts until it is lifted, also over restarts of the node."""
+        to, name, network = str(params.get("to", "")), str(params.get("peer", "")), self._node.network
+        if to not in LINKS:
+            raise Declined(f"{to!r}: a peer can be {', '.join(LINKS)}", exit_code=USAGE)
+        if to == "connected":
+            peer = await self._resolve(name)
+            try:
+                if not network.known_addresses(peer):
+                    await self._walk(Message.MessageType.FIND_NODE, ID.from_string(peer).to_bytes())
+                await network.connect(peer, timeout=CONNECT_WITHIN)
+            except NetworkError as error:
+                raise Declined(f"{peer} cannot be reached: {error}. swarmnode netcheck PEER tries each way") from error
+        else:
+            peer = self._named(name)
+            if to == "disconnected":
+                network.connections.hang_up(peer)
+            else:
+                await self._block(peer, to == "blocked")
+            with trio.move_on_after(CLOSE_WITHIN if to != "unblocked" else 0):
+                while peer in network.connections:  # noqa: ASYNC110 (nobody else waits for a peer's end)
+                    await trio.sleep(0.02)
+        return {"peer_id": peer, "blocked": peer in network.scoring.blocked, **self._way(peer)}
+
+    async def _block(self, peer: PeerId, blocked: bool) -> None:
+        if peer == self._node.network.me:
+            raise Declined("this node cannot block itself", exit_code=USAGE)
+        try:
+            await self._node.block(peer, blocked)
+        except DataDirError as error:
+            raise Declined(
+                f"it holds only until the node is started again: {error}", exit_code=error.exit_code
+            ) from error
+
+    async def traffic(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Bytes by protocol, of all peers since the start, or of one since it connected; and by connected peer."""
+        network, name = self._node.network, str(params.get("peer") or "")
+        total = network.traffic()
+        return {
+            "time": trio.current_time(),
+            "in": total.bytes_in,
+            "out": total.bytes_out,
+            "protocols": _by_protocol(*network.traffic_of(self._named(name) if name else None)),
+            "peers": {
+                view.peer: {"in": sum(received.values()), "out": sum(sent.values())}
+                for view in network.peers()
+                for received, sent in [network.traffic_of(view.peer)]
+            },
+        }
+
+    async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Round trips by calls, and the way of each; with `punch`, the node begins to replace a circuit."""
+        peer = await self._resolve(str(params.get("peer", "")))
+        count = max(1, min(int(params.get("count", 3)), 100))
+        rtts: list[float] = []
+        ways: list[dict[str, Any]] = []
+        for number in range(count):
+            if params.get("punch") or (number == 1 and ways[0]["path"] == "relayed"):
+                self._node.nat.try_direct(peer)
+            try:
+                rtts.append(round(1000 * await self._node.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
+            except CallError as error:
+                raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
+            ways.append(self._way(peer))
+        relays = [way["relay"] for way in ways]
+        return {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "ways": ways, "path": ways[-1]["path"]}
+
+    # --- the DHT ----------------------------------------------------------------------------------------------------
+
+    async def dht(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Look up where a peer is (`find`), who has a key (`providers`), or who is closest to it (`query`).
+
+        Without any of them, how large this node's part in the DHT is.
+        """
+        network, began = self._node.network, trio.current_time()
+        answer: dict[str, Any]
+        if name := params.get("find"):
+            peer = self._named(str(name))
+            walk, asked = await self._walk(Message.MessageType.FIND_NODE, ID.from_string(peer).to_bytes())
+            answer = {"peer_id": peer, "addresses": list(walk.closer.get(peer, ()))}
+        elif name := params.get("providers"):
+            walk, asked = await self._walk(Message.MessageType.GET_PROVIDERS, self._key(str(name)))
+            found = walk.providers.items()
+            answer = {"providers": [{"peer_id": peer, "addresses": list(told)} for peer, told in found][:MOST_LISTED]}
+        elif name := params.get("query"):
+            walk, asked = await self._walk(Message.MessageType.FIND_NODE, self._key(str(name)))
+            closest = [{"peer_id": peer, "addresses": list(network.known_addresses(peer))} for peer in asked]
+            answer = {"closest": closest[:MOST_LISTED]}
+        else:
+            return self._dht_stats()
+        return {**answer, "asked": len(asked), "seconds": round(trio.current_time() - began, 3)}
+
+    def _dht_stats(self) -> dict[str, Any]:
+        kademlia = self._node.network.kademlia
+        values = {sample.metric.name: int(sample.value) for sample in self._node.metrics.samples()}
+        counted = {name: values.get(f"swarmnode_dht_{name}", 0) for name in COUNTED}
+        buckets = [[str(peer) for peer in bucket.peer_ids()] for bucket in kademlia.routing_table.buckets]
+        return {"connected": len(kademlia.speakers()), "table": buckets, **counted}
+
+    async def _walk(self, kind: Any, key: bytes) -> tuple[Walk, list[PeerId]]:
+        kademlia = self._node.network.kademlia
+        walk = Walk(kademlia, Message(type=kind, key=key))
+        asked = await kademlia.walk(walk)
+        if not asked:
+            raise Declined(
+                "no peer of the DHT answers, so nothing can be looked up; swarmnode peers shows who is connected"
+            )
+        return walk, asked
+
+    def _key(self, text: str) -> bytes:
+        """The key that a person means. Raises Declined."""
+        try:
+            if text in KEYS:
+                return KEYS[text]
+            if text.startswith("run/"):
+                return rendezvous_of(text.removeprefix("run/"))
+            return bytes.fromhex(text) if len(text) == 64 else ID.from_string(self._named(text)).to_bytes()
+        except (ValueError, Declined) as error:
+            raise Declined(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}", exit_code=USAGE) from error
+
+    # --- who is meant -----------------------------------------------------------------------------------------------
+
+    def _rtt(self, peer: PeerId) -> float | None:
+        """In seconds: of calls where there were any lately, else of the connection's own pings."""
+        return self._node.liveness.rtts.get(peer) or self._node.network.rtt(peer)
+
+    def _way(self, peer: PeerId) -> dict[str, Any]:
+        """How new streams to the peer go."""
+        best = self._node.network.connections.best(peer)
+        address = best.address if best is not None else ""
+        return {
+            "path": self._node.network.connections.path(peer),
+            "relay": best.relay if best is not None else None,
+            "transport": transport_of(address),
+            "address": address,
+        }
+
+    async def _resolve(self, name: str) -> PeerId:
+        """A peer id, the end or beginning of a connected one's, or a multiaddr, to which this node then connects."""
+        if name.startswith("/"):
+            try:
+                return await self._node.network.connect(name, timeout=PING_TIMEOUT)
+            except NetworkError as error:
+                raise Declined(f"{name} cannot be reached: {error}") from error
+        return self._named(name)
+
+    def _named(self, name: str) -> PeerId:
+        """The peer of that id, or at the end of a multiaddr.
+
+        An end or beginning of the id suffices for one that is connected or blocked.
+        """
+        known = {view.peer: None for view in self._node.network.peers()}
+        known |= dict.fromkeys(self._node.network.scoring.blocked)
+        pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
+        fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+        if len(fitting) == 1:
+            return fitting[0]
+        if len(fitting) > 1:
+            raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
+        try:
+            name = peer_of(name) if name.startswith("/") else name
+            public_key(name)
+        except ValueError:
+            raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them") from None
+        return name
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return round(1000 * seconds, 2) if seconds else None
+
+
+def _by_protocol(received: Mapping[str, int], sent: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    names: Iterable[str] = sorted({*received, *sent})
+    return {name: {"in": received.get(name, 0), "out": sent.get(name, 0)} for name in names}
