@@ -13,7 +13,7 @@ from swarmnode.cli.terminal import ConfigOption, DataDirOption, JsonOption, grou
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
 
-config = group("Check a configuration or run file, or show the settings in force.")
+config = group("Check a file of settings, or show those in force.")
 
 
 @config.command()

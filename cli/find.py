@@ -33,6 +33,7 @@ from swarmnode.cli.terminal import (
 from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.storage.datadir import DataDir
 
 _PLACE = ("port", "listen", "announce", "bootstrap", "mdns", "upnp", "up", "down")
 _OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "passphrase_file", "json_output")
@@ -81,10 +82,10 @@ def join(
     ],
     **options: Any,
 ) -> None:
-    """Join a run and train, by a link from whoever is in it, or by its name.
+    """Join a run by a link or by its name, and train.
 
-    swarmnode id --join prints the link there. A name is looked up as swarmnode discover does; where several runs have
-    it, none is joined. The options are those of swarmnode run.
+    A link comes from whoever is in the run: swarmnode id --join prints it there. A name is looked up as swarmnode
+    discover does; where several runs have it, none is joined. The options are those of swarmnode run.
     """
     from swarmnode.node.invite import is_link
 
@@ -92,6 +93,7 @@ def join(
         run(join=[where], **options)
         return
     given = {key: options[key] for key in _SEARCH if options[key] is not None}
+    DataDir(load_config(options["config_file"], os.environ, given).config.directory).check_free()
     found = _found(where, SEARCH, options["config_file"], given)
     fitting = [each for each in found if each["name"] == where or each["run_id"].startswith(where)]
     if not fitting:
@@ -129,10 +131,11 @@ def discover(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List runs that want members, from the DHT, the local network and seeds.
+    """List runs that want members.
 
-    A run is shown when one of its members answered and gave the run's specification: what the list says of name, task,
-    method, trust and owner is certain, the rest is what members say. swarmnode join NAME joins one.
+    They are looked for in the DHT, in the local network and at seeds. A run is shown when one of its members answered
+    and gave the run's specification: what the list says of name, task, method, trust and owner is certain, the rest
+    is what members say. swarmnode join NAME joins one.
     """
     if sort and sort not in _SORTED:
         raise UsageMistake(f"--sort {sort} is none of {', '.join(_SORTED)}")
@@ -202,9 +205,9 @@ def seed(
     ] = SEED_PEERS,
     **options: Any,
 ) -> None:
-    """Help others to find one another: a node of the DHT and a relay, in no run and without a trainer.
+    """Help others to find one another.
 
-    It prints the setting and the DNS record by which nodes find the swarm through it. Anybody may run one; a machine
-    with a public address serves best.
+    It is a node of the DHT and a relay, in no run and without a trainer. It prints the setting and the DNS record by
+    which nodes find the swarm through it. Anybody may run one; a machine with a public address serves best.
     """
     run(role="relay", no_dashboard=True, max_peers=max_peers, **options)

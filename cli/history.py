@@ -77,7 +77,9 @@ def history(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show the rounds of a run as this node saw them end: loss or reward, what took how long, who was missing, bytes.
+    """Show the rounds of a run as this node saw them end.
+
+    Of each: loss or reward, what took how long, who was missing, bytes.
 
     RIGHT is the share of held-out tokens that the model expects first; FRESH the reward on fresh questions.
     It comes from the disk, whether or not the node is running; without RUN it is of the run that the node is in, or of

@@ -176,7 +176,7 @@ def _picture(link: str) -> str:
 
 
 def version(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Print the versions of swarmnode, Python and the running daemon."""
+    """Print the versions of swarmnode, Python and the daemon."""
     from swarmnode import __version__
 
     try:

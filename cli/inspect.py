@@ -77,7 +77,7 @@ def health(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Tell whether the node does its work, and what to do where it does not.
+    """Tell whether the node does its work, and what to do if not.
 
     Exit code 0: healthy; 11: degraded, or not ready yet; 9: not running; 1: it runs and does not answer. With --live it
     is the question of whoever would end the node and start it anew, which mends no full disk.
@@ -116,7 +116,7 @@ def open_page(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Open the running node's page in a browser, and print its address.
+    """Open the node's page in a browser, and print its address.
 
     Whoever has the address can steer the node: it contains the page's token. Give it to nobody.
     """
@@ -136,7 +136,9 @@ def open_page(
 
 
 def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Check clock, disk, memory, port, network, device and sandbox, and say what to do about each problem.
+    """Check this machine, and say what to do about each problem.
+
+    Looked at are clock, disk, memory, port, network, device and sandbox.
 
     Works with and without a running node; takes some seconds, as it starts torch once. Exit code 0: nothing is bad;
     11: something is. Example: swarmnode doctor --json
@@ -165,7 +167,7 @@ def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
 
 
 def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Tell how peers reach this node, and what to do about each problem.
+    """Tell how peers reach this node, and what keeps them from it.
 
     The running node has found it out and goes on doing so; this asks nobody else.
     """

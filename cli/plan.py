@@ -39,7 +39,9 @@ def plan(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Measure some steps of a run on this machine, and say what each way to train together would come to.
+    """Say what a run would take, by some steps on this machine.
+
+    Memory, time and bytes are told for each way to train together.
 
     Memory, time of a round, share of the time that is spent in inner steps, bytes a day; one way is recommended.
     """

@@ -22,7 +22,7 @@ from swarmnode.cli.terminal import (
 )
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 
-provenance = group("Export the trained model with a signed record of where it comes from, and verify one.")
+provenance = group("Export a trained model with its signed origin; verify one.")
 
 
 @provenance.command("export")
@@ -54,10 +54,11 @@ def export(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Write the model of a run's newest checkpoint, and FILE.provenance.json, signed with this node's key.
+    """Write a run's newest model, and a signed record of its origin.
 
-    Works whether or not the node is running. The record tells the run, its specification and data, the rounds that this
-    node saw end, and whose work counted in them.
+    The record is FILE.provenance.json, signed with this node's key. Works whether or not the node is running. The
+    record tells the run, its specification and data, the rounds that this node saw end, and whose work counted in
+    them.
     """
     from swarmnode.node.identity import load_or_create
     from swarmnode.node.provenance import export as write
@@ -100,10 +101,11 @@ def verify(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Check a model against its record: signature, specification, data hashes, rounds, file and state hash.
+    """Check a model against its record.
 
-    Where this node took part in the run, what it saw itself is compared as well. Exit code 1 where something does not
-    hold. What could not be told is said, and is no failure.
+    Looked at are signature, specification, data hashes, rounds, file and state hash. Where this node took part in the
+    run, what it saw itself is compared as well. Exit code 1 where something does not hold. What could not be told
+    is said, and is no failure.
     """
     from swarmnode.node.provenance import Check
     from swarmnode.node.provenance import verify as look

@@ -34,7 +34,7 @@ def ls(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List the groups of answers that are here, own ones and others', the newest first."""
+    """List the groups of answers that are here, the newest first."""
     answer = ask(data_dir, "rollouts_ls", author=author, limit=limit)
     rows = [
         [
@@ -59,7 +59,7 @@ def show_group(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show a group: the question, the answers, and what they earn by this node's own check."""
+    """Show a group: question, answers, and what they earn."""
     answer = ask(data_dir, "rollouts_show", id=group)
     rows = [
         [plain(each["text"], 60), f"{each['reward']:.2f}", f"{each['advantage']:+.2f}", str(each["tokens"])]
@@ -102,7 +102,7 @@ def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> Non
 
 @rollouts.command("stats")
 def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Show what sharing came to since the node started, and the course of the reward."""
+    """Show what sharing came to, and the course of the reward."""
     answer = ask(data_dir, "rollouts_stats")
     rewards = [reward for _, reward in answer["reward_history"]]
     recent, pool = rewards[-10:], answer["pool"]

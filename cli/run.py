@@ -149,6 +149,7 @@ def run(
 
         load_runspec(runspec)  # a mistake in it is said before anything starts
     loaded = load_config(config_file, os.environ, given)
+    DataDir(loaded.config.directory).check_free()
     for warning in loaded.warnings:
         say(f"warning: {warning}")
     if loaded.config.log_format != "json":

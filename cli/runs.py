@@ -38,13 +38,13 @@ from swarmnode.training.runspec import SECTIONS, RunSpec, to_toml
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or how its id begins.")]
 
-runs = group("List, compare, export and delete the runs that this machine knows.")
+runs = group("List, compare, export and delete this machine's runs.")
 runs.command("export")(export)
 
 
 @runs.command("ls")
 def list_runs(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """List the runs: name, id, rounds, last loss, when, size on disk, owner; the newest first.
+    """List the runs that this machine knows, the newest first.
 
     Example: swarmnode runs ls
     """
@@ -78,7 +78,7 @@ def show_run(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show one run: where it stands, and the settings that are not the usual ones.
+    """Show where a run stands, and which of its settings are unusual.
 
     Example: swarmnode runs show byte-lm
     """
@@ -104,7 +104,7 @@ def show_run(
 def compare(
     first: RunArgument, second: RunArgument, data_dir: DataDirOption = None, json_output: JsonOption = False
 ) -> None:
-    """Compare two runs: the settings that differ, and where their curves end.
+    """Compare two runs: settings that differ, and ends of curves.
 
     Example: swarmnode runs compare byte-lm 3f9c21
     """

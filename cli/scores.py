@@ -17,7 +17,7 @@ def scores(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show how this node scores its peers' work, and what that leads to.
+    """Show how this node scores its peers, and what follows.
 
     Every node has scores of its own: from what it measured itself, and where that is little, from what others attest.
     """

@@ -19,7 +19,7 @@ ShardArgument = Annotated[
 ]
 PinOption = Annotated[bool, typer.Option("--pin", help="Keep it whatever room is needed. [default: do not pin]")]
 
-shards = group("List, add, fetch, pin and delete shards: data named by its hash.")
+shards = group("List, add, fetch, pin and delete shards of data.")
 
 
 @shards.command("ls")

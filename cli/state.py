@@ -46,7 +46,10 @@ def ls(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List what is there, in order of key and author; deleted keys are shown until they expire."""
+    """List what is there, in order of key and author.
+
+    Deleted keys are shown until they expire.
+    """
     answer = ask(data_dir, "state_ls", prefix=prefix, author=author, limit=limit)
     rows = [
         [plain(each["key"]), each["author"], f"{age(each['written'])} ago", plain(_value_of(each), VALUE_WIDTH)]
@@ -64,7 +67,7 @@ def get(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print the value under a key: of one author, or of everyone who has one."""
+    """Print the value under a key, of one author or of all."""
     answer = ask(data_dir, "state_get", key=key, author=author)
     told = [(element["author"], plain(_value_of(element))) for element in answer["elements"]]
     lines = [value if len(told) == 1 else f"{author}  {value}" for author, value in told]
@@ -81,7 +84,7 @@ def put(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Write a small note of this node's own, signed, for every node of the run to read.
+    """Write a small signed note for every node of the run to read.
 
     It lasts a week, or until it is written again. A node has 64 notes of up to 2 kB; a 65th displaces the oldest.
     """
@@ -94,7 +97,10 @@ def put(
 
 @state.command("watch")
 def watch(prefix: PrefixArgument = "", data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Print what is stored from now on, this node's own and what comes from others, until Ctrl-C."""
+    """Print what is stored from now on, until Ctrl-C.
+
+    That is this node's own and what comes from others.
+    """
     try:
         for element in ControlClient(directory(data_dir)).stream("state_watch", prefix=prefix):
             if json_output:

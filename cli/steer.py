@@ -33,7 +33,10 @@ POLL = 0.1  # s between two looks at the lock while a daemon ends
 
 
 def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Stop training and keep the node in the swarm, also after a restart; resume goes on."""
+    """Stop training and stay in the swarm, until resume.
+
+    A pause lasts over restarts.
+    """
     ask(data_dir, "pause")
     text = "paused: the node stays connected and trains no more. Go on with: swarmnode resume"
     show({"paused": True}, text, json_output)
@@ -54,7 +57,9 @@ def caps(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show what the node may take of this machine and when it trains; or change that, at once and lastingly.
+    """Show or change what the node may take of this machine.
+
+    Also when it trains. A change holds at once and lasts.
 
     For example: swarmnode caps cpu=50 hours=22:00-07:00. docs/configuration.md says what each key means. The trainer is
     started again for other threads, nice, memory and device_memory.
@@ -117,7 +122,9 @@ def steer(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show what a run's owner changed of its values while it is trained; or, as the owner, change them for all members.
+    """Show or change a run's values while it is trained.
+
+    Only its owner changes them, for all members.
 
     For example: swarmnode steer inner.lr=3e-4 inner.steps=50. Keys are those of the run file: inner.lr, inner.muon_lr,
     inner.steps, outer.lr, exchange.codec. All members change in the same round; until then another command replaces it.
@@ -138,12 +145,12 @@ def steer(
     show(answer, table(heads, rows), json_output)
 
 
-successor = group("For a run's owner: end the run, or publish the one that continues it.")
+successor = group("End a run, or publish the one that continues it.")
 
 
 @successor.command("show")
 def show_successor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Print what the owner of this node's run said about how it goes on."""
+    """Print what the run's owner said about how it goes on."""
     _told(ask(data_dir, "successor_show"), json_output)
 
 
@@ -154,7 +161,7 @@ def publish(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Publish the run that continues this node's run, from the state that it has now.
+    """Publish the run that continues this one from its present state.
 
     [model] and [task] must be the same, the data are where the file names none; everything else may change. Every node
     is told in its status and goes over when its owner says so: swarmnode run --run ID. The word lasts a week; publish
@@ -166,7 +173,10 @@ def publish(
 
 @successor.command("end")
 def end(reason: ReasonOption = "", data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Tell every node that the run has ended; each goes on until its owner stops it. The word lasts a week."""
+    """Tell every node that the run has ended.
+
+    Each goes on until its owner stops it. The word lasts a week.
+    """
     _told(ask(data_dir, "successor_end", reason=reason), json_output)
 
 

@@ -35,7 +35,9 @@ def check(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Take some steps of a task of your own in the trainer's sandbox, on data by chance where it trains on text.
+    """Try a task of your own in the trainer's sandbox.
+
+    It takes some steps, on data by chance where it trains on text.
 
     Says parameters, time of a step, and what a run of it will have. Example: swarmnode task check sine.py:Sine
     """

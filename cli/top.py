@@ -53,7 +53,9 @@ def top(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Watch the node: curve, rounds and their parts, peers, traffic, trainer, warnings. q or Ctrl-C leaves.
+    """Watch the node: curve, rounds, peers, traffic and warnings.
+
+    q or Ctrl-C leaves.
 
     Of a round's bar, █ is training, ▓ the exchange (in an open run commit, reveal and judging), ░ waiting. --json
     prints a snapshot a line: time, status, peers, and the newest rounds. Example: swarmnode top --interval 5

@@ -50,8 +50,9 @@ class DataDirBusy(DataDirError):
     def __init__(self, path: Path, pid: int) -> None:
         who = f"process {pid}" if pid else "another process"
         super().__init__(
-            f"{path}: the data directory is in use by {who}; two daemons with one key would look like one liar to "
-            f"their peers. Stop that daemon (swarmnode stop --data-dir {path}) or give this one its own --data-dir."
+            f"{path}: the data directory is in use by {who}: a node runs on it already, and swarmnode status tells in "
+            "which run. Two daemons with one key would look like one liar to their peers. To go over to another run, "
+            f"stop that one first (swarmnode stop --data-dir {path}); to be in both, give this one its own --data-dir."
         )
         self.pid = pid
 
@@ -231,6 +232,11 @@ class DataDir:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def check_free(self) -> None:
+        """Raises DataDirBusy where a daemon holds the lock now: said at once, before one that starts comes to it."""
+        if (pid := self.holder()) is not None:
+            raise DataDirBusy(self.path, pid)
 
     def holder(self) -> int | None:
         """The pid of the daemon that holds the lock (0 where the file does not say), or None where nobody does."""

@@ -62,3 +62,11 @@ def test_the_programs_own_help_names_every_command(swarmnode: Any) -> None:
     assert shown.returncode == 0
     for name in COMMANDS:
         assert f"\n  {name} " in shown.stdout
+
+
+def test_no_summary_in_a_list_of_commands_is_cut(swarmnode: Any) -> None:
+    groups = sorted({name.split()[0] for name, _ in commands() if " " in name})
+    for arguments in ([], *([name] for name in groups)):
+        listed = swarmnode(*arguments, "--help").stdout.partition("\nCommands:\n")[2]
+        assert listed and not re.findall(r"^.*\.\.\.$", listed, re.MULTILINE), arguments
+        assert max(map(len, listed.splitlines())) <= 80

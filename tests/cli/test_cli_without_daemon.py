@@ -230,3 +230,12 @@ def test_a_node_has_a_name_that_a_person_gave_it(swarmnode: Any) -> None:
     for wrong in ("", "x" * 33, "a\x1b[2J", "two\nlines"):
         refused = swarmnode("id", "--name", wrong)
         assert refused.returncode == USAGE and "1 to 32 printable characters" in refused.stderr
+
+
+def test_who_joins_where_a_node_runs_already_is_told_at_once(swarmnode: Any, tmp_path: Path) -> None:
+    with DataDir(tmp_path / "node").open():
+        for words in (["join", "byte-lm"], ["join", "/ip4/127.0.0.1/tcp/1/p2p/" + "12D3KooW" + "x" * 44], ["run"]):
+            done = swarmnode(*words, "--data-dir", str(tmp_path / "node"))
+            assert done.returncode == DATADIR_BUSY, done.stderr
+            assert "runs on it already" in done.stderr and "swarmnode stop" in done.stderr
+            assert "looking for runs" not in done.stderr and "starts" not in done.stderr
