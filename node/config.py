@@ -64,7 +64,7 @@ class NodeConfig:
     )
     mdns: bool = option(True, "find and be found by nodes on the local network")
     upnp: bool = option(
-        True, "ask the router by NAT-PMP or UPnP to let peers in, where they cannot dial this node otherwise"
+        True, "ask the router by PCP, NAT-PMP or UPnP to let peers in, where they cannot dial this node otherwise"
     )
     role: str = option(
         "train",

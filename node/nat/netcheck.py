@@ -33,7 +33,7 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
     views, reach = network.peers(), nat.reachability
     relayed = sum(view.path == "relayed" for view in views)
     reached_by, failed_for = reach.counts()
-    mapping = reach.mapping
+    mapping, pinhole = reach.mapping, reach.mappings.get("ip6")
     answer: dict[str, Any] = {
         "reachability": nat.how_reached,
         "reached_by": reached_by,
@@ -48,6 +48,8 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
             "way": mapping.way if mapping is not None else None,
             "address": mapping.address if mapping is not None else None,
             "state": nat.ports.state if nat.asks_router else "switched off (upnp = false)",
+            "pinhole": pinhole.address if pinhole is not None else None,
+            "state_of_ipv6": nat.ports.state_of_ipv6 if nat.asks_router else "switched off (upnp = false)",
         },
         "relays": [
             {"peer_id": relay, "rtt_ms": round(1000 * rtt, 2) if (rtt := network.rtt(relay)) else None}
@@ -119,7 +121,7 @@ def _closed(answer: Mapping[str, Any], forward: str) -> Iterator[Problem]:
     """Why peers cannot dial in, as far as that is known."""
     mapping = answer["port_mapping"]
     outer = _host(mapping["address"]) if mapping["address"] else None
-    seen = {_host(place) for place in answer["observed"]}
+    seen = {_host(place) for place in answer["observed"] if place.startswith("/ip4/")}
     if outer is not None and (is_local(outer) or (seen and outer not in seen)):
         yield Problem(
             f"there are two NATs: the router's own outer address, {outer}, is not on the internet",
@@ -130,7 +132,7 @@ def _closed(answer: Mapping[str, Any], forward: str) -> Iterator[Problem]:
     elif not mapping["asked"]:
         yield Problem("the router is not asked for a port", "set upnp = true, or " + forward)
     else:
-        switch = "switch on UPnP or NAT-PMP in the router, or " + forward
+        switch = "switch on UPnP, NAT-PMP or PCP in the router, or " + forward
         yield Problem(f"the router opens no port ({mapping['state']})", switch)
     if answer["nat"] == DEPENDENT:
         yield Problem(

@@ -99,17 +99,24 @@ class DialVerdict:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A port of the gateway that leads here."""
+    """A port of the gateway that leads here, or over IPv6 a hole in its firewall."""
 
-    way: str  # "NAT-PMP" or "UPnP"
-    host: str  # the gateway's outer address, as it says
+    way: str  # "PCP", "NAT-PMP" or "UPnP"
+    host: str  # the gateway's outer address, as it says; over IPv6 this node's own, as a rule
     port: int
     inner_port: int
     seconds: float  # for which it holds
+    udp_port: int = 0  # where UDP is let in too
 
     @property
     def address(self) -> Address:
-        return f"/ip4/{self.host}/tcp/{self.port}"
+        return f"/ip{6 if ':' in self.host else 4}/{self.host}/tcp/{self.port}"
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """With that of QUIC."""
+        place = self.address.partition("/tcp/")[0]
+        return (self.address, *((f"{place}/udp/{self.udp_port}/quic-v1",) if self.udp_port else ()))
 
 
 class Reachability:
@@ -121,7 +128,7 @@ class Reachability:
     def __init__(self) -> None:
         self.state = Reach.UNKNOWN
         self.changed = trio.Event()
-        self.mapping: Mapping | None = None  # a port that the router opened
+        self.mappings: dict[str, Mapping] = {}  # ports that the router opened, by family: ip4, ip6
         self._verdicts: dict[str, DialVerdict] = {}  # by host, the newest last
         self._seen: OrderedDict[str, Address] = OrderedDict()  # where the listening port is, by host of the observer
 
@@ -156,14 +163,21 @@ class Reachability:
 
     def forget(self) -> None:
         """The network changed: nothing is known."""
-        self.mapping = None
+        self.mappings.clear()
         self._seen.clear()
         self._forget_verdicts()
 
-    def map_to(self, mapping: Mapping | None) -> None:
+    @property
+    def mapping(self) -> Mapping | None:
+        """The port that the router opened of IPv4."""
+        return self.mappings.get("ip4")
+
+    def map_to(self, family: str, mapping: Mapping | None) -> None:
         """The router maps so now. A new way in, or one less: earlier verdicts are about other places."""
-        before, self.mapping = self.mapping, mapping
-        if (before and before.address) != (mapping and mapping.address):
+        before = self.mappings.pop(family, None)
+        if mapping is not None:
+            self.mappings[family] = mapping
+        if (before and before.addresses) != (mapping and mapping.addresses):
             self._forget_verdicts()
 
     def _forget_verdicts(self) -> None:
@@ -200,7 +214,7 @@ class Reachability:
 
     def places(self, own: tuple[Address, ...]) -> tuple[Address, ...]:
         """Where this node may be reached, the likeliest first; `own` is where it listens."""
-        mapped = (self.mapping.address,) if self.mapping is not None else ()
+        mapped = [address for family in sorted(self.mappings) for address in self.mappings[family].addresses]
         return tuple(dict.fromkeys((*mapped, *self.observed(), *own)))
 
     def saw(self, observer: str, place: Address) -> None:

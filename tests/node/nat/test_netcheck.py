@@ -64,7 +64,7 @@ def test_a_public_node_with_peers_has_nothing_to_mend_whatever_the_nat(nat: str)
         (
             {"reachability": "relayed", "relays": TWO, "port_mapping": mapping()},
             "opens no port (NAT-PMP: no answer)",
-            "switch on UPnP or NAT-PMP in the router, or forward TCP port 4088",
+            "switch on UPnP, NAT-PMP or PCP in the router, or forward TCP port 4088",
         ),
         (
             {"reachability": "relayed", "relays": TWO, "port_mapping": mapping(asked=False)},

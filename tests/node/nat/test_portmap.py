@@ -1,4 +1,4 @@
-"""Port mapping at routers in name only: NAT-PMP, then UPnP; renewed, given back at the end, never waited for."""
+"""Port mapping at routers in name only: PCP, NAT-PMP, then UPnP; renewed, given back at the end, never waited for."""
 
 from __future__ import annotations
 
@@ -15,37 +15,47 @@ import pytest
 import trio
 import trio.testing
 
-from swarmnode.node.nat import portmap
+from swarmnode.node.nat import pcp, portmap, upnp
+from swarmnode.node.nat.pcp import LEASE, MappingRefused
 from swarmnode.node.nat.portmap import (
     ASK_AGAIN,
+    CHECK_EVERY,
     GIVE_BACK_WITHIN,
-    LEASE,
-    MappingRefused,
     PortMapping,
     default_gateway,
+    default_gateway_of_ipv6,
 )
 from swarmnode.node.nat.reachability import Mapping, Reach, Reachability
 
-FIND_IGD = portmap._find_igd  # the real one; tests put another in its place
+FIND_IGD = upnp.find_igd  # the real one; tests put another in its place
 OUTER = "45.80.10.3"
 PORT = 4077
 
 
 class Router:
-    """NAT-PMP on loopback. `mapped` is from inner to outer port; `lifetimes` those asked for."""
+    """NAT-PMP on loopback, PCP if it `knows_pcp`. `mapped` is from inner to outer port; `lifetimes` those asked for."""
 
     def __init__(self) -> None:
         self.mapped: dict[int, int] = {}
+        self.mapped_udp: dict[int, int] = {}
         self.lifetimes: list[int] = []
+        self.nonces: set[bytes] = set()
         self.result = 0
         self.silent = False
+        self.knows_pcp = False
         self.taken: set[int] = set()
         self.seconds = LEASE
+        self.outer = OUTER
         self.port = 0
+        self.began = 0.0
+        self.host = "127.0.0.1"
+
+    def restart(self) -> None:
+        self.mapped, self.began = {}, trio.current_time()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            await udp.bind(("127.0.0.1", 0))
+        with trio.socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            await udp.bind((self.host, 0))
             self.port = udp.getsockname()[1]
             task_status.started()
             while True:
@@ -53,17 +63,44 @@ class Router:
                 if not self.silent:
                     await udp.sendto(self._answer(request), asker)
 
+    @property
+    def _epoch(self) -> int:
+        return int(trio.current_time() - self.began) + 1
+
     def _answer(self, request: bytes) -> bytes:
+        if request[0] == 2:
+            return self._answer_pcp(request)
         if request[1] == 0:
-            return struct.pack("!BBHI4s", 0, 128, self.result, 1, socket.inet_aton(OUTER))
-        _, _, _, inner, wanted, lifetime = struct.unpack("!BBHHHI", request)
-        self.lifetimes.append(lifetime)
+            return struct.pack("!BBHI4s", 0, 128, self.result, self._epoch, socket.inet_aton(self.outer))
+        _, opcode, _, inner, wanted, lifetime = struct.unpack("!BBHHHI", request)
+        outer = self._map(inner, wanted, lifetime, tcp=opcode == 2)
+        seconds = min(lifetime, self.seconds)
+        return struct.pack("!BBHIHHI", 0, 128 + opcode, self.result, self._epoch, inner, outer, seconds)
+
+    def _answer_pcp(self, request: bytes) -> bytes:
+        if not self.knows_pcp:
+            return struct.pack("!BBHI", 0, 128 + request[1], 1, self._epoch)  # RFC 6886, section 3.5
+        _, opcode, _, lifetime, client = struct.unpack("!BBHI16s", request[:24])
+        assert client == (bytes(15) + b"\1" if ":" in self.host else bytes(10) + b"\xff\xff" + b"\x7f\0\0\1")
+        head = struct.pack("!BBBBII12x", 2, 128 + opcode, 0, self.result, min(lifetime, self.seconds), self._epoch)
+        if opcode == 0:
+            return head
+        nonce, kind, inner, wanted, _ = struct.unpack("!12sB3xHH16s", request[24:])
+        self.nonces.add(nonce)
+        outer = self._map(inner, wanted, lifetime, tcp=kind == 6)
+        packed = client if ":" in self.host else bytes(10) + b"\xff\xff" + socket.inet_aton(self.outer)
+        return head + struct.pack("!12sB3xHH16s", nonce, kind, inner, outer, packed)
+
+    def _map(self, inner: int, wanted: int, lifetime: int, *, tcp: bool) -> int:
+        if tcp:
+            self.lifetimes.append(lifetime)
         outer = wanted + 1 if wanted in self.taken else wanted
+        mapped = self.mapped if tcp else self.mapped_udp
         if lifetime:
-            self.mapped[inner] = outer
+            mapped[inner] = outer
         else:
-            self.mapped.pop(inner, None)
-        return struct.pack("!BBHIHHI", 0, 130, self.result, 1, inner, outer, min(lifetime, self.seconds))
+            mapped.pop(inner, None)
+        return outer
 
 
 class Igd:
@@ -92,6 +129,10 @@ class Igd:
     def deleteportmapping(self, outer: int, kind: str) -> bool:
         return self.mapped.pop(outer, None) is not None
 
+    def getspecificportmapping(self, outer: int, kind: str) -> tuple[str, int, str, bool, int] | None:
+        there = self.mapped.get(outer)
+        return (there[0], there[1], "", True, there[2]) if there is not None else None
+
 
 class Counted(Reachability):
     """Counts how often the mapping became another one."""
@@ -109,7 +150,8 @@ class Lab:
         self.router = router
         self.reachability = Counted()
         self.listens: tuple[str, int] | None = ("0.0.0.0", PORT)
-        network: Any = SimpleNamespace(dial_source=lambda host: self.listens)
+        self.network = SimpleNamespace(dial_source=lambda host: self.listens, own_addresses=(), sign=lambda what: what)
+        network: Any = self.network
         self.ports = PortMapping(network, self.reachability)
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -136,7 +178,8 @@ def igd(monkeypatch: pytest.MonkeyPatch) -> list[Igd]:
             raise Exception("no router answers")
         return found[0]
 
-    monkeypatch.setattr(portmap, "_find_igd", find)
+    monkeypatch.setattr(upnp, "find_igd", find)
+    monkeypatch.setattr(portmap, "default_gateway_of_ipv6", lambda: None)
     monkeypatch.setattr(portmap, "default_gateway", lambda: "127.0.0.1")
     return found
 
@@ -150,7 +193,7 @@ async def lab(**how: Any) -> AsyncIterator[Lab]:
                 setattr(router, name, value)
             await nursery.start(router.run)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(portmap, "NAT_PMP_PORT", router.port)
+                patch.setattr(pcp, "SERVER_PORT", router.port)
                 made = Lab(router)
                 nursery.start_soon(made.run)
                 yield made
@@ -174,11 +217,11 @@ def test_a_router_with_nat_pmp_maps_the_listening_port() -> None:
 
 def test_a_port_that_is_taken_gives_another_one_and_it_is_kept() -> None:
     async def main() -> None:
-        async with lab(taken={PORT}) as it:
+        async with lab(taken={PORT}, seconds=100) as it:
             mapping = await it.settled()
             assert mapping is not None and mapping.port == PORT + 1
             it.router.taken.clear()
-            await trio.sleep(LEASE)
+            await trio.sleep(100)
             assert it.reachability.mapping == mapping and it.reachability.changes == 1
 
     under_jumping_clock(main)
@@ -295,10 +338,12 @@ def test_refusals_of_both_kinds_are_told_and_the_router_is_left_alone_for_a_whil
 
 def test_a_mapping_that_is_not_renewed_is_no_more() -> None:
     async def main() -> None:
-        async with lab() as it:
+        async with lab(seconds=100) as it:
             await it.settled()
             it.router.silent = True
-            await trio.sleep(LEASE)
+            await trio.sleep(100 - CHECK_EVERY)
+            assert it.reachability.mapping is not None  # it restarts, perhaps
+            await trio.sleep(2 * CHECK_EVERY)
             assert it.reachability.mapping is None and it.reachability.changes == 2
 
     under_jumping_clock(main)
@@ -363,3 +408,144 @@ def test_the_gateway_is_that_of_the_default_route_with_the_least_metric(
     assert default_gateway() == "192.168.1.1"
     portmap.ROUTES.write_text("\n".join([head, routes[3]]))
     assert default_gateway() is None
+
+
+def test_a_router_with_pcp_maps_tcp_and_udp_with_one_nonce_each_and_unmaps_both() -> None:
+    async def main() -> None:
+        async with lab(knows_pcp=True, seconds=100) as it:
+            it.network.own_addresses = (f"/ip4/192.168.1.2/udp/{PORT}/quic-v1/p2p/me",)
+            mapping = await it.settled()
+            assert mapping == Mapping("PCP", OUTER, PORT, PORT, 100.0, PORT)
+            assert mapping.addresses == (f"/ip4/{OUTER}/tcp/{PORT}", f"/ip4/{OUTER}/udp/{PORT}/quic-v1")
+            assert it.router.mapped == it.router.mapped_udp == {PORT: PORT}
+            await trio.sleep(55)
+            assert it.router.lifetimes == [LEASE, LEASE] and len(it.router.nonces) == 2
+            it.scope.cancel()
+            await it.ended.wait()
+            assert it.router.mapped == it.router.mapped_udp == {} and len(it.router.nonces) == 2
+
+    under_jumping_clock(main)
+
+
+@pytest.mark.parametrize("knows_pcp", [True, False], ids=["PCP", "NAT-PMP"])
+def test_a_router_that_restarts_is_asked_anew_within_seconds_and_its_new_address_is_told(knows_pcp: bool) -> None:
+    async def main() -> None:
+        async with lab(knows_pcp=knows_pcp) as it:
+            await it.settled()
+            await trio.sleep(200)
+            assert len(it.router.lifetimes) == 1
+            it.router.silent = True
+            await trio.sleep(40)
+            assert it.reachability.mapping is not None
+            it.router.restart()
+            it.router.silent, it.router.outer = False, "45.80.10.9"
+            await trio.sleep(CHECK_EVERY + 3)
+            assert it.router.mapped == {PORT: PORT} and it.reachability.changes == 2
+            assert it.reachability.mapping is not None and it.reachability.mapping.host == "45.80.10.9"
+
+    under_jumping_clock(main)
+
+
+def test_a_upnp_router_that_forgot_is_asked_anew_within_seconds(igd: list[Igd]) -> None:
+    igd.append(Igd())
+
+    async def main() -> None:
+        async with lab(silent=True) as it:
+            await it.settled()
+            igd[0].mapped.clear()
+            with trio.fail_after(2 * CHECK_EVERY):
+                while not igd[0].mapped:  # noqa: ASYNC110 (a thread does it)
+                    await trio.sleep(0.1)
+            assert it.reachability.changes == 1  # the place is the same
+
+    under_jumping_clock(main)
+
+
+def test_over_ipv6_a_hole_in_the_firewall_is_asked_for_at_the_nodes_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6, not even ::1")
+    monkeypatch.setattr(portmap, "default_gateway", lambda: None)
+    monkeypatch.setattr(portmap, "default_gateway_of_ipv6", lambda: "::1")
+    monkeypatch.setattr(portmap, "is_local", lambda host: False)
+
+    async def main() -> None:
+        async with lab(knows_pcp=True, host="::1") as it:
+            it.listens = ("::1", PORT)
+            while "ip6" not in it.reachability.mappings:  # noqa: ASYNC110 (the clock jumps)
+                await trio.sleep(0.25)
+            assert it.reachability.mappings["ip6"] == Mapping("PCP", "::1", PORT, PORT, LEASE)
+            assert it.reachability.mapping is None and it.ports.state_of_ipv6 == "mapped"
+            assert it.reachability.places(()) == (f"/ip6/::1/tcp/{PORT}",)
+
+    under_jumping_clock(main)
+
+
+def answers_to_pcp(how: str, request: bytes) -> bytes:
+    """What no router should send."""
+    good = struct.pack("!BBBBII12x", 2, 129, 0, 0, LEASE, 1) + request[24:44] + bytes(10) + b"\xff\xff\x2d\x50\x0a\x03"
+    zeros = bytes(16)
+    return {
+        "empty": b"",
+        "random": bytes(range(7, 67)),
+        "short": good[:40],
+        "another nonce": good[:24] + bytes(12) + good[36:],
+        "another port": good[:40] + b"\0\1" + good[42:],
+        "a question": request,
+        "no time": good[:4] + bytes(4) + good[8:],
+        "no port": good[:42] + b"\0\0" + good[44:],
+        "nowhere": good[:44] + zeros,
+        "another family": good[:44] + b"\x20" + bytes(15),
+        "version 1": b"\1" + good[1:],
+        "refusal": good[:3] + b"\2" + good[4:],
+        "unheard of": good[:3] + b"\xff" + good[4:],
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("empty", "random", "short", "another nonce", "another port", "a question"),
+        *("no time", "no port", "nowhere", "another family", "version 1", "refusal", "unheard of"),
+    ],
+)
+def test_nonsense_from_a_router_is_a_refusal_in_words(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            await udp.bind(("127.0.0.1", 0))
+            monkeypatch.setattr(pcp, "SERVER_PORT", udp.getsockname()[1])
+
+            async def answer() -> None:
+                while True:
+                    request, asker = await udp.recvfrom(1100)
+                    await udp.sendto(answers_to_pcp(how, request), asker)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer)
+                with pytest.raises(MappingRefused, match=r"^PCP: "):
+                    await pcp.Pcp("127.0.0.1", "127.0.0.1", b"secret").map("tcp", PORT, PORT)
+                nursery.cancel_scope.cancel()
+
+    under_jumping_clock(main)
+
+
+def test_the_gateway_of_ipv6_is_told_with_its_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none, linklocal = "0" * 32, "fe80" + "0" * 27 + "1"
+    row = "{} 00 {} 00 {} {:08x} 00000001 00000000 00000003     {}"
+    rows = [
+        row.format(none, none, none, 0x100, "eth0"),
+        row.format(none, none, linklocal, 0x400, "eth1"),
+        row.format(none, none, "2a10" + "0" * 27 + "1", 0x200, "eth0"),
+        row.format(none, none, none, 0xFFFFFFFF, "lo"),
+    ]
+    monkeypatch.setattr(portmap, "ROUTES_OF_IPV6", tmp_path / "routes")
+    portmap.ROUTES_OF_IPV6.write_text("\n".join(rows))
+    assert default_gateway_of_ipv6() == "2a10::1"
+    portmap.ROUTES_OF_IPV6.write_text("\n".join(rows[:2]))
+    assert default_gateway_of_ipv6() == "fe80::1%eth1"
+    portmap.ROUTES_OF_IPV6.write_text(rows[0])
+    assert default_gateway_of_ipv6() is None

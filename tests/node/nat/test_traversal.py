@@ -415,7 +415,7 @@ def test_a_port_that_the_router_opened_is_asked_about_and_announced_once_it_work
         async with running(None, helpers=12) as lab:  # others may be asked than those that failed
             assert lab.reachability == "relayed"
             lab.helpers.place = mapped
-            lab.nat.reachability.map_to(Mapping("UPnP", "45.80.10.3", 50123, 4077, 3600.0))
+            lab.nat.reachability.map_to("ip4", Mapping("UPnP", "45.80.10.3", 50123, 4077, 3600.0))
             await trio.sleep(5)
             assert lab.helpers.asked[-1][1][0] == mapped
             assert lab.reachability == "public" and lab.network.addresses[0] == f"{mapped}/p2p/{ME}"
