@@ -255,7 +255,8 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "filtering", [FILTERING.get(answer["filtering"], answer["filtering"])]
     mapping = answer["port_mapping"]
     mapped = f"{mapping['address']}, by {mapping['way']}" if mapping["way"] else f"none: {mapping['state']}"
-    yield "port mapping", [mapped]
+    hole = [f"{mapping['pinhole']}, through the IPv6 firewall"] if mapping.get("pinhole") else []
+    yield "port mapping", [mapped, *hole]
     yield "relays", [f"{short_peer(r['peer_id'])}  {_milliseconds(r['rtt_ms'])}" for r in answer["relays"]]
     peers = answer["peers"]
     punched = f"; {answer['punched']} of {answer['punched'] + answer['not_punched']} holes punched"

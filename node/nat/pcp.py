@@ -7,9 +7,10 @@ One datagram each way, to UDP port 5351. NAT-PMP has no nonce, knows IPv4 only, 
 its own. Over IPv6 nothing is translated, as a rule: what PCP maps is a hole in the router's firewall at the node's own
 address.
 
-The epoch is the time in seconds since the router knew nothing. Where it does not advance as the clock here does (RFC
-6887, section 8.5), the router has restarted or has another address, and what it mapped is gone. The nonce follows from
-the node's key, so that a node that was killed can renew what it has.
+Asking again renews, and changes nothing else; so it is also how a router is asked whether it still maps so. One that
+forgot maps anew by that, whether its epoch (the time since it knew nothing; RFC 6887, section 8.5) tells of it or not,
+as where its daemon alone restarted. The nonce follows from the node's key, so that a node that was killed can renew
+what it has.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SERVER_PORT = 5351
 WAITS = (0.25, 0.5, 1.0)  # s for an answer before asking again; a router is one step away (RFC 6886, 3.1 goes to 64 s)
 LEASE = 3600  # s asked for
 ANSWER = 0x80  # in an opcode
-ANNOUNCE, MAP = 0, 1  # opcodes of PCP, version 2
+MAP = 1  # opcode of PCP, version 2
 ADDRESS, MAP_UDP, MAP_TCP = 0, 1, 2  # opcodes of NAT-PMP, version 0
 HEADER = struct.Struct("!BBHI16s")  # version, opcode, reserved, seconds, the client's address
 MAPPED = struct.Struct("!12sB3xHH16s")  # nonce, protocol, inner and outer port, outer address
@@ -63,19 +64,25 @@ class Way(Protocol):
 
     async def unmap(self, transport: str, port: int, outer: int) -> None: ...
 
-    async def holds(self, transport: str, lease: Lease) -> bool:
-        """Whether the router still knows what it mapped, by a question that changes nothing."""
+    async def holds(self, transport: str, port: int, lease: Lease) -> bool:
+        """Whether the router still maps so."""
 
 
 class _Datagrams:
-    """What both protocols share: one request, one answer, and the router's epoch."""
+    """What both protocols share: one request, one answer, and asking again."""
 
     name = ""
 
     def __init__(self, router: str, source: str) -> None:
         """`source`: this node's address, from which it asks."""
         self._router, self._source = router, source
-        self._epoch: tuple[float, int] | None = None  # trio time, and the router's
+
+    async def map(self, transport: str, port: int, wanted: int) -> Lease:
+        raise NotImplementedError
+
+    async def holds(self, transport: str, port: int, lease: Lease) -> bool:
+        there = await self.map(transport, port, lease.port)
+        return (there.host, there.port) == (lease.host, lease.port)
 
     async def _ask(self, request: bytes, size: int, same: slice = slice(0)) -> bytes:
         """The answer, at least `size` bytes; what comes from elsewhere or repeats `same` otherwise is not it."""
@@ -103,15 +110,6 @@ class _Datagrams:
                 raise MappingRefused(f"{self.name}: {'not offered' if refused else error.strerror}") from error
         raise MappingRefused(f"{self.name}: no answer")
 
-    def _advances(self, epoch: int) -> bool:
-        """Whether the router knew nothing new since it was last asked, by RFC 6887, section 8.5."""
-        now, before = trio.current_time(), self._epoch
-        self._epoch = (now, epoch)
-        if before is None:
-            return True
-        ours, theirs = now - before[0], epoch - before[1]
-        return theirs >= -1 and ours + 2 >= theirs * 15 / 16 and theirs + 2 >= ours * 15 / 16
-
 
 class Pcp(_Datagrams):
     """PCP, version 2."""
@@ -129,18 +127,14 @@ class Pcp(_Datagrams):
     async def unmap(self, transport: str, port: int, outer: int) -> None:
         await self._map(transport, port, 0, 0)
 
-    async def holds(self, transport: str, lease: Lease) -> bool:
-        answer = await self._ask(self._request(ANNOUNCE, 0), HEADER.size)
-        return self._advances(int.from_bytes(answer[8:12], "big"))
-
     async def _map(self, transport: str, port: int, wanted: int, seconds: int) -> Lease:
         number = NUMBERS[transport]
         nonce = hashlib.sha256(self._secret + struct.pack("!BH", number, port)).digest()[:12]
         anywhere = bytes(16) if ":" in self._source else _packed("0.0.0.0")
-        request = self._request(MAP, seconds) + MAPPED.pack(nonce, number, port, wanted, anywhere)
+        head = HEADER.pack(2, MAP, 0, seconds, _packed(self._source))
+        request = head + MAPPED.pack(nonce, number, port, wanted, anywhere)
         own = slice(HEADER.size, HEADER.size + 18)  # the nonce, the protocol and the inner port
         answer = await self._ask(request, HEADER.size + MAPPED.size, own)
-        self._advances(int.from_bytes(answer[8:12], "big"))
         given = int.from_bytes(answer[4:8], "big")
         *_, outer, packed = MAPPED.unpack_from(answer, HEADER.size)
         address = ipaddress.IPv6Address(packed)
@@ -151,9 +145,6 @@ class Pcp(_Datagrams):
             raise MappingRefused("PCP: the router answered something else")
         return Lease(str(host), outer, float(given))
 
-    def _request(self, opcode: int, seconds: int) -> bytes:
-        return HEADER.pack(2, opcode, 0, seconds, _packed(self._source))
-
 
 class NatPmp(_Datagrams):
     """NAT-PMP, of IPv4."""
@@ -161,7 +152,7 @@ class NatPmp(_Datagrams):
     name = "NAT-PMP"
 
     async def map(self, transport: str, port: int, wanted: int) -> Lease:
-        host, _ = await self._address()
+        host = socket.inet_ntoa((await self._ask(bytes((0, ADDRESS)), 12))[8:12])
         request = struct.pack("!BBHHHI", 0, MAP_TCP if transport == "tcp" else MAP_UDP, 0, port, wanted, LEASE)
         _, _, _, _, inner, outer, seconds = struct.unpack("!BBHIHHI", (await self._ask(request, 16))[:16])
         if inner != port or not outer or not seconds:
@@ -170,15 +161,6 @@ class NatPmp(_Datagrams):
 
     async def unmap(self, transport: str, port: int, outer: int) -> None:
         await self._ask(struct.pack("!BBHHHI", 0, MAP_TCP if transport == "tcp" else MAP_UDP, 0, port, 0, 0), 16)
-
-    async def holds(self, transport: str, lease: Lease) -> bool:
-        host, advances = await self._address()
-        return advances and host == lease.host
-
-    async def _address(self) -> tuple[str, bool]:
-        """The router's outer address, and whether it still knows what it knew."""
-        answer = await self._ask(bytes((0, ADDRESS)), 12)
-        return socket.inet_ntoa(answer[8:12]), self._advances(int.from_bytes(answer[4:8], "big"))
 
 
 def _packed(host: str) -> bytes:

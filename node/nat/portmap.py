@@ -121,7 +121,7 @@ class _Family:
                 self._ways = [Pcp(gateway, source, self._secret), NatPmp(gateway, source), Upnp()]
             else:
                 self._ways = [Pcp(gateway, source, self._secret), Pinholes(source)]
-        if self._leases and trio.current_time() < self._renew_at and await self._holds():
+        if self._leases and trio.current_time() < self._renew_at and await self._holds(port):
             return self._next_look()
         try:
             await self._map(port)
@@ -162,9 +162,9 @@ class _Family:
     def _next_look(self) -> float:
         return max(1.0, min(CHECK_EVERY, self._renew_at - trio.current_time()))
 
-    async def _holds(self) -> bool:
+    async def _holds(self, port: int) -> bool:
         try:
-            return all([await self._ways[0].holds(transport, lease) for transport, lease in self._leases.items()])
+            return all([await self._ways[0].holds(transport, port, lease) for transport, lease in self._leases.items()])
         except MappingRefused as error:  # a router that is silent now may know it all the same
             logger.debug("whether the router still lets peers in cannot be said: %s", error)
             return True
@@ -197,11 +197,11 @@ class _Family:
         mapping = self._reachability.mappings.pop(self._family, None)
         if mapping is None:
             return
-        try:
-            for transport, lease in self._leases.items():
+        for transport, lease in self._leases.items():
+            try:
                 await self._ways[0].unmap(transport, mapping.inner_port, lease.port)
-        except MappingRefused as error:
-            logger.debug("what the router mapped stays until its lease ends: %s", error)
+            except MappingRefused as error:  # miniupnpd 2.3.1 refuses for holes that were asked for by PCP
+                logger.debug("what the router mapped stays until its lease ends: %s", error)
 
 
 def default_gateway() -> str | None:

@@ -56,7 +56,7 @@ class Upnp:
     async def unmap(self, transport: str, port: int, outer: int) -> None:
         await _in_thread(partial(self._unmap, transport.upper(), outer))
 
-    async def holds(self, transport: str, lease: Lease) -> bool:
+    async def holds(self, transport: str, port: int, lease: Lease) -> bool:
         return await _in_thread(partial(self._holds, transport.upper(), lease))
 
     def _map(self, transport: str, port: int, wanted: int) -> Lease:
@@ -85,6 +85,7 @@ class Upnp:
             there = igd.getspecificportmapping(lease.port, transport)
             return bool(there) and there[0] == igd.lanaddr and igd.externalipaddress() == lease.host
         except Exception as error:  # as above
+            self._igd = None  # found anew next time: a router that restarted may be elsewhere
             raise MappingRefused(f"UPnP: {error}") from error
 
 
@@ -134,7 +135,7 @@ class Pinholes:
         if (hole := self._holes.pop(transport, None)) is not None:
             await _in_thread(partial(self._act, "DeletePinhole", (("UniqueID", hole),)))
 
-    async def holds(self, transport: str, lease: Lease) -> bool:
+    async def holds(self, transport: str, port: int, lease: Lease) -> bool:
         hole = (("UniqueID", self._holes.get(transport, "")),)
         try:
             await _in_thread(partial(self._act, "GetPinholePackets", hole))
@@ -143,16 +144,11 @@ class Pinholes:
         return True
 
     def _map(self, transport: str, port: int) -> Lease:
-        self._control = self._control or self._find()
         asked = (
             *(("RemoteHost", ""), ("RemotePort", "0"), ("InternalClient", self._source), ("InternalPort", str(port))),
             *(("Protocol", str(int(NUMBERS[transport]))), ("LeaseTime", str(LEASE))),
         )
-        try:
-            answer = self._act("AddPinhole", asked)
-        except MappingRefused:
-            self._control = ""
-            raise
+        answer = self._act("AddPinhole", asked)
         hole = re.search(r"<UniqueID[^>]*>\s*([0-9]{1,5})\s*</UniqueID>", answer)
         if hole is None:
             raise MappingRefused("UPnP: the router answered something else")
@@ -168,8 +164,10 @@ class Pinholes:
             f'<u:{action} xmlns:u="{FIREWALL}">{inner}</u:{action}></s:Body></s:Envelope>'
         )
         heads = {"Content-Type": 'text/xml; charset="utf-8"', "SOAPAction": f'"{FIREWALL}#{action}"'}
-        status, answer = self._http("POST", self._control, envelope.encode(), heads)
+        control, self._control = self._control or self._find(), ""  # found anew after a failure, as above
+        status, answer = self._http("POST", control, envelope.encode(), heads)
         if status == 200:
+            self._control = control
             return answer
         code = re.search(r"<errorCode>\s*([0-9]+)", answer)
         what = re.search(r"<errorDescription>([^<]{0,100})", answer)

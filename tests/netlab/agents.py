@@ -16,7 +16,7 @@ from lab import Host, Lab, Link
 from realnodes import PROGRAM, Node, environment, until
 
 NETNODE = Path(__file__).with_name("netnode.py")
-FLAGS = ("--listen", "0.0.0.0", "--threads", "1", "--nice", "0")
+FLAGS = ("--listen", "::", "--threads", "1", "--nice", "0")
 PORT = 4077  # of daemons
 FIRST_PORT = 4001  # of agents; each life takes the next
 PATIENCE = 60.0  # s for an answer
@@ -112,6 +112,10 @@ class Relay:
     def address(self) -> str:
         return f"/ip4/{self.host.address}/tcp/{PORT}/p2p/{self.node.ready['peer_id']}"
 
+    @property
+    def address6(self) -> str:
+        return f"/ip6/{self.host.address6}/tcp/{PORT}/p2p/{self.node.ready['peer_id']}"
+
     def status(self) -> Answer:
         told: Answer = self.node.command_line("status")
         return told
@@ -124,7 +128,7 @@ def relays(lab: Lab, folder: Path, count: int = 2, link: Link = FAST) -> Iterato
         found: list[Relay] = []
         for number in range(count):
             join = ("--join", found[0].address) if found else ()
-            relay = Relay(lab.public(f"relay{number}", link), folder / f"relay{number}", *join)
+            relay = Relay(lab.public(f"relay{number}", link, ipv6=True), folder / f"relay{number}", *join)
             stack.enter_context(relay.node)
             found.append(relay)
         for relay in found:

@@ -35,6 +35,7 @@ LINK = Path(__file__).with_name("wanlink.py")
 # Public addresses as UPnP daemons and nodes judge them; those reserved for documentation count as private there.
 INTERNET = "45.80.10"
 HOME = "192.168"
+INTERNET6 = "2a10:4580:10"  # a /48: ::/64 is the internet itself, each other /64 a home's
 
 NAT_KINDS = ("cone", "fullcone", "symmetric", "renumbering", "rejecting", "forgetful")
 RENUMBERED = range(4001, 4101)  # ports inside that a renumbering NAT maps, 10000 higher
@@ -82,6 +83,7 @@ class Host:
     name: str
     namespace: str
     address: str
+    address6: str = ""  # none: without IPv6
 
     @property
     def enter(self) -> tuple[str, ...]:
@@ -97,7 +99,10 @@ class Host:
 
 @dataclass
 class Nat(Host):
-    """A router that translates addresses. `address` is the one towards the internet."""
+    """A router that translates IPv4 addresses. `address` is the one towards the internet.
+
+    One that has IPv6 routes it, and lets in only answers (RFC 6092), or what was agreed on by UPnP or PCP.
+    """
 
     kind: str = "cone"
     network: str = ""  # first three numbers of the addresses behind it
@@ -106,6 +111,10 @@ class Nat(Host):
     @property
     def gateway(self) -> str:
         return f"{self.network}.1"
+
+    @property
+    def network6(self) -> str:
+        return f"{INTERNET6}:{self.network.rpartition('.')[2]}:"
 
 
 class Lab:
@@ -124,8 +133,10 @@ class Lab:
 
     def __enter__(self) -> Lab:
         sweep()
-        self._hosts["internet"] = self._namespace("internet", "")
-        _batch(self._at("internet"), "link add br0 type bridge", "link set br0 up")
+        internet = self._hosts["internet"] = self._namespace("internet", "", f"{INTERNET6}::1")
+        _batch(internet.namespace, "link add br0 type bridge", "link set br0 up")
+        _batch(internet.namespace, f"addr add {internet.address6}/64 dev br0 nodad")
+        _run(*internet.enter, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
         return self
 
     def __exit__(
@@ -148,18 +159,21 @@ class Lab:
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-    def public(self, name: str, link: Link = Link()) -> Host:
+    def public(self, name: str, link: Link = Link(), *, ipv6: bool = False) -> Host:
         """A machine with an address on the internet."""
-        host = self._namespace(name, f"{INTERNET}.{next(self._public)}")
+        number = next(self._public)
+        host = self._namespace(name, f"{INTERNET}.{number}", f"{INTERNET6}::{number}" if ipv6 else "")
         self._attach(host, "eth0", link)
         return host
 
-    def nat(self, name: str, kind: str = "cone", *, behind: Nat | None = None, link: Link = Link()) -> Nat:
-        """A NAT on the internet, or behind another one; `kind` as in `Lab.become`."""
-        network = f"{HOME}.{next(self._networks)}"
-        outside = f"{behind.network}.{len(behind.inside) + 2}" if behind else f"{INTERNET}.{next(self._public)}"
-        plain = self._namespace(name, outside)
-        nat = Nat(plain.name, plain.namespace, outside, network=network)
+    def nat(
+        self, name: str, kind: str = "cone", *, behind: Nat | None = None, link: Link = Link(), ipv6: bool = False
+    ) -> Nat:
+        """A NAT on the internet, or behind another one; `kind` as in `Lab.become`. `ipv6`: with a /64 behind it."""
+        network, number = f"{HOME}.{next(self._networks)}", next(self._public)
+        outside = f"{behind.network}.{len(behind.inside) + 2}" if behind else f"{INTERNET}.{number}"
+        plain = self._namespace(name, outside, f"{INTERNET6}::{number}" if ipv6 else "")
+        nat = Nat(plain.name, plain.namespace, outside, plain.address6, network=network)
         self._hosts[plain.name] = nat
         if behind is None:
             self._attach(nat, "wan", link)
@@ -172,12 +186,19 @@ class Lab:
             "link set lan up",
         )
         _run(*nat.enter, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        if ipv6:
+            _batch(nat.namespace, f"addr add {nat.network6}:1/64 dev lan nodad")
+            _run(*nat.enter, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+            _batch(self._at("internet"), f"route add {nat.network6}:/64 via {nat.address6}")
         self.become(nat, kind)
         return nat
 
     def private(self, name: str, behind: Nat) -> Host:
         """A machine behind a NAT."""
-        host = self._namespace(name, f"{behind.network}.{len(behind.inside) + 2}")
+        number = len(behind.inside) + 2
+        host = self._namespace(
+            name, f"{behind.network}.{number}", f"{behind.network6}:{number}" if behind.address6 else ""
+        )
         self._plug(host, "eth0", behind)
         return host
 
@@ -225,14 +246,14 @@ class Lab:
                 _batch(host.namespace, f"route replace default via {gateway}")
 
     def upnp(self, nat: Nat) -> None:
-        """Let machines behind `nat` open ports by UPnP and NAT-PMP (miniupnpd, Debian's miniupnpd-nftables)."""
+        """Let machines behind `nat` open ports by UPnP, NAT-PMP and PCP (miniupnpd, Debian's miniupnpd-nftables)."""
         folder = Path(self._folder.name)
         settings = folder / f"{nat.name}.conf"
         settings.write_text(
             f"ext_ifname=wan\nlistening_ip=lan\nport=5555\nenable_upnp=yes\nenable_natpmp=yes\nsecure_mode=yes\n"
             f"min_lifetime=30\nmax_lifetime=86400\nlease_file={folder / nat.name}.leases\nsystem_uptime=yes\n"
             "uuid=6e0b6f0a-0000-4000-8000-000000000001\nupnp_table_name=upnp\nupnp_nat_table_name=upnp\n"
-            "upnp_forward_chain=forward\nupnp_nat_chain=prerouting\nupnp_nat_postrouting_chain=postrouting\n"
+            "upnp_forward_chain=agreed\nupnp_nat_chain=prerouting\nupnp_nat_postrouting_chain=postrouting\n"
             f"allow 1024-65535 {nat.network}.0/24 1024-65535\ndeny 0-65535 0.0.0.0/0 0-65535\n"
         )
         pid = folder / f"{nat.name}.pid"
@@ -250,19 +271,36 @@ class Lab:
                 raise RuntimeError(f"miniupnpd did not start: {(folder / f'{nat.name}.log').read_text()}")
             time.sleep(0.05)
 
+    def restart(self, nat: Nat) -> None:
+        """The router restarts: it forgets every mapping and connection, and its provider gives it another address.
+
+        `upnp` starts what opened ports again.
+        """
+        folder = Path(self._folder.name)
+        pid = folder / f"{nat.name}.pid"
+        if pid.exists():
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+            pid.unlink()
+            (folder / f"{nat.name}.leases").unlink(missing_ok=True)
+        before, nat.address = nat.address, f"{INTERNET}.{next(self._public)}"
+        _batch(nat.namespace, f"addr del {before}/24 dev wan", f"addr add {nat.address}/24 dev wan")
+        self.become(nat, nat.kind)
+
     # --- wires ------------------------------------------------------------------------------------------------------
 
     def _at(self, name: str) -> str:
         return f"{self.prefix}-{name}"
 
-    def _namespace(self, name: str, address: str) -> Host:
+    def _namespace(self, name: str, address: str, address6: str = "") -> Host:
         while name in self._hosts:
             name += "+"
         namespace = self._at(name)
         _run("ip", "netns", "add", namespace)
         _batch(namespace, "link set lo up")
-        host = Host(name, namespace, address)
-        _run(*host.enter, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
+        host = Host(name, namespace, address, address6)
+        settings = (f"disable_ipv6={int(not address6)}", "accept_ra=0", "accept_dad=0")
+        scopes = ("all", "default")
+        _run(*host.enter, "sysctl", "-qw", *(f"net.ipv6.conf.{scope}.{each}" for scope in scopes for each in settings))
         self._hosts[name] = host
         return host
 
@@ -275,6 +313,8 @@ class Lab:
             f"link set {here} up",
         )
         _batch(host.namespace, f"addr add {host.address}/24 dev {interface}", f"link set {interface} up")
+        if host.address6:
+            self._give_ipv6(host, interface, f"{INTERNET6}::1")
         port = here
         if link.in_user_space:
             port, other = f"{here}p", f"{here}q"
@@ -312,9 +352,15 @@ class Lab:
             f"link set {interface} up",
             f"route add default via {nat.gateway}",
         )
+        if host.address6:
+            self._give_ipv6(host, interface, f"{nat.network6}:1")
         _plain(nat.namespace, there)
         _plain(host.namespace, interface)
         nat.inside.append(host)
+
+    def _give_ipv6(self, host: Host, interface: str, gateway: str) -> None:
+        route = f"route replace default via {gateway}"
+        _batch(host.namespace, f"addr add {host.address6}/64 dev {interface} nodad", route)
 
 
 def _rules(nat: Nat) -> str:
@@ -351,7 +397,17 @@ table ip filter {{
     }}
 }}
 table inet upnp {{
-    chain forward {{ type filter hook forward priority filter - 10; policy accept; }}
+    chain agreed {{
+    }}
+    chain firewall {{ type filter hook forward priority filter; policy accept;
+        meta nfproto ipv4 accept
+        ct state established,related accept
+        iifname "wan" jump agreed
+        iifname "wan" meta l4proto {{ tcp, udp }} drop
+    }}
+    chain router {{ type filter hook input priority filter; policy accept;
+        meta nfproto ipv6 iifname "wan" meta l4proto {{ tcp, udp }} ct state new drop
+    }}
     chain prerouting {{ type nat hook prerouting priority dstnat - 10; policy accept; }}
     chain postrouting {{ type nat hook postrouting priority srcnat - 10; policy accept; }}
 }}

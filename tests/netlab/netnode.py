@@ -22,6 +22,7 @@ import trio
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
@@ -53,7 +54,7 @@ class Node:
         key = Ed25519PrivateKey.generate()
         identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         limits = Limits()
-        settings = HostSettings(listen=(f"/ip4/0.0.0.0/tcp/{port}",), mdns=mdns, agent="netlab", limits=limits)
+        settings = HostSettings(listen=listening("::", port), mdns=mdns, agent="netlab", limits=limits)
         self.network = Libp2pNetwork(identity, settings)
         self.nat = NatTraversal(self.network, limits=limits.relay)
         self.rpc = Rpc(self.network, limits=limits.rpc)
@@ -92,6 +93,8 @@ class Node:
             "punched": nat.puncher.succeeded,
             "not_punched": nat.puncher.failed,
             "relays": self.network.relay_client.relays,
+            "mapped": {family: mapping.way for family, mapping in reach.mappings.items()},
+            "over_ipv6": reach.over_ipv6(trio.current_time()),
         }
 
     async def join(self, to: list[str]) -> Command:
