@@ -31,7 +31,7 @@ from swarmnode.cli.terminal import (
     style,
     why_held,
 )
-from swarmnode.cli.views import render_netcheck, render_status
+from swarmnode.cli.views import render_netcheck, render_status, render_trace
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import DEGRADED, OK
 from swarmnode.node.storage.datadir import DataDir, write_atomic
@@ -39,6 +39,7 @@ from swarmnode.node.storage.datadir import DataDir, write_atomic
 SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
 BUSY = 300.0  # s; the trainer answers between two rounds' work
 LOG_LINES = 50
+TRACE_TIMEOUT = 60.0  # s
 
 
 _VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
@@ -166,11 +167,22 @@ def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
     raise typer.Exit(DEGRADED if bad else OK)
 
 
-def netcheck(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Tell how peers reach this node, and what keeps them from it.
+def netcheck(
+    peer: Annotated[
+        str | None,
+        typer.Argument(metavar="[PEER]", help="Try every way to this peer, a peer id. [default: how others reach us]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Tell how peers reach this node, or why one cannot be reached, and what to do.
 
-    The running node has found it out and goes on doing so; this asks nobody else.
+    About itself the running node has found that out already; to reach PEER, it tries each way anew, some 25 s at most.
     """
+    if peer is not None:
+        answer = ask(data_dir, "netcheck", timeout=TRACE_TIMEOUT, peer=peer)
+        show(answer, render_trace(answer, colour=colours()), json_output)
+        return
     answer = ask(data_dir, "netcheck", timeout=10.0)
     show(answer, render_netcheck(answer, colour=colours()), json_output)
 

@@ -44,17 +44,19 @@ REACHABILITY = {
     "relayed": "relayed: peers reach this node through relays",
     "unknown": "not known yet: no peer has tried to dial this node",
 }
-NAT = {
-    "none": "none: this machine's own address is seen from outside",
-    "endpoint-independent": "endpoint-independent (a cone): holes can be punched through it",
-    "address-dependent": "address-dependent (symmetric): holes cannot be punched to others like it",
-    "unknown": "not known: fewer than two peers outside have looked",
+CLASSES = {
+    "no NAT": "no NAT: this machine's own address is on the internet, and who dials it gets through",
+    "firewall": "no NAT, but a firewall: only answers to what this node sent come in",
+    "mapped": "a NAT that passes one port on to this node: who dials it gets through",
+    "full cone": "full cone NAT: one outer port for everybody, and who dials it gets through",
+    "address-restricted": "address-restricted NAT (or a full cone that nobody tried yet): one outer port for all; "
+    "in comes only who is at an address to which this node sent something",
+    "port-restricted": "port-restricted NAT: one outer port for everybody; only answers from the very port to which "
+    "this node sent something come in",
+    "symmetric": "symmetric NAT: another outer port for each that this node speaks with, which nobody else can foresee",
+    "unknown": "not known yet: fewer than two peers outside have looked, or none has dialled back",
 }
-FILTERING = {
-    "open": "open: who dials this node gets through",
-    "port-dependent": "port-dependent: only answers from where this node sent something come in",
-    "unknown": "not known: nobody has dialled back yet",
-}
+PATHS = {"direct": "direct at once", "punched": "direct, by a punched hole", "relayed": "through a relay"}
 
 
 def render_status(status: dict[str, Any], *, colour: bool = False) -> str:
@@ -251,8 +253,10 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "listens on", [_place(address) for address in answer["listens"]]
     yield "announces", [_place(address) for address in answer["announces"]]
     yield "seen at", [_place(place) for place in answer["observed"]] or ["not known yet"]
-    yield "NAT", [NAT.get(answer["nat"], answer["nat"])]
-    yield "filtering", [FILTERING.get(answer["filtering"], answer["filtering"])]
+    yield "NAT", [CLASSES.get(answer["class"], answer["class"])]
+    yield "IPv6", [_ipv6(answer["ipv6"])]
+    if answer["class"] != "unknown":
+        yield "works with", [*_works(answer["works_with"])]
     mapping = answer["port_mapping"]
     mapped = f"{mapping['address']}, by {mapping['way']}" if mapping["way"] else f"none: {mapping['state']}"
     hole = [f"{mapping['pinhole']}, through the IPv6 firewall"] if mapping.get("pinhole") else []
@@ -267,6 +271,32 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     serves = answer["serves"]
     serving = f"{serves['reservations']} peers, {serves['circuits']} circuits now"
     yield "relays for", [f"{serving}, {size(serves['bytes'])} so far"]
+
+
+def _ipv6(told: dict[str, Any]) -> str:
+    if not told["addresses"]:
+        return "this machine has no address of it on the internet"
+    reached = ", ".join(_place(at) for at in told["reached_at"])
+    return (
+        f"who dials gets through at {reached}" if reached else f"{_place(told['addresses'][0])}; nobody got through yet"
+    )
+
+
+def _works(works: list[dict[str, str]]) -> Iterator[str]:
+    """How this node comes together with others, a line a way: those of the other side's kinds that have it."""
+    for path, words in PATHS.items():
+        kinds = [each["class"] for each in works if each["path"] == path]
+        if kinds:
+            yield f"{words:<26} {'everybody' if len(kinds) == len(works) else ', '.join(kinds)}"
+
+
+def render_trace(answer: dict[str, Any], *, colour: bool = False) -> str:
+    """The text for a `netcheck` answer about a peer, without a closing newline."""
+    marks = {True: style("ok", "green", on=colour), False: style("no", "yellow", on=colour)}
+    steps = [
+        f"{marks[each['ok']]}  {plain(each['step'], 160)}: {plain(each['result'], 240)}" for each in answer["steps"]
+    ]
+    return "\n".join([*steps, f"-> {plain(answer['advice'], 300)}"])
 
 
 def path_of(peer: dict[str, Any]) -> str:

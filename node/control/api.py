@@ -23,14 +23,14 @@ from swarmnode import __version__
 from swarmnode.node.assembly import Node
 from swarmnode.node.config import CAPS, NodeConfig
 from swarmnode.node.control import Declined
-from swarmnode.node.control.peers_api import PeersApi
+from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE
 from swarmnode.node.firstcontact import WITHIN, told
 from swarmnode.node.identity import named
-from swarmnode.node.nat.netcheck import report
+from swarmnode.node.nat.netcheck import report, trace
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.cutting import release_forgotten
@@ -194,6 +194,11 @@ class Api:
         return {"runs": [told(run) for run in found]}
 
     async def netcheck(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """How this node is reached; or, with `peer`, how it reaches that one."""
+        if name := params.get("peer"):
+            network, peer = self._node.network, which_peer(self._node.network, str(name))
+            network.learn(peer, (str(name),) if str(name).startswith("/") else ())
+            return await trace(network, self._node.nat, peer)
         node, traffic = self._node, self._traffic()
         rates = {
             "in": traffic["rate_in"],

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import trio
-from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 
 from swarmnode.node.assembly import Node
@@ -19,6 +18,7 @@ from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.host.addresses import peer_of, public_key, transport_of
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import places_in
 from swarmnode.node.identity import named
 from swarmnode.node.nat.reachability import identified
@@ -145,12 +145,12 @@ class PeersApi:
             peer = await self._resolve(name)
             try:
                 if not network.known_addresses(peer):
-                    await self._walk(Message.MessageType.FIND_NODE, ID.from_string(peer).to_bytes())
+                    await self._walk(_key_of(peer))
                 await network.connect(peer, timeout=CONNECT_WITHIN)
             except NetworkError as error:
                 raise Declined(f"{peer} cannot be reached: {error}. swarmnode netcheck PEER tries each way") from error
         else:
-            peer = self._named(name)
+            peer = which_peer(self._node.network, name)
             if to == "disconnected":
                 network.connections.hang_up(peer)
             else:
@@ -178,7 +178,7 @@ class PeersApi:
             "time": trio.current_time(),
             "in": total.bytes_in,
             "out": total.bytes_out,
-            "protocols": _by_protocol(*network.traffic_of(self._named(name) if name else None)),
+            "protocols": _by_protocol(*network.traffic_of(which_peer(self._node.network, name) if name else None)),
             "peers": {
                 view.peer: {"in": sum(received.values()), "out": sum(sent.values())}
                 for view in network.peers()
@@ -213,15 +213,15 @@ class PeersApi:
         network, began = self._node.network, trio.current_time()
         answer: dict[str, Any]
         if name := params.get("find"):
-            peer = self._named(str(name))
-            walk, asked = await self._walk(Message.MessageType.FIND_NODE, ID.from_string(peer).to_bytes())
+            peer = which_peer(self._node.network, str(name))
+            walk, asked = await self._walk(_key_of(peer))
             answer = {"peer_id": peer, "addresses": list(walk.closer.get(peer, ()))}
         elif name := params.get("providers"):
-            walk, asked = await self._walk(Message.MessageType.GET_PROVIDERS, self._key(str(name)))
+            walk, asked = await self._walk(self._key(str(name)), providers=True)
             found = walk.providers.items()
             answer = {"providers": [{"peer_id": peer, "addresses": list(told)} for peer, told in found][:MOST_LISTED]}
         elif name := params.get("query"):
-            walk, asked = await self._walk(Message.MessageType.FIND_NODE, self._key(str(name)))
+            walk, asked = await self._walk(self._key(str(name)))
             closest = [{"peer_id": peer, "addresses": list(network.known_addresses(peer))} for peer in asked]
             answer = {"closest": closest[:MOST_LISTED]}
         else:
@@ -235,14 +235,10 @@ class PeersApi:
         buckets = [[str(peer) for peer in bucket.peer_ids()] for bucket in kademlia.routing_table.buckets]
         return {"connected": len(kademlia.speakers()), "table": buckets, **counted}
 
-    async def _walk(self, kind: Any, key: bytes) -> tuple[Walk, list[PeerId]]:
-        kademlia = self._node.network.kademlia
-        walk = Walk(kademlia, Message(type=kind, key=key))
-        asked = await kademlia.walk(walk)
+    async def _walk(self, key: bytes, *, providers: bool = False) -> tuple[Walk, list[PeerId]]:
+        walk, asked = await self._node.network.kademlia.look_up(key, providers=providers)
         if not asked:
-            raise Declined(
-                "no peer of the DHT answers, so nothing can be looked up; swarmnode peers shows who is connected"
-            )
+            raise Declined("no peer of the DHT answers, so nothing can be looked up: see swarmnode peers")
         return walk, asked
 
     def _key(self, text: str) -> bytes:
@@ -252,7 +248,7 @@ class PeersApi:
                 return KEYS[text]
             if text.startswith("run/"):
                 return rendezvous_of(text.removeprefix("run/"))
-            return bytes.fromhex(text) if len(text) == 64 else ID.from_string(self._named(text)).to_bytes()
+            return bytes.fromhex(text) if len(text) == 64 else _key_of(which_peer(self._node.network, text))
         except (ValueError, Declined) as error:
             raise Declined(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}", exit_code=USAGE) from error
 
@@ -280,27 +276,33 @@ class PeersApi:
                 return await self._node.network.connect(name, timeout=PING_TIMEOUT)
             except NetworkError as error:
                 raise Declined(f"{name} cannot be reached: {error}") from error
-        return self._named(name)
+        return which_peer(self._node.network, name)
 
-    def _named(self, name: str) -> PeerId:
-        """The peer of that id, or at the end of a multiaddr.
 
-        An end or beginning of the id suffices for one that is connected or blocked.
-        """
-        known = {view.peer: None for view in self._node.network.peers()}
-        known |= dict.fromkeys(self._node.network.scoring.blocked)
-        pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
-        fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
-        if len(fitting) == 1:
-            return fitting[0]
-        if len(fitting) > 1:
-            raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
-        try:
-            name = peer_of(name) if name.startswith("/") else name
-            public_key(name)
-        except ValueError:
-            raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them") from None
-        return name
+def which_peer(network: Libp2pNetwork, name: str) -> PeerId:
+    """The peer of that id, or at the end of a multiaddr.
+
+    An end or beginning of the id suffices for one that is connected or blocked.
+    """
+    known = {view.peer: None for view in network.peers()}
+    known |= dict.fromkeys(network.scoring.blocked)
+    pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
+    fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+    if len(fitting) == 1:
+        return fitting[0]
+    if len(fitting) > 1:
+        raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
+    try:
+        name = peer_of(name) if name.startswith("/") else name
+        public_key(name)
+    except ValueError:
+        raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them") from None
+    return name
+
+
+def _key_of(peer: PeerId) -> bytes:
+    key: bytes = ID.from_string(peer).to_bytes()
+    return key
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -171,6 +171,12 @@ class Kademlia(KadDHT):
         key = walk.question.key
         return await lookup(key, await self.first_hand(key), walk, me=self.network.me, limits=LOOKUP)
 
+    async def look_up(self, key: bytes, *, providers: bool = False) -> tuple[Walk, list[PeerId]]:
+        """Ask for the peers closest to `key`, or also who provides it; what was said, and who answered."""
+        kind = Message.MessageType.GET_PROVIDERS if providers else Message.MessageType.FIND_NODE
+        walk = Walk(self, Message(type=kind, key=key))
+        return walk, await self.walk(walk)
+
     async def tell_closest(self, answered: list[PeerId], message: Message) -> tuple[int, int]:
         """Tell the `CLOSER` closest of those that answered, the anchors among them; how many, and how many took it."""
         anchors = [peer for peer in self.anchors() if peer in answered]

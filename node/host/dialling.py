@@ -40,6 +40,7 @@ from swarmnode.protocols.peers.scoring import PeerScoring, Standing
 
 log = logging.getLogger(__name__)
 
+TRY_WITHIN = 6.0  # seconds for each place of a peer that is tried by itself
 STAGGER = 0.25  # s before the next address of a peer is tried beside the first (RFC 8305, section 8)
 RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
 DNSADDR_DEPTH = 3  # names that may lead to one another
@@ -112,6 +113,36 @@ class Dialler:
         if self._connections.best(target) is not None:  # it dialled this node meanwhile
             return target
         raise Unreachable(dial.error)
+
+    async def dial_each(self, peer: PeerId, mine: tuple[Address, ...]) -> dict[Address, str]:
+        """Dial every place where the peer may be, for itself: why each failed, "" where it did not.
+
+        All at once, but those through relays only where none else answered.
+        """
+        results: dict[Address, str] = {}
+
+        async def attempt(address: Address) -> None:
+            try:
+                with trio.fail_after(TRY_WITHIN):
+                    await self._race([address], peer)
+                results[address] = ""
+            except _Failed as failed:
+                results[address] = "; ".join(failed.reasons)
+            except trio.TooSlowError:
+                results[address] = f"no answer within {TRY_WITHIN:g} s"
+
+        try:
+            candidates = self._candidates(peer, mine)
+        except Unreachable:
+            candidates = []
+        for relayed in (False, True):
+            if "" in results.values():
+                break
+            async with trio.open_nursery() as nursery:
+                for address in candidates:
+                    if (CIRCUIT in address) == relayed:
+                        nursery.start_soon(attempt, address)
+        return results
 
     async def _carry_out(self, target: PeerId | Address, mine: tuple[Address, ...], dial: _Dial) -> None:
         try:

@@ -274,6 +274,10 @@ class Libp2pNetwork:
             return await self._dialler.dial(peer, self.addresses)
         raise Unreachable(f"{target} did not answer within {timeout:g} s")
 
+    async def dial_each(self, peer: PeerId) -> dict[Address, str]:
+        """Dial each place where a peer may be; why each failed, "" for those that answered."""
+        return await self._dialler.dial_each(peer, self.addresses)
+
     def _peer_of(self, target: PeerId | Address) -> PeerId:
         try:
             peer = peer_of(target) if target.startswith("/") else target

@@ -77,6 +77,7 @@ class HolePuncher:
             self._under_way.discard(peer)
 
     async def _punch(self, peer: PeerId) -> bool:
+        why = f"{ATTEMPTS} attempts met nobody"
         for attempt in range(1, ATTEMPTS + 1):
             if self._network.is_direct(peer):
                 return True
@@ -90,9 +91,13 @@ class HolePuncher:
                 logger.debug("no hole punched to %s: %s", peer, error)
                 if self._network.is_direct(peer):
                     return True
+                why = str(error)
                 break  # it does not take part; trying again would change nothing
         self.failed += 1
         self._remember(peer)
+        _, until = self._failures[peer]
+        later = f"; tried again in {until - trio.current_time():.0f} s, or by swarmnode ping"
+        self._network.connections.note(peer, f"no hole was punched: {why}{later}")
         return False
 
     async def _attempt(self, peer: PeerId, *, speaks_first: bool) -> bool:
@@ -155,6 +160,9 @@ class HolePuncher:
         with trio.move_on_after(DIAL_WITHIN):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(came_in, nursery.cancel_scope)
+                for endpoint in map(parse, places[:MAX_ADDRESSES]):
+                    if endpoint is not None:
+                        self._reachability.contacted(endpoint.host)
                 for place in places[:MAX_ADDRESSES]:
                     nursery.start_soon(dial, place, nursery.cancel_scope)
         return self._network.is_direct(peer)

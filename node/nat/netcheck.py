@@ -1,16 +1,22 @@
 """What `swarmnode netcheck` tells: how this node is reached, through what, how well, and what its owner can do.
 
-`report` reads the parts of the daemon; `problems` is pure and works on the report alone.
+`report` reads the parts of the daemon; `problems` and `class_of` are pure and work on the report alone. `trace` tries
+each way to one peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.node.host.addresses import parse
+import trio
+from libp2p.peer.id import ID
+
+from swarmnode.node.host.addresses import CIRCUIT, parse
 from swarmnode.node.nat.reachability import Reachability, is_local
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.scoring import Standing
 
 if TYPE_CHECKING:
     from swarmnode.node.host.network import Libp2pNetwork
@@ -18,6 +24,9 @@ if TYPE_CHECKING:
 
 NO_NAT, INDEPENDENT, DEPENDENT, UNKNOWN = "none", "endpoint-independent", "address-dependent", "unknown"
 OPEN, CLOSED = "open", "port-dependent"
+OPENED, FIREWALL, MAPPED, FULL_CONE = "no NAT", "firewall", "mapped", "full cone"
+ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC = "address-restricted", "port-restricted", "symmetric"
+CLASSES = (OPENED, FIREWALL, MAPPED, FULL_CONE, ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,13 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
         "observed": list(reach.observed()),
         "nat": kind_of_nat(network.own_addresses, reach),
         "filtering": filtering(nat.how_reached),
+        "uninvited": len(reach.uninvited),
+        "ipv6": {
+            "addresses": [
+                at for at in network.own_addresses if at.startswith("/ip6/") and not is_local(at.split("/")[2])
+            ],
+            "reached_at": list(reach.over_ipv6(trio.current_time())),
+        },
         "port_mapping": {
             "asked": nat.asks_router,
             "way": mapping.way if mapping is not None else None,
@@ -65,7 +81,94 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
             "bytes": nat.relay.bytes_relayed,
         },
     }
-    return answer | {"problems": [{"problem": p.what, "advice": p.do} for p in problems(answer)]}
+    kind = class_of(answer)
+    works = [{"class": other, "path": path_between(kind, other)} for other in CLASSES]
+    told = [{"problem": p.what, "advice": p.do} for p in problems(answer)]
+    return answer | {"class": kind, "works_with": works, "problems": told}
+
+
+def class_of(answer: Mapping[str, Any]) -> str:
+    """What stands between this node and the internet, one of CLASSES, by a report.
+
+    RFC 3489's names, which people know: mapping and filtering of RFC 4787 taken together. Who dials back has heard from
+    this node, so it gets through an address-restricted NAT too; a full cone is known by who came uninvited.
+    """
+    nat, lets_in = answer["nat"], answer["filtering"]
+    if UNKNOWN in (nat, lets_in):
+        return UNKNOWN
+    if nat == NO_NAT:
+        return OPENED if lets_in == OPEN else FIREWALL
+    if lets_in == OPEN and (answer["port_mapping"]["address"] or nat == DEPENDENT):
+        return MAPPED
+    if nat == DEPENDENT:
+        return SYMMETRIC
+    if lets_in == OPEN:
+        return FULL_CONE if answer["uninvited"] else ADDRESS_RESTRICTED
+    return PORT_RESTRICTED
+
+
+def path_between(one: str, other: str) -> str:
+    """How two nodes behind NATs of these classes come together: "direct", "punched", "relayed" or "unknown"."""
+    pair = {one, other}
+    if pair & {OPENED, MAPPED, FULL_CONE}:
+        return "direct"
+    if UNKNOWN in pair:
+        return UNKNOWN
+    # A symmetric side dials from a port that nobody foresees: in comes it only where ports do not matter.
+    return "relayed" if SYMMETRIC in pair and ADDRESS_RESTRICTED not in pair else "punched"
+
+
+async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict[str, Any]:
+    """Try every way to a peer, and tell each step with its result, and what to do. Some 25 s at the most."""
+    steps: list[dict[str, Any]] = []
+
+    def told(step: str, ok: bool, result: str) -> None:
+        steps.append({"step": step, "ok": ok, "result": result})
+
+    def path() -> str:
+        return network.connections.path(peer)
+
+    told("standing here", kept_in := network.scoring.standing(peer) is not Standing.BANNED, standing_of(network, peer))
+    told("connected", path() == "direct", {"none": "not before this"}.get(path(), path()))
+    if kept_in and path() != "direct":
+        known = network.known_addresses(peer)
+        told("addresses known here", bool(known), f"{len(known)}")
+        key = ID.from_string(peer).to_bytes()
+        _, asked = await network.kademlia.look_up(key)
+        fresh = [address for address in network.known_addresses(peer) if address not in known]
+        told("asked the DHT", bool(fresh), f"{len(asked)} peers answered, {len(fresh)} addresses more")
+        results = await network.dial_each(peer)
+        for address, failure in sorted(results.items(), key=lambda each: CIRCUIT in each[0]):
+            told(f"dialled {address}", not failure, failure or "connected")
+        if path() == "relayed":
+            punched = await nat.go_direct(peer)
+            told("punched a hole", punched, "direct" if punched else network.connections.history(peer)[-1].why)
+    return {"peer_id": peer, "path": path(), "steps": steps, "advice": advice(path(), steps)}
+
+
+def standing_of(network: Libp2pNetwork, peer: PeerId) -> str:
+    return "blocked by this node's owner" if peer in network.scoring.blocked else network.scoring.standing(peer).word
+
+
+def advice(path: str, steps: Sequence[Mapping[str, Any]]) -> str:
+    """What the steps of a trace mean, and what to do."""
+    dialled = [each["result"] for each in steps if each["step"].startswith("dialled")]
+    if path == "direct":
+        return "nothing to mend: it is reached directly"
+    if path == "relayed":
+        return (
+            "it is reached through a relay, and no direct way was found: one of the two has to be dialable. "
+            "swarmnode netcheck, here and there, says what each router needs"
+        )
+    if not steps[0]["ok"]:
+        return "this node keeps it out: swarmnode peers unblock PEER lets it in"
+    if not dialled:
+        return "nobody says where it is. It is off, or in another swarm: ask its owner for swarmnode id --join"
+    if all("refused" in result for result in dialled):
+        return "its machine answers and nothing listens: the node is off, or took another port"
+    if any("another peer" in result for result in dialled):
+        return "somebody else is at its address now: ask its owner for swarmnode id --join"
+    return "no way in answers: it is off, or behind a NAT or firewall and without a relay; run swarmnode netcheck there"
 
 
 def kind_of_nat(own: tuple[str, ...], reach: Reachability) -> str:

@@ -50,6 +50,7 @@ from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import BadMessage, agree, ask, peer_bytes, places_in, receive, send
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, PeerId, Stream
 from swarmnode.protocols.peers.diversity import ip_of
 
@@ -76,6 +77,7 @@ MAX_ASKERS = 1024  # whose last dial is remembered
 MAX_ADDRESSES = 4  # dialled for one question
 IDENTIFY = "/ipfs/id/1.0.0"
 MAX_IDENTIFY = 16 << 10  # bytes
+MAX_HOSTS = 1024  # that this node sent to, and that came uninvited
 MAX_OBSERVERS = 32  # the latest, by their own address
 
 
@@ -130,6 +132,7 @@ class Reachability:
         self.changed = trio.Event()
         self.mappings: dict[str, Mapping] = {}  # ports that the router opened, by family: ip4, ip6
         self._verdicts: dict[str, DialVerdict] = {}  # by host, the newest last
+        self._contacted, self.uninvited = Recent[str, None](MAX_HOSTS), Recent[str, None](MAX_HOSTS)
         self._seen: OrderedDict[str, Address] = OrderedDict()  # where the listening port is, by host of the observer
 
     # --- verdicts ---------------------------------------------------------------------------------------------------
@@ -165,6 +168,8 @@ class Reachability:
         """The network changed: nothing is known."""
         self.mappings.clear()
         self._seen.clear()
+        self._contacted.clear()
+        self.uninvited.clear()
         self._forget_verdicts()
 
     @property
@@ -206,6 +211,15 @@ class Reachability:
         tried = [v.reached for host, v in self._verdicts.items() if ":" in host]
         places = [place for place in self.reached_at(now) if place.startswith("/ip6/")]
         return tuple(places) if 2 * sum(tried) > len(tried) else ()
+
+    def contacted(self, host: str) -> None:
+        """This node sends something to `host` from its listening port: what comes from there is no longer uninvited."""
+        self._contacted[host] = None
+
+    def came_in(self, host: str) -> None:
+        """Somebody at `host` dialled this node."""
+        if host not in self._contacted and not is_local(host):
+            self.uninvited[host] = None
 
     def reached_at(self, now: float) -> tuple[Address, ...]:
         """Where helpers got through lately, the newest first."""

@@ -151,6 +151,7 @@ class NatTraversal:
     async def _look_from_outside(self, host: str, peer: PeerId) -> None:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
         if host not in self.reachability.observers and not ipaddress.ip_address(host).is_loopback:
+            self.reachability.contacted(host)
             session = await self._network.connect_from_listening_port(peer)
             place = await seen_by(session) if session is not None else None
             if place is not None:
@@ -207,6 +208,10 @@ class NatTraversal:
     async def _watch_connections(self, nursery: trio.Nursery) -> None:
         with self._network.watch_peers() as events:
             async for event in events:
+                for connection in self._network.connections.of(event.peer):
+                    if connection.host is not None:
+                        come = self.reachability.came_in if connection.inbound else self.reachability.contacted
+                        come(connection.host)
                 if event.up and self._is_worth_asking(event.peer):
                     self.reachability.changed.set()
                 if event.up and self._network.dialled_through_relay(event.peer):

@@ -86,6 +86,10 @@ NETCHECK: dict[str, Any] = {
     "observed": ["/ip4/198.51.100.9/tcp/61044"],
     "nat": "address-dependent",
     "filtering": "port-dependent",
+    "class": "symmetric",
+    "works_with": [{"class": "no NAT", "path": "direct"}, {"class": "symmetric", "path": "relayed"}],
+    "uninvited": 0,
+    "ipv6": {"addresses": [], "reached_at": []},
     "port_mapping": {"asked": True, "way": None, "address": None, "state": "no router answers"},
     "relays": [{"peer_id": PEER_ID, "rtt_ms": 41.3}],
     "peers": {"connected": 3, "direct": 2, "relayed": 1},
@@ -163,6 +167,9 @@ class FakeDaemon:
                 relay, path = (PEER_ID, "relayed") if self.pings == 1 else (None, "direct")
                 way = {"path": path, "relay": relay, "transport": "tcp", "address": ""}
                 return {"peer_id": PEER_ID, "rtts_ms": [1.5], "relays": [relay], "ways": [way], "path": path}
+            if name == "netcheck" and "peer" in params:
+                steps = [{"step": "dialled /ip4/192.0.2.1/tcp/1", "ok": False, "result": "no answer\x1b[2J"}]
+                return {"peer_id": PEER_ID, "path": "none", "steps": steps, "advice": "run netcheck there"}
             if name == "netcheck":
                 return self.netcheck
             if name == "history":

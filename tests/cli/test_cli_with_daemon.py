@@ -190,7 +190,9 @@ def test_netcheck_tells_how_the_node_is_reached_and_what_to_do(swarmnode: Any, d
         "/ip4/192.168.1.2/tcp/4077\n",
         "/ip4/203.0.113.7/tcp/4077 through 12D3KooW…",
         "/ip4/198.51.100.9/tcp/61044",
-        "address-dependent (symmetric)",
+        "symmetric NAT: another outer port for each",
+        "direct at once             no NAT",
+        "through a relay            symmetric",
         "none: no router answers",
         "41 ms",
         "3 connected: 2 direct, 1 relayed; 1 of 3 holes punched",
@@ -201,6 +203,12 @@ def test_netcheck_tells_how_the_node_is_reached_and_what_to_do(swarmnode: Any, d
         assert part in shown.stdout, part
     assert "\x1b" not in shown.stdout
     assert only_json(swarmnode("netcheck", "--json").stdout) == daemon.netcheck
+
+
+def test_netcheck_of_a_peer_tells_each_step_and_what_to_do(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    shown = swarmnode("netcheck", answer["peer_id"])
+    assert shown.stdout == "no  dialled /ip4/192.0.2.1/tcp/1: no answer [2J\n-> run netcheck there\n"
+    assert only_json(swarmnode("netcheck", answer["peer_id"], "--json").stdout)["path"] == "none"
 
 
 def test_netcheck_says_so_when_there_is_nothing_to_mend(swarmnode: Any, daemon: Any) -> None:

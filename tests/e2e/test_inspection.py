@@ -112,6 +112,18 @@ def test_a_blocked_peer_stays_out_also_after_a_restart_until_it_is_unblocked(thr
     assert history[-1]["path"] == "direct" and "this node dialled it" in history[-1]["why"]
 
 
+def test_netcheck_of_a_peer_says_what_was_tried_and_why_nothing_worked(three: list[Node]) -> None:
+    a, b, _ = three
+    assert a.command_line("netcheck", id_of(b))["advice"].startswith("nothing to mend")
+    stranger = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
+    told = a.command_line("netcheck", stranger)
+    assert told["path"] == "none" and "nobody says where it is" in told["advice"]
+    told = a.command_line("netcheck", f"/ip4/127.0.0.1/tcp/1/p2p/{stranger}")
+    assert [step["result"] for step in told["steps"] if step["step"].startswith("dialled")] and (
+        "nothing listens" in told["advice"]
+    )
+
+
 def test_options_before_a_verb_are_refused_and_not_dropped(three: list[Node]) -> None:
     refused = swarmnode("peers", "--data-dir", three[0].home, "show", id_of(three[1]))
     assert refused.returncode == USAGE and "stand at the end" in refused.stderr

@@ -73,6 +73,7 @@ class Punching:
     def __init__(self, network: SimNetwork, dials: Dials) -> None:
         self._network = network
         self.swarm = dials
+        self.connections = SimpleNamespace(note=lambda peer, why: None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -89,7 +90,7 @@ class Punching:
 def side(network: SimNetwork, place: str, **how: Any) -> Side:
     dials = Dials(**how)
     punching: Any = Punching(network, dials)
-    reachability: Any = SimpleNamespace(places=lambda own: (f"{place}/p2p/{network.me}",))
+    reachability: Any = SimpleNamespace(places=lambda own: (f"{place}/p2p/{network.me}",), contacted=lambda host: None)
     return Side(network, dials, HolePuncher(punching, reachability))
 
 

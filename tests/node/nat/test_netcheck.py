@@ -6,18 +6,31 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from swarmnode.node.nat.netcheck import (
+    ADDRESS_RESTRICTED,
+    CLASSES,
     CLOSED,
     DEPENDENT,
+    FIREWALL,
+    FULL_CONE,
     INDEPENDENT,
+    MAPPED,
     NO_NAT,
     OPEN,
+    OPENED,
+    PORT_RESTRICTED,
+    SYMMETRIC,
     UNKNOWN,
+    advice,
+    class_of,
     filtering,
     kind_of_nat,
+    path_between,
     problems,
 )
+from swarmnode.node.nat.reachability import Reachability
 
 OWN = ("/ip4/192.168.1.2/tcp/4088/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",)
 OUTSIDE = "/ip4/45.80.10.3/tcp/4088"
@@ -125,3 +138,67 @@ def test_the_kind_of_nat_is_told(
 )
 def test_what_the_way_in_lets_through_follows_from_the_dials_back(reachability: str, kind: str) -> None:
     assert filtering(reachability) == kind
+
+
+@pytest.mark.parametrize(
+    ("nat", "lets_in", "mapped", "uninvited", "kind"),
+    [
+        (NO_NAT, OPEN, False, 0, OPENED),
+        (NO_NAT, CLOSED, False, 0, FIREWALL),
+        (INDEPENDENT, OPEN, True, 0, MAPPED),
+        (DEPENDENT, OPEN, True, 0, MAPPED),
+        (DEPENDENT, OPEN, False, 0, MAPPED),  # somebody forwards the port by hand
+        (INDEPENDENT, OPEN, False, 3, FULL_CONE),
+        (INDEPENDENT, OPEN, False, 0, ADDRESS_RESTRICTED),
+        (INDEPENDENT, CLOSED, False, 0, PORT_RESTRICTED),
+        (INDEPENDENT, CLOSED, True, 0, PORT_RESTRICTED),  # the mapping leads nowhere
+        (DEPENDENT, CLOSED, False, 0, SYMMETRIC),
+        (UNKNOWN, OPEN, False, 0, UNKNOWN),
+        (INDEPENDENT, UNKNOWN, False, 0, UNKNOWN),
+    ],
+)
+def test_a_nat_has_the_class_that_people_know(nat: str, lets_in: str, mapped: bool, uninvited: int, kind: str) -> None:
+    told = mapping(OUTSIDE if mapped else None)
+    assert class_of(report(nat=nat, filtering=lets_in, port_mapping=told, uninvited=uninvited)) == kind
+
+
+def test_what_works_with_whom_is_the_same_from_both_sides() -> None:
+    for one in CLASSES:
+        for other in CLASSES:
+            assert path_between(one, other) == path_between(other, one)
+    assert {path_between(OPENED, other) for other in CLASSES} == {"direct"}
+    assert path_between(PORT_RESTRICTED, PORT_RESTRICTED) == path_between(SYMMETRIC, ADDRESS_RESTRICTED) == "punched"
+    assert path_between(SYMMETRIC, PORT_RESTRICTED) == path_between(SYMMETRIC, SYMMETRIC) == "relayed"
+
+
+def test_who_comes_from_where_this_node_never_sent_anything_is_uninvited() -> None:
+    async def main() -> Reachability:
+        reach = Reachability()
+        reach.contacted("45.80.10.7")
+        for host in ("45.80.10.7", "45.80.10.8", "192.168.1.9"):
+            reach.came_in(host)
+        return reach
+
+    reach = trio.run(main)
+    assert list(reach.uninvited) == ["45.80.10.8"], "neither a host that it sent to, nor one of its own network"
+    reach.forget()
+    assert not reach.uninvited
+
+
+@pytest.mark.parametrize(
+    ("path", "dialled", "says"),
+    [
+        ("direct", [""], "nothing to mend"),
+        ("relayed", ["no answer"], "one of the two has to be dialable"),
+        ("none", [], "ask its owner for swarmnode id --join"),
+        ("none", ["connection refused, nothing listens there"], "the node is off"),
+        ("none", ["answers as another peer", "no answer"], "somebody else is at its address"),
+        ("none", ["no answer within 6 s", "connection refused, nothing listens there"], "run swarmnode netcheck there"),
+    ],
+)
+def test_a_trace_ends_with_what_to_do(path: str, dialled: list[str], says: str) -> None:
+    steps = [{"step": "standing here", "ok": True, "result": "good"}]
+    steps += [{"step": "dialled /ip4/192.0.2.1/tcp/1", "ok": not why, "result": why} for why in dialled]
+    assert says in advice(path, steps)
+    kept_out = [{"step": "standing here", "ok": False, "result": "banned"}]
+    assert "unblock" in advice("none", kept_out)
