@@ -1,7 +1,7 @@
 """python tests/netlab [NAME ...]: everything in full, some 20 minutes; prints and writes the tables of docs/nat.md.
 
-NAME is the beginning of a topology's name, or one of upgrade, relay, flood, idle, forgets, memory, training; without
-any, all are run and the page is written. Needs root and the packages that `lab.py` names.
+NAME is the beginning of a topology's name, or one of upgrade, relay, flood, idle, forgets, memory, training, restart;
+without any, all are run and the page is written. Needs root and the packages that `lab.py` names.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def main(names: list[str]) -> int:
             "forgets": lambda: [promises.forgotten(lab, fresh("forgets"), known)],
             "memory": lambda: [promises.memory(known)],
             "training": partial(training.findings, lab, folder / "training"),
+            "restart": lambda: [training.router_restarts(lab, folder / "restart")],
         }
         told = "\n| promise | measured | |\n|---|---|---|\n"
         print(told, end="", flush=True)

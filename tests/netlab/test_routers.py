@@ -85,6 +85,23 @@ def test_a_real_router_lets_tcp_and_udp_in_whichever_way_it_is_asked(
     assert said(outside, OPENS, at, str(port)) == ["ConnectionRefusedError"]  # it came as far as the machine
 
 
+def test_a_node_behind_a_firewall_that_opens_holes_announces_that_it_is_reached_over_ipv6(
+    home: tuple[Nat, Host, Host], two_relays: list[Relay], tmp_path: Path
+) -> None:
+    _, inside, outside = home
+    first, second = two_relays
+    with Agent(inside, tmp_path / "inside.log") as node, Agent(outside, tmp_path / "outside.log") as other:
+        node.start([first.address, second.address6])
+        told = node.do("settle", states=["public"], relays=0, within=SETTLE)
+        until = time.monotonic() + SETTLE
+        while not told["over_ipv6"] and time.monotonic() < until:
+            told = node.do("status")
+        assert told["mapped"] == {"ip4": "PCP", "ip6": "PCP"} and told["over_ipv6"], told
+        [place] = [place for place in told["addresses"] if inside.address6 in place]
+        other.start([])
+        assert other.do("connect", to=[place], direct_within=5.0)["path"] == "direct"
+
+
 def test_a_node_is_dialled_anew_soon_after_its_router_restarted_at_another_address(
     lab: Lab, two_relays: list[Relay], tmp_path: Path
 ) -> None:
@@ -94,7 +111,7 @@ def test_a_node_is_dialled_anew_soon_after_its_router_restarted_at_another_addre
     joins = [word for relay in two_relays for word in ("--join", relay.address)]
     with ExitStack() as stack:
         a = Relay(a_host, tmp_path / "a", *joins)
-        stack.enter_context(a.node)
+        assert stack.enter_context(a.node).ready
         b = stack.enter_context(Agent(b_host, tmp_path / "b.log"))
         announced(a, router.address, within=SETTLE)
         lab.restart(router)

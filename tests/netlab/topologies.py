@@ -29,6 +29,7 @@ class Topology:
     mdns: bool = False  # nobody tells B about A: they meet on the local network
     programs: tuple[str, ...] = ()  # needed beside the usual
     many: bool = True  # several pairs may use the same machines at once
+    ipv6: bool = False  # both join one relay over IPv6 and the other over IPv4
 
 
 @dataclass
@@ -90,17 +91,63 @@ def double_nat(lab: Lab, link: Link) -> tuple[Host, Host]:
     return lab.private("A", inner), lab.private("B", other)
 
 
-def upnp(lab: Lab, link: Link) -> tuple[Host, Host]:
-    """A's router opens ports when it is asked; B's is symmetric, so that nothing else makes them direct."""
-    router, other = lab.nat("routerA", "cone", link=link), lab.nat("routerB", "symmetric", link=link)
-    lab.upnp(router)
-    return lab.private("A", router), lab.private("B", other)
+def firewalled(lab: Lab, name: str, link: Link, *, opens: bool = False) -> Host:
+    """A machine with IPv6 that a router's firewall guards, and a symmetric NAT in front of its IPv4, as a carrier's."""
+    router = lab.nat(f"router{name}", "symmetric", link=link, ipv6=True)
+    if opens:
+        lab.upnp(router)
+    return lab.private(name, router)
+
+
+def against_firewall(kind_b: str, *, opens: bool = False) -> Callable[[Lab, Link], tuple[Host, Host]]:
+    """A is behind an IPv6 firewall, which `opens` holes where it is asked; B too, or public, or behind a NAT."""
+
+    def build(lab: Lab, link: Link) -> tuple[Host, Host]:
+        a = firewalled(lab, "A", link, opens=opens)
+        if kind_b == "firewall":
+            return a, firewalled(lab, "B", link)
+        if kind_b == "public":
+            return a, lab.public("B", link, ipv6=True)
+        return a, lab.private("B", lab.nat("routerB", kind_b, link=link))
+
+    return build
+
+
+def upnp_against(kind_b: str) -> Callable[[Lab, Link], tuple[Host, Host]]:
+    """A's router opens ports when it is asked; B is public, or behind a NAT."""
+
+    def build(lab: Lab, link: Link) -> tuple[Host, Host]:
+        router = lab.nat("routerA", "cone", link=link)
+        lab.upnp(router)
+        b = lab.public("B", link) if kind_b == "public" else lab.private("B", lab.nat("routerB", kind_b, link=link))
+        return lab.private("A", router), b
+
+    return build
 
 
 CONE_CONE = Topology("cone–cone", pair("cone", "cone"), direct=True)
 SYMMETRIC = Topology("symmetric–symmetric", pair("symmetric", "symmetric"), direct=False)
 PUBLIC = Topology("public–public", two_public, direct=True, states=("public",))
-UPNP = Topology("UPnP gateway–symmetric", upnp, direct=True, states=("public",), programs=("miniupnpd",))
+UPNP = [
+    Topology(f"UPnP–{kind}", upnp_against(kind), direct=True, states=("public",), programs=("miniupnpd",))
+    for kind in ("public", "fullcone", "cone", "renumbering", "symmetric")
+]
+FIREWALLS = Topology("IPv6 firewall–IPv6 firewall", against_firewall("firewall"), direct=True, ipv6=True)
+IPV6 = [
+    FIREWALLS,
+    Topology("IPv6 firewall–public", against_firewall("public"), direct=True, ipv6=True),
+    Topology("IPv6 firewall–fullcone", against_firewall("fullcone"), direct=True, ipv6=True, many=False),
+    Topology("IPv6 firewall–cone", against_firewall("cone"), direct=False, ipv6=True),
+    Topology("IPv6 firewall–symmetric", against_firewall("symmetric"), direct=False, ipv6=True),
+    Topology(
+        "IPv6 firewall that opens holes–IPv6 firewall",
+        against_firewall("firewall", opens=True),
+        direct=True,
+        states=("public",),
+        programs=("miniupnpd",),
+        ipv6=True,
+    ),
+]
 
 TOPOLOGIES = (
     PUBLIC,
@@ -117,7 +164,8 @@ TOPOLOGIES = (
     Topology("same LAN, found by mDNS", same_lan, direct=True, mdns=True, many=False),
     Topology("same LAN, dialled through a relay", same_lan, direct=True),
     Topology("double NAT–cone", double_nat, direct=True),
-    UPNP,
+    *UPNP,
+    *IPV6,
     Topology("forgets after 30 s–cone", pair("forgetful", "cone"), direct=True),
 )
 
@@ -146,10 +194,9 @@ def try_to_meet(
     topology: Topology, pairs: Sequence[tuple[Agent, Agent]], relays: Sequence[Relay], *, patience: float = GIVE_UP
 ) -> list[Attempt]:
     """Give every pair fresh identities, let them settle, and have each B connect to its A."""
-    join = [relay.address for relay in relays]
-    for a, b in pairs:
-        for agent in (a, b):
-            agent.start(join, mdns=topology.mdns)
+    for agent in (agent for pair in pairs for agent in pair):
+        last = relays[-1].address6 if topology.ipv6 and agent.host.address6 else relays[-1].address
+        agent.start([*(relay.address for relay in relays[:-1]), last], mdns=topology.mdns)
     if topology.mdns:
         return [Attempt(**_met(b.do("meet", peer=a.peer, within=patience))) for a, b in pairs]
     asked = [(a, a.ask("settle", states=topology.states, relays=0, within=SETTLE)) for a, _ in pairs]

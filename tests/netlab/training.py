@@ -2,6 +2,8 @@
 
 One public node that creates the run, two behind cones, two behind symmetric NATs, one behind two NATs, and a relay that
 takes no part and is killed in the middle of a round. All have the keys that the nodes on loopback had.
+
+And two nodes of which one is behind a router that opens its port, and restarts at another address between two rounds.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from agents import FLAGS, PORT, Relay
+from agents import FLAGS, PORT, Agent, Relay
 from lab import Host, Lab, Link
 from promises import Finding
 from realnodes import PROGRAM, Event, Node, agree
@@ -26,6 +28,7 @@ LINK = Link(delay=0.01, rate=100)
 PATIENCE = 600.0  # s for a round; six trainers share the machine
 CLOSE = 0.03  # of the loss: the order in which text arrives is not the same twice
 RECOVERED = 10.0  # s
+REACHABLE_AGAIN = 60.0  # s after a router is back with another address
 CARRIED = 1e6  # bytes; more than identifying itself and holding places takes
 
 
@@ -90,6 +93,65 @@ def findings(lab: Lab, folder: Path) -> list[Finding]:
         result = [_same(nodes, reference, kinds, paths), _relay_killed(nodes, relay, carried)]
     lab.take_down(*(name for name in lab.machines() if _ours(name)))
     return result
+
+
+def router_restarts(lab: Lab, folder: Path) -> Finding:
+    """Of two members one is behind a router that restarts; somebody new dials it, and the run goes on to its end."""
+    folder.mkdir()
+    run = folder / "run.toml"
+    run.write_text(to_toml(load_runspec(RUN).updated(run={"nonce": "01"})))
+    router = lab.nat("router", link=LINK)
+    lab.upnp(router)
+    hosts = [lab.public("public", LINK), lab.private("node", router)]
+    with ExitStack() as stack:
+        relay = Relay(lab.public("helper", LINK), folder / "helper")
+        stack.enter_context(relay.node)
+        nodes: list[Node] = []
+        for number, host in enumerate(hosts):
+            more: tuple[str | Path, ...] = (run, "--wait-peers", "1", "--wait-seconds", "120")
+            if nodes:
+                first = f"/ip4/{hosts[0].address}/tcp/{PORT}/p2p/{nodes[0].ready['peer_id']}"
+                more = ("--join", first, "--run", nodes[0].ready["run_id"])
+            more = (*more, "--join", relay.address, "--rounds", str(ROUNDS + AFTER), "--stay")
+            program, flags = (*host.enter, str(PROGRAM)), (*FLAGS, "--no-mdns")
+            nodes.append(Node(folder / f"node{number}", *more, corpus=None, port=PORT, program=program, flags=flags))
+            stack.enter_context(nodes[-1])
+        for node in nodes:
+            node.wait_for("round", lambda event: event["round"] >= 1, within=PATIENCE)
+        mapped = _announced(nodes[1], router.address, REACHABLE_AGAIN)
+        seen = len(nodes[1].events)
+        lab.restart(router)
+        lab.upnp(router)
+        began = time.monotonic()
+        places = _announced(nodes[1], router.address, 2 * REACHABLE_AGAIN)
+        told = time.monotonic() - began
+        stranger = stack.enter_context(Agent(lab.public("helper-too", LINK), folder / "stranger.log"))
+        stranger.start([])
+        came = stranger.do("connect", to=places, direct_within=5.0) if places else {"path": None}
+        dialled = time.monotonic() - began
+        for node in nodes:
+            node.wait_for("finished", within=PATIENCE)
+        shared = agree(*nodes)
+        ended = [event for event in nodes[1].events[seen:] if event["event"] == "round"]
+    lab.take_down(*(name for name in lab.machines() if _ours(name)))
+    missing = sum(len(event["missing"]) for event in ended)
+    return Finding(
+        "a router restarts at another address: its node is dialled anew in 60 s, and rounds go on",
+        f"{'mapped before; ' if mapped else 'NOT MAPPED before; '}announced after {told:.1f} s, dialled by a stranger "
+        f"after {dialled:.1f} s ({came['path']}); {len(ended)} rounds ended since, {missing} shares of work missing in "
+        f"them, {shared} states told by both, all equal",
+        bool(mapped) and came["path"] == "direct" and dialled <= REACHABLE_AGAIN and len(ended) >= AFTER,
+    )
+
+
+def _announced(node: Node, address: str, within: float) -> list[str]:
+    """What the node tells others once that is at `address`; nothing where that does not come."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if there := [place for place in node.command_line("status")["addresses"] if address in place]:
+            return there
+        time.sleep(0.2)
+    return []
 
 
 def _ours(name: str) -> bool:
