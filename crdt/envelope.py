@@ -36,8 +36,6 @@ class InvalidEnvelope(ValueError):
 
 
 class Envelope(NamedTuple):
-    """A payload and its signature."""
-
     payload: bytes
     signature: bytes
 

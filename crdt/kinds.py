@@ -70,7 +70,6 @@ def key_of(kind: str, round: int, subject: str | int) -> str:
 
 
 def kind_of(key: str) -> str:
-    """The name of the kind in a key."""
     return key.partition("/")[0]
 
 

@@ -181,7 +181,6 @@ class StrangerPool:
         return Merged.POOLED
 
     def sweep(self, horizon: int) -> None:
-        """Forget what has expired."""
         for author, elements in list(self._authors.items()):
             for element in [one for one in elements.values() if one.expiry <= horizon]:
                 self._drop(elements, element)
@@ -189,7 +188,6 @@ class StrangerPool:
                 del self._authors[author]
 
     def _forget(self, author: str) -> None:
-        """All that `author` wrote leaves the pool."""
         elements = self._authors.pop(author)
         for element in list(elements.values()):
             self._drop(elements, element)

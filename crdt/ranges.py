@@ -50,7 +50,6 @@ class _Leaf:
         self.sum = total
 
     def find(self, bound: bytes) -> int:
-        """How many ranks lie below `bound`."""
         ranks, low, high = self.ranks, 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -61,7 +60,6 @@ class _Leaf:
         return low
 
     def part(self, first: int, behind: int) -> list[bytes]:
-        """The ranks from one place to before another."""
         return [self.ranks[at : at + RANK] for at in range(first * RANK, behind * RANK, RANK)]
 
     def add_sum(self, first: int, behind: int, total: Sum) -> None:
@@ -156,7 +154,6 @@ class RankSet:
         return RankSet._of(leaves, total)
 
     def after(self, cutoff: int) -> RankSet:
-        """The ranks of what expires after `cutoff` ms."""
         floor = expiring_after(cutoff)
         at, place = self._find(floor)
         total = self._total - self.sum(START, floor)[0]
@@ -187,7 +184,6 @@ class RankSet:
         return iter(self.keys())
 
     def index(self, bound: bytes) -> int:
-        """How many ranks lie below `bound`."""
         at, place = self._find(bound)
         return self._counts[at] + place
 

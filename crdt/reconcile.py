@@ -139,7 +139,6 @@ class Initiator:
         self._expected: tuple[int, ...] = ()  # kinds of the next frame
 
     def open(self) -> bytes:
-        """The first frame."""
         self._expected = (EQUAL, DIFFER)
         ours = self._ranks.fingerprint(START, END, _salt(self.cutoff, self._nonce))
         frame = bytes([HELLO]) + self.cutoff.to_bytes(6, "big") + self._nonce + ours

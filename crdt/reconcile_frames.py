@@ -125,7 +125,6 @@ class RangeWriter:
         return len(self._out), self._bound, self._rank
 
     def back(self, place: tuple[int, bytes, bytes]) -> None:
-        """Forget what was written since."""
         length, self._bound, self._rank = place
         del self._out[length:]
 
@@ -255,7 +254,6 @@ class RangeReader:
         return bound
 
     def ranks(self, lo: bytes, hi: bytes) -> tuple[bytes, ...]:
-        """Ascending ranks of a range."""
         found: list[bytes] = []
         for _ in range(self.number(MAX_FRAME)):
             shared = self.raw(1)[0]

@@ -114,7 +114,6 @@ def ways(spec: RunSpec) -> list[RunSpec]:
 
 
 def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> Predicted:
-    """What a run of `n` members comes to."""
     elements, name = pace.weight.parameters, spec.exchange.codec
     size = codec(name).encoded_size(elements) * FRAMES
     steps = spec.inner.steps * pace.step
@@ -155,7 +154,6 @@ def _open(spec: RunSpec, pace: Pace, link: Link, n: int, size: float) -> tuple[f
 
 
 def recommend(found: Sequence[Predicted], spec: RunSpec) -> tuple[Predicted | None, str]:
-    """The way to take, and why."""
     fit = [way for way in found if not way.refused]
     trusted = [way for way in fit if (way.method == "open") == (spec.run.trust == "open")]
     if not trusted:

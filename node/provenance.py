@@ -193,12 +193,10 @@ def _for_llama(path: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]
 
 
 def record_path(model: Path) -> Path:
-    """Where the record of a model lies."""
     return model.with_name(f"{model.name.removesuffix('.safetensors')}.provenance.json")
 
 
 def tokenizer_path(spec: RunSpec, model: Path) -> Path:
-    """Where the tokenizer of a model lies."""
     in_folder = spec.model.base or model.name == OWN_NAMES
     name = "tokenizer.json" if in_folder else f"{model.name.removesuffix('.safetensors')}.tokenizer.json"
     return model.with_name(name)
@@ -244,7 +242,6 @@ def make_record(
 
 
 def _accepted(history: tuple[PastRound, ...]) -> Counter[str]:
-    """In how many rounds the work of each peer counted."""
     return Counter(peer for entry in history for peer in set(entry.counted))
 
 
@@ -459,8 +456,6 @@ def read(element: Element | None, spec: RunSpec) -> Succession | None:
 
 
 class SuccessorWatch:
-    """Keeps up with what the owner of one run says."""
-
     def __init__(self, state: StateBackend, spec: RunSpec) -> None:
         self._state = state
         self._spec = spec

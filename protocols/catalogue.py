@@ -96,8 +96,6 @@ class Listings:
 
 @dataclass(frozen=True)
 class GenuineListing:
-    """A genuine listing."""
-
     author: PeerId
     listing: ListedRun
     signed: int  # ms since 1970, by the author's clock
@@ -338,7 +336,6 @@ class _Search:
         self._heard.setdefault(source, []).extend(entries)
 
     async def _probe(self, entry: GenuineListing) -> None:
-        """Ask the author of a listing whether it holds."""
         self._tried.add(entry.author)
         places = tuple(place for place in entry.listing.addresses if place.endswith(f"/p2p/{entry.author}"))
         self._network.learn(entry.author, places)

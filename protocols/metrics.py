@@ -39,8 +39,6 @@ class Sample:
 
 
 class Metrics:
-    """The metrics of one node."""
-
     def __init__(self) -> None:
         self._shown: dict[Metric, list[Callable[[], Value]]] = {}
 

@@ -94,8 +94,6 @@ class Traffic:
 
 
 class Network(Protocol):
-    """What protocols may ask of a network."""
-
     @property
     def me(self) -> PeerId: ...
 

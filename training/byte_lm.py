@@ -76,7 +76,6 @@ class ByteLM:
         return GPT(spec.model, spec.data.vocabulary)
 
     def feed(self, texts: Sequence[str]) -> None:
-        """Train on these files as well. Raises CorpusError."""
         for path in map(Path, texts):
             self._text.add(path.name, path)
 
@@ -100,7 +99,6 @@ class ByteLM:
 
     @contextmanager
     def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> Iterator[None]:
-        """Draw from a text of `size` bytes for as long as the block lasts, of which these, by offset, are known."""
         own, self._text = self._text, Text(self.spelling.dtype)
         self._text.know(size, pieces)
         try:
@@ -109,7 +107,6 @@ class ByteLM:
             self._text = own
 
     def _starts(self, samples: int, generator: torch.Generator, size: int) -> list[int]:
-        """Uniform in a text of `size` tokens."""
         starts: list[int] = torch.randint(size - self._window + 1, (samples, 1), generator=generator)[:, 0].tolist()
         return starts
 
@@ -226,7 +223,6 @@ class Spelling:
         self._lengths = np.array([len(spelling) for spelling in self.spelled] or [1] * data.vocabulary)
 
     def items(self, shard: bytes) -> Tokens:
-        """The tokens of a shard."""
         return np.frombuffer(shard[: len(shard) // self.dtype.itemsize * self.dtype.itemsize], self.dtype)
 
     def encode(self, text: bytes) -> Tokens:
@@ -248,13 +244,7 @@ class Spelling:
         end = tokens.end_of(self._tokenizer)
         if not text and end is not None:
             return [end]  # a text follows where another one has ended
-        try:
-            found: list[int] = self.encode(text or b"\n").tolist()
-        except ImportError as error:
-            raise TaskError(
-                "a prompt is encoded by the package tokenizers, which is not installed: pip install tokenizers, or "
-                "give no prompt"
-            ) from error
+        found: list[int] = self.encode(text or b"\n").tolist()
         found = found[:-1] if found[-1:] == [end] else found
         if not found:
             raise TaskError(f"the run's tokenizer has no token for the prompt {text!r}; try another")

@@ -232,7 +232,6 @@ def _of_text(file: BinaryIO, piece: int) -> Iterator[bytes]:
 
 
 def _of_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The texts of a file of JSON lines."""
     for number in itertools.count(1):
         line = file.readline(MAX_LINE + 1)
         if not line:

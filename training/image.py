@@ -61,7 +61,6 @@ class DigitImages:
 
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> Perceptron:
-        """The model, whatever its parameters."""
         return Perceptron(spec.model)
 
     def feed(self, texts: Sequence[str]) -> None:

@@ -32,8 +32,6 @@ from swarmnode.training.verify.trace import State
 
 @dataclass(frozen=True)
 class Progress:
-    """What one call of `InnerLoop.train` did."""
-
     steps: int
     samples: int  # steps × batch
     tokens: int

@@ -94,8 +94,6 @@ class Held:
 
 @dataclass(frozen=True)
 class Needs:
-    """The table."""
-
     parts: tuple[Held, ...]
 
     def of(self, *where: str, by: str = "") -> int:

@@ -97,7 +97,6 @@ class Optimizer:
         self.count(state.updates)
 
     def count(self, updates: int) -> None:
-        """The moments are of so many updates."""
         self.updates = updates
         for rows in self._adamw.values():
             for *_, seen in rows:

@@ -107,7 +107,6 @@ class Ranks:
         return values
 
     def tell(self, command: dict[str, Any]) -> None:
-        """Have the other ranks do the same."""
         if self.others:
             packed = msgpack.packb(command)
             for other in self.others:

@@ -129,7 +129,6 @@ def spellings(raw: bytes, vocabulary: int) -> tuple[bytes, ...]:
 
 
 def decode(tokens: Iterable[int], spelled: Sequence[bytes]) -> bytes:
-    """The text of tokens, by their `spellings`."""
     return b"".join(spelled[token] for token in tokens)
 
 

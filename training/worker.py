@@ -439,7 +439,6 @@ class Worker:
     # --- the memory, the clock and the socket -------------------------------------------------------------------------
 
     def _pull(self) -> None:
-        """Take the daemon's parameters onto the device."""
         if self._vector is not self._shared:
             for whole, own in self._ranks.pieces:
                 self._vector[own].copy_(self._shared[whole])

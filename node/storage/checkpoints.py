@@ -56,8 +56,6 @@ MOMENTS = ".moments"  # suffix
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """What a checkpoint is of."""
-
     format: int
     run_id: str
     spec: str  # the run's canonical encoding, base64; its sha-256 is the run id

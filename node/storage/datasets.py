@@ -67,8 +67,6 @@ class DataUnavailable(ExpectedError):
 
 
 class TextReader(Protocol):
-    """Who trains on the text."""
-
     async def feed(self, texts: Sequence[str]) -> None:
         """Take further files to train on."""
 
@@ -151,7 +149,6 @@ class DataSet(Texts):
         return self._spec.data.source == "shards"
 
     def given(self) -> tuple[ShardId, ...]:
-        """Shards that the trainer was given, in that order."""
         return tuple(self._here)[: self._given]
 
     def assigned(self, author: PeerId) -> tuple[ShardId, ...]:
@@ -161,7 +158,6 @@ class DataSet(Texts):
         return tuple(entry.shard for entry in ranking(self._index, self._spec.run_id, author)[: share(self._index)])
 
     def size(self, shard: ShardId) -> int | None:
-        """Bytes of a shard of the run's text; None for any other."""
         return self._sizes.get(shard)
 
     async def read(self, holder: PeerId, shard: ShardId, start: int, stop: int) -> bytes:
@@ -285,7 +281,6 @@ class DataSet(Texts):
                 raise
 
     async def _text_of_its_own(self, index: Index) -> tuple[Path, ...]:
-        """This node's own corpus as files to train on."""
         meter, me = Meter(), self._shards.network.me
 
         def cut() -> tuple[Path, ...]:

@@ -48,8 +48,6 @@ BLOCK = 1 << 16  # bytes read at a time from the end
 
 @dataclass(frozen=True)
 class PastRound:
-    """One round."""
-
     round: int  # from 0; the state after it has round + 1 rounds in it
     state_hash: str
     counted: tuple[PeerId, ...]

@@ -62,16 +62,12 @@ _NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection freed."""
-
     shards: tuple[ShardId, ...]
     size: int  # bytes
 
 
 @dataclass
 class ShardEntry:
-    """One shard in the store."""
-
     shard: ShardId
     size: int  # bytes
     complete: bool
@@ -91,7 +87,8 @@ class ShardEntry:
 class ShardStore:
     """The shards under one folder, at most `cap` bytes of them. Opening raises Unreadable.
 
-    Methods may be called from any thread; all block but those that say so.
+    What has no docstring here is as in `Store`, and raises Unreadable where the disk fails. Methods may be called from
+    any thread.
     """
 
     def __init__(self, folder: Path, *, cap: int) -> None:
@@ -131,7 +128,6 @@ class ShardStore:
     # -- looking; from memory
 
     def holding(self, shard: ShardId) -> Holding:
-        """What is here and verified. Does not block."""
         entry = self._entries.get(shard)
         if entry is None or not (entry.complete or entry.have):
             return Holding()
@@ -140,7 +136,6 @@ class ShardStore:
         return Holding(entry.size, False, entry.have.to_bytes((chunk_count(entry.size) + 7) // 8, "little"))
 
     def recent(self, limit: int) -> tuple[ShardId, ...]:
-        """Complete shards, pinned ones first, then those used last. Does not block."""
         with self._lock:
             whole = [(not entry.pinned, -entry.used, shard) for shard, entry in self._entries.items() if entry.complete]
         return tuple(shard for _, _, shard in sorted(whole)[:limit])
@@ -185,7 +180,6 @@ class ShardStore:
             entry.pinned = pinned
 
     def drop(self, shard: ShardId) -> None:
-        """Delete a shard, unless it is pinned or being fetched."""
         with self._lock:
             entry = self._entries.get(shard)
             if entry is not None and not entry.pinned and not entry.fetches:
@@ -270,7 +264,6 @@ class ShardStore:
     # -- reading
 
     def manifest(self, shard: ShardId) -> ShardManifest:
-        """Size and leaves, checked against the id. Raises ShardNotHeld or Unreadable."""
         with self._lock:
             if shard not in self._entries:
                 raise ShardNotHeld(f"shard {shard.hex()} is not here")
@@ -290,10 +283,6 @@ class ShardStore:
         return manifest
 
     def read(self, shard: ShardId, index: int, room: memoryview) -> int:
-        """Read chunks from `index` on into `room`, as many as fit and are here, verified; their bytes.
-
-        Raises ShardNotHeld where the first is not here, also where the disk gives other bytes than were stored.
-        """
         entry = self._entries.get(shard)
         if entry is None or not (entry.complete or entry.have >> index & 1):
             raise ShardNotHeld(f"chunk {index} of shard {shard.hex()} is not here")
@@ -393,10 +382,6 @@ class ShardStore:
         return (1 << manifest.chunks) - 1 if entry.complete else entry.have
 
     def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
-        """Keep chunks of a shard that was begun, which fit its manifest: (the first one's index, some in a row).
-
-        Raises NoRoom or Unreadable; what was written before stays good.
-        """
         path = self._file(shard, "part")
         try:
             write_all(path, [(index * CHUNK, chunks) for index, chunks in verified])
@@ -407,7 +392,6 @@ class ShardStore:
                 self._entries[shard].have |= bits_of(index, chunk_count(len(chunks)))
 
     def finish(self, shard: ShardId) -> None:
-        """All chunks were written: sync and rename, after which the shard is complete. Raises NoRoom or Unreadable."""
         entry = self._entries[shard]
         part = self._file(shard, "part")
         try:
@@ -423,7 +407,6 @@ class ShardStore:
             entry.fetches -= 1
 
     def suspend(self, shard: ShardId) -> None:
-        """A fetch ended early; what is here can be continued."""
         with self._lock:
             entry = self._entries.get(shard)
             if entry is not None and entry.fetches:
@@ -432,10 +415,6 @@ class ShardStore:
     # -- putting
 
     def put(self, source: Path) -> Generator[ShardId | None, None, None]:
-        """Take in a file, some ms of work with each step; gives its id last, and None before.
-
-        Raises NoRoom or Unreadable. Closed before the last step, it forgets the file.
-        """
         try:
             file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:

@@ -66,7 +66,6 @@ class StampFile:
         return stamp
 
     def observe(self, stamp: int, now: int) -> None:
-        """As `HybridClock.observe`."""
         self._clock.observe(stamp, now)
 
     def release(self) -> None:

@@ -88,8 +88,6 @@ Standing: TypeAlias = dict[Slot, list[Order | Element]]  # in no order
 
 @dataclass
 class Applied:
-    """What a batch did to the state."""
-
     verdicts: list[Merged] = field(default_factory=list)  # of the elements, in order
     added: dict[Rank, Element] = field(default_factory=dict)  # evidence among them
     removed: list[Rank] = field(default_factory=list)

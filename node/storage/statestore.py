@@ -226,27 +226,22 @@ class StateStore(StateBackend):
         return rank in self._database.ranks
 
     async def get(self, author: str, key: str) -> Element | None:
-        """The greatest element under a key that has not expired, the pool looked at as well; see StateBackend."""
         stored = await self._read(lambda: self._database.get(author, key))
         pooled = [one for one in self._pool.of(author) if one.key == key]
         found = [one for one in (stored, *pooled) if one is not None and one.expiry > self.now()]
         return max(found, key=lambda one: one.rank, default=None)
 
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
-        """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
         now = self.now()
         return await self._read(lambda: self._database.select(prefix, author, limit, now))
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        """The bytes of those elements that are here, in the order asked for."""
         return await self._read(lambda: self._database.sealed(ranks))
 
     def snapshot(self, cutoff: int) -> RankSet:
-        """The ranks of all that expires after `cutoff` ms, as they are now."""
         return self._database.ranks.after(cutoff)
 
     def state_hash(self, cutoff: int) -> str:
-        """`law.state_hash` of what expires after `cutoff` ms. Raises ValueError for a cut-off in the past."""
         if cutoff < self._horizon:
             raise ValueError(f"cut-off {cutoff} lies {self._horizon - cutoff} ms before what this replica still knows")
         return law.state_hash(cutoff, (rank[STAMP:] for rank in self.snapshot(cutoff)))

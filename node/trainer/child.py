@@ -392,7 +392,6 @@ class TrainerChild:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def last_words(self) -> str:
-        """The end of what it printed."""
         return self._words.decode(errors="replace").strip()
 
     async def _send(self, command: dict[str, Any]) -> None:
@@ -473,7 +472,6 @@ class TrainerChild:
         self.process.kill()
 
     def _finish(self) -> None:
-        """No answer will come any more."""
         self.ended.set()
         self._note_change()
         for call in self._in_flight.values():

@@ -144,12 +144,10 @@ class TrainerProcess(Trainer):
 
     @property
     def rules(self) -> Rules:
-        """Those of its sandbox."""
         return rules_of(self._settings)
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None while there is none."""
         return None if self._child is None else self._child.process.pid
 
     def parameters(self) -> Vector:

@@ -36,8 +36,6 @@ A = TypeVar("A")
 
 @dataclass(eq=False)
 class _WaitingCall:
-    """A call without its answer."""
-
     deadline: float
     done: trio.Event
     answer: Frame | None = None  # None after `done`: the stream broke

@@ -53,8 +53,6 @@ class Refuse(Exception):
 
 @dataclass(frozen=True)
 class RpcLimits:
-    """What calls may take of this node."""
-
     frame: int = 1 << 20  # bytes; larger things go by bulk
     calls: int = 64  # calls in flight to one peer; more wait, on their own time
     serves: int = 128  # calls of one peer carried out here; more are refused. Twice `calls`, for those given up there

@@ -87,8 +87,6 @@ class LifecycleGuard:
 
 @dataclass(frozen=True)
 class ServedMethod:
-    """What is served under a name."""
-
     request: type[Any]
     handler: Callable[[PeerId, Any], Awaitable[Any]]
     guard: LifecycleGuard | None
@@ -153,8 +151,6 @@ class CallServer:
 
 @dataclass(eq=False)
 class _Job:
-    """A call in progress."""
-
     scope: trio.CancelScope
     cancelled: bool = False  # by the caller, who waits for nothing
 

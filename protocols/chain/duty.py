@@ -156,7 +156,6 @@ class RoundLog:
         return self._listed[1]
 
     def own_commit(self, author: str) -> Said[Commit] | None:
-        """The first commit of an author."""
         return next((said for said in self.commits.values() if said.author == author), None)
 
     def records_of(self, said: Said[Roster]) -> list[bytes]:

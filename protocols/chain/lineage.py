@@ -48,7 +48,6 @@ def after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
 
 
 def empty(chain: ChainState) -> ChainState:
-    """The chain after an empty roster."""
     return empty_block(chain).chain
 
 

@@ -229,7 +229,6 @@ def _times_cut(cuts: Sequence[Said[AvailabilityVote]]) -> Counter[bytes]:
 def _judge(
     chain: ChainState, rules: ChainRules, id: bytes, author: str, rows: Mapping[str, Mapping[bytes, Score]]
 ) -> _Verdict:
-    """What a quorum of the judges says of one commit."""
     needed, others = quorum(chain, rules), {peer: row for peer, row in rows.items() if peer != author}
     if author in judges(chain, rules):
         needed -= 1

@@ -177,7 +177,6 @@ VALIDATORS_SHARE = 750_000  # millionths of the participants that validators may
 
 
 def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
-    """Who judges this round, in order of peer id."""
     if len(chain.validators) <= rules.committee:
         return chain.validators
     return tuple(sorted(_drawn(chain, "judge", chain.validators)[: rules.committee]))
@@ -190,7 +189,6 @@ def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
 
 
 def majority(chain: ChainState, rules: ChainRules) -> int:
-    """More than half of the judges."""
     return min(len(chain.validators), rules.committee) // 2 + 1
 
 
@@ -269,7 +267,6 @@ def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
 
 
 def most_validators(rules: ChainRules) -> int:
-    """How many validators there may come to be."""
     return max(1, rules.participants * VALIDATORS_SHARE // MILLION)
 
 

@@ -321,7 +321,6 @@ class Said(Generic[S]):
 
 
 def subject(parent: bytes) -> str:
-    """How a parent is named in keys."""
     return parent.hex()[:16]
 
 

@@ -40,8 +40,6 @@ class Query(Protocol):
 
 @dataclass(frozen=True)
 class LookupLimits:
-    """How wide and how long a lookup is."""
-
     paths: int = 4  # with a fifth of all routers lying, one path in three of two hops stays clean; four seldom all fail
     width: int = 3  # questions in flight on each path
     closest: int = 32  # nearest peers by hearsay asked before a lookup is done, over all its paths: more than k = 20

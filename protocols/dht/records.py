@@ -48,8 +48,6 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True)
 class DhtRecord:
-    """A genuine record."""
-
     author: PeerId
     name: str
     value: bytes

@@ -68,7 +68,6 @@ class Context:
         return self.network.me
 
     def sign(self, message: bytes) -> bytes:
-        """With this node's key."""
         return self.network.sign(message)
 
     def relayed(self) -> tuple[PeerId, ...]:

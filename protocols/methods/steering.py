@@ -39,7 +39,6 @@ REASONS = ("stranger", "forged", "invalid", "untimely")
 
 
 def value_of(spec: RunSpec, key: str) -> Any:
-    """That of TABLE.KEY."""
     table, _, name = key.partition(".")
     return getattr(getattr(spec, table), name)
 

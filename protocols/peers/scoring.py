@@ -50,8 +50,6 @@ class Kind(Enum):
 
 
 class Violations:
-    """Violations of one protocol by peers."""
-
     def __init__(self, protocol: str, *, in_ledger: bool = True) -> None:
         """`in_ledger`: False for what the ledger itself found, which it must not count again."""
         self.protocol = protocol
@@ -74,7 +72,6 @@ class Violations:
                 self.scoring.ledger.offended(peer, kind)
 
     def count(self, peer: PeerId) -> int:
-        """Violations by `peer` of all kinds."""
         return self._counts[peer].total() if peer in self._counts else 0
 
     def of(self, peer: PeerId) -> Counter[Kind]:
@@ -128,8 +125,6 @@ class ScoringLimits:
 
 @dataclass
 class _Record:
-    """A peer that offended."""
-
     points: float = 0.0
     at: float = 0.0  # when `points` was right
     counted: int = 0  # violations that made points
@@ -142,8 +137,6 @@ class _Record:
 
 @dataclass(frozen=True)
 class KeptOut:
-    """A banned peer."""
-
     peer: PeerId
     seconds: float  # from now
     why: str  # its last violation
@@ -172,7 +165,6 @@ class PeerScoring:
         self._on_ban.append(listener)
 
     def offended(self, peer: PeerId, what: str, kind: Kind) -> None:
-        """Take one violation into account."""
         limits, now = self._limits, trio.current_time()
         record = self._records[peer] = self._records.get(peer) or _Record(at=now)
         if now < record.until or (kind is Kind.LOAD and now - record.load_at < limits.load_every):

@@ -223,8 +223,6 @@ class Judged:
 
 @dataclass(frozen=True)
 class RoundWork:
-    """Everybody's work in one round."""
-
     round: int
     roster: bytes  # id of the record: what all this rests on
     works: tuple[Judged, ...]
@@ -318,7 +316,6 @@ def _weighed(one: Judged, voices: Mapping[str, float], me: str) -> list[tuple[fl
 
 
 def after_roster(accounts: Mapping[str, Account], work: RoundWork, *, me: str = "") -> dict[str, Account]:
-    """Everybody's account after one more round."""
     voices = {judge: weight(account, work.round) for judge, account in accounts.items()}
     after = dict(accounts)
     for author, gain in relative_gains(work, voices, me=me).items():

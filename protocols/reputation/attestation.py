@@ -84,8 +84,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Attestation:
-    """What an attester says of a subject."""
-
     round: int
     subject: str
     score: int  # thousandths
@@ -109,8 +107,6 @@ class Attestation:
 
 @dataclass(frozen=True)
 class Attested:
-    """An attestation with who made it and when."""
-
     attester: str
     id: bytes
     at: int  # ms since the epoch, by the attester's clock

@@ -127,7 +127,6 @@ class Ledger:
         self.go_to(chain.tip)
 
     def stands(self, roster: bytes) -> bool:
-        """Whether the accounts at a roster are known."""
         return roster in self._stands
 
     def follow(self, roster: bytes, parent: bytes, work: RoundWork | None, *, round: int) -> None:

@@ -71,8 +71,6 @@ class Change:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a node holds, for a person."""
-
     elements: int
     authors: int
     size: int  # bytes of the sealed elements

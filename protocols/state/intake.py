@@ -67,8 +67,6 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Inserted:
-    """What became of a batch."""
-
     new: tuple[Element, ...] = ()  # stored
     false: bool = False  # it held an element that no correct node sends; what came after that was not looked at
 
@@ -241,5 +239,4 @@ class StateIntake:
         return good
 
     def _right(self, chunk: Sequence[Element]) -> int:
-        """How many at the beginning are genuine."""
         return next((i for i, element in enumerate(chunk) if not element.is_genuine(self._verify)), len(chunk))

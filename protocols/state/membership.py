@@ -169,7 +169,6 @@ class Membership:
         return tuple(sorted(peer for peer, lease in self._leases.items() if lease_end(lease) > now))
 
     def connected(self) -> tuple[PeerId, ...]:
-        """Members that this node has a connection to."""
         here = {view.peer for view in self._network.peers()}
         return tuple(p for p in self.members() if p in here)
 

@@ -80,7 +80,6 @@ class Neighbours:
         return [view.peer for view in self._views()]
 
     def connected(self, peer: PeerId) -> bool:
-        """Whether there is a connection to the peer."""
         return any(view.peer == peer for view in self._network.peers())
 
     def _views(self) -> list[PeerView]:
@@ -224,7 +223,6 @@ class Pusher:
                 nursery.start_soon(self._tell, peer, news)
 
     def _whole(self, element: Element) -> int:
-        """How many peers get an element whole."""
         if self._neighbours.came_by_repair(element.rank):
             return 0
         if element.author == self._me:

@@ -73,8 +73,6 @@ class _Session:
 
 
 class Repair:
-    """Both sides of repair for one state."""
-
     def __init__(
         self,
         backend: StateBackend,

@@ -90,7 +90,6 @@ class OwnElements:
 
 
 def joined(ranks: Iterable[Rank]) -> bytes:
-    """Ranks as one field."""
     return b"".join(ranks)
 
 

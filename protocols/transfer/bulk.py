@@ -188,7 +188,6 @@ class BulkFetch:
 
     @property
     def chunks(self) -> int:
-        """Whole chunks in hand."""
         return self._received // CHUNK
 
     async def receive(self, channel: Channel, runner: Runner) -> memoryview:
@@ -278,8 +277,6 @@ class BulkFetch:
 
 @dataclass(eq=False)
 class _Offer:
-    """A buffer that peers may fetch."""
-
     buffer: memoryview
     to: frozenset[PeerId] | None  # None: any
     growing: StreamingBuffer | None = None  # whose `buffer` it is; what is not ready yet is waited for

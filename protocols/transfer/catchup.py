@@ -60,8 +60,6 @@ class StateQuery:
 
 @dataclass(frozen=True)
 class StateManifest:
-    """What a member offers."""
-
     run_id: str
     round: int  # rounds that are in this state
     state_hash: str
@@ -92,8 +90,6 @@ class _Attempt:
 
 
 class CatchUp:
-    """Serves and fetches the states of one run."""
-
     def __init__(
         self, *, run_id: str, rpc: Rpc, shards: Shards, liveness: Liveness, runner: Runner, layout: Layout
     ) -> None:
@@ -122,7 +118,6 @@ class CatchUp:
             self.withdraw(next(iter(self._served)))
 
     def withdraw(self, hash: str) -> None:
-        """Serve this state no longer."""
         served = self._served.pop(hash, None)
         if served is not None and served.manifest is not None:
             self._drop(served.manifest)

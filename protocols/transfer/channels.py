@@ -22,8 +22,6 @@ M = TypeVar("M")
 
 
 class Channel:
-    """An open stream to a peer that serves us."""
-
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.reader = FrameReader(stream, limit=MAX_MESSAGE)

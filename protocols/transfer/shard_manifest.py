@@ -85,7 +85,6 @@ class ShardManifest:
         return chunk_count(self.size)
 
     def leaf(self, index: int) -> bytes:
-        """The hash of chunk `index`."""
         return self.leaves[index * HASH : (index + 1) * HASH]
 
     @cached_property

@@ -28,8 +28,6 @@ Chunks = npt.NDArray[np.bool_]  # one value for each chunk of the shard
 
 @dataclass(frozen=True)
 class Run:
-    """Chunks in a row that are asked for at once."""
-
     first: int
     count: int
 
@@ -39,8 +37,6 @@ class Run:
 
 
 class Source:
-    """One provider in one fetch."""
-
     def __init__(self, peer: PeerId, has: Chunks, limits: ShardLimits) -> None:
         self.peer = peer
         self.has = has
@@ -117,7 +113,6 @@ class Plan:
         self._look_again()
 
     def refresh(self, source: Source, holding: Holding) -> None:
-        """The provider says anew what it has."""
         has = self.chunks_of(holding)
         self._rarity += has.astype(np.int32) - source.has
         source.has, source.complete = has, holding.complete

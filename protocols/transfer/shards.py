@@ -257,8 +257,6 @@ class _ServedStream:
 
 @dataclass(frozen=True)
 class Provider:
-    """A peer that says it has chunks of a shard."""
-
     peer: PeerId
     chunks: int
     complete: bool

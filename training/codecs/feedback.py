@@ -42,7 +42,6 @@ class ErrorFeedback:
         return bool(self._pending)
 
     def encode(self, values: Vector) -> memoryview:
-        """`encode_range` for the whole vector, (size,)."""
         return self.encode_range(0, self.size, values)
 
     def encode_range(self, start: int, stop: int, values: Vector, out: memoryview | None = None) -> memoryview:

@@ -182,8 +182,6 @@ CAP = 4.0  # of π / π_behav, by which text of an older version weighs (INTELLE
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts to learn from."""
-
     tokens: Tensor  # (N, T) prompts with answers, padded at the right with 0
     mask: Tensor  # (N, T - 1) float, 1 where the next token belongs to an answer
     advantages: Tensor  # (N,)

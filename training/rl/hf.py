@@ -33,8 +33,6 @@ CONTEXT = 2048  # tokens of a prompt and its answer at the most, whatever more t
 
 
 class Trained(Enum):
-    """What learning changes."""
-
     LORA = "hf"
     ALL = "hf-full"
 

@@ -82,8 +82,6 @@ class Question:
 
 
 class Generator(Protocol):
-    """Makes the questions of one name."""
-
     def difficulties(self) -> range:
         """What may stand as difficulty."""
 

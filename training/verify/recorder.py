@@ -30,8 +30,6 @@ WINDOWS = 2  # contributions whose states are kept: the one that is looked at, a
 
 @dataclass(frozen=True)
 class _Open:
-    """A stretch that has begun."""
-
     start: Point
     round: int
     step: int

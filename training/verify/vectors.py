@@ -121,7 +121,6 @@ class Vectors:
             return memoryview(mmap.mmap(file.fileno(), most))
 
     def clear(self) -> None:
-        """Remove all of them."""
         self._sizes.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 

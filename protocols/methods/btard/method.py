@@ -233,7 +233,6 @@ class BtardReduce(SignedReducer):
         attempt.centres[number] = (centre, raw)
 
     def _centre(self, attempt: BtardAttempt, number: int) -> tuple[Centre, bytes]:
-        """What the owner of a part tells, from the contributions that were fetched."""
         part, raws = attempt.parts[number], attempt.fetched[number]
         size, shares = part.stop - part.start, list(attempt.shares.values())
         rows = np.stack([self._codec.decode(raw, size) for raw in raws])  # (n, m)
@@ -258,7 +257,6 @@ class BtardReduce(SignedReducer):
     def _checksum(
         self, attempt: BtardAttempt, number: int, raw: bytes, centre: Vector
     ) -> tuple[tuple[float, ...], float]:
-        """Of an encoded contribution to a part, with the part's decoded centre."""
         row = self._codec.decode(raw, centre.size)
         return checksum(row, centre, attempt.centres[number][0].radius, attempt.seed, number)
 
@@ -458,8 +456,6 @@ class Bans:
 
 
 class Btard(Diloco):
-    """Implements `Method`."""
-
     name = "btard"
 
     def __init__(self, parts: Context) -> None:

@@ -74,7 +74,6 @@ class Sums:
     distances: tuple[float, ...]  # of each part
 
     def of(self, part: int) -> tuple[tuple[float, ...], float]:
-        """What it says of one part."""
         return self.sums[part * DIRECTIONS : (part + 1) * DIRECTIONS], self.distances[part]
 
 
@@ -98,8 +97,6 @@ NAMES = {kind: name for name, kind in KINDS.items()}
 
 @dataclass(frozen=True)
 class Signed:
-    """A statement in its author's hand."""
-
     author: PeerId
     attempt: bytes  # see `attempt_of`
     life: bytes  # of its process
@@ -144,7 +141,6 @@ def opened(signed: Signed, kind: type[S], author: PeerId, attempt: bytes, verify
 
 
 def is_signed(signed: Signed, verify: Verify) -> bool:
-    """Whether its author signed it."""
     about = _about(signed.attempt, signed.life, signed.kind)
     return STATEMENTS.is_signed(Envelope(signed.body, signed.signature), signed.author, verify, about)
 
@@ -276,7 +272,6 @@ class BtardAttempt:
         self.until += LATER * self.allowed
 
     def statements(self, *kinds: str) -> list[Signed]:
-        """All that were signed, of these kinds."""
         return [signed for kind in kinds for signed in self.signed.get(kind, {}).values()]
 
 
@@ -294,7 +289,6 @@ class SignedReducer(Reducer):
         self._life = secrets.token_bytes(16)
 
     def sign(self, attempt: BtardAttempt, what: Statement) -> Signed:
-        """A statement of this node's in an attempt."""
         return seal(what, self._me, attempt.id, self._life, self._parts.sign)
 
     async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:

@@ -222,7 +222,6 @@ class Acceptor:
         return tuple(p for p in self._joining if p not in named)
 
     def notify(self) -> None:
-        """Wake who waits for news."""
         self._news.set()
         self._news = trio.Event()
 

@@ -96,7 +96,6 @@ class ReduceAttempt:
 
     @property
     def group(self) -> tuple[Seat, ...]:
-        """This node's."""
         return self.grid.groups[self.number]
 
     def owner(self, column: Column) -> PeerId:
@@ -107,10 +106,6 @@ class ReduceAttempt:
         """Whether an attempt by `later` may take up what this one leaves: of the same round, and all in one group."""
         same = (self.roster.round, self.roster.parent) == (later.round, later.parent)
         return same and len(self.grid.groups) == len(grid.groups) == 1
-
-    def is_cut_as(self, later: RoundRoster) -> bool:
-        """Whether the vector lies in the same chunks in both, whoever they go to."""
-        return self.roster.cutters == later.cutters
 
 
 class AllReduce(Reducer):
@@ -203,7 +198,7 @@ class AllReduce(Reducer):
         for summing in (self._sums, self._means):
             summing.residual.rollback()
         kept = {column.owners[0]: stream for column, stream in zip(before.grid.columns, before.sent, strict=False)}
-        if before.values is not values or not before.is_cut_as(roster) or not roster.weight_of(self._me):
+        if before.values is not values or before.roster.cutters != roster.cutters or not roster.weight_of(self._me):
             self.sent.rollback()
             self._give(*kept.values())
             kept = {}
@@ -376,7 +371,6 @@ class AllReduce(Reducer):
     # -- how it ended
 
     def commit(self, roster: RoundRoster) -> bool:
-        """As in `Reducer`."""
         counts = super().commit(roster)
         self._pool.next_round()
         return counts
@@ -416,7 +410,6 @@ class AllReduce(Reducer):
 
     @contextmanager
     def _borrow(self, chunks: Chunks, count: int) -> Iterator[list[ChunkStream]]:
-        """Memory for the block alone."""
         taken = [self._stream(chunks) for _ in range(count)]
         try:
             yield taken

@@ -99,8 +99,6 @@ PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that en
 
 @dataclass(frozen=True)
 class Seat:
-    """One member's place in a round."""
-
     peer: PeerId
     weight: int  # of its pseudo-gradient in the mean; samples, capped
     share: int  # of the parameters that it reduces, relative to the other seats; 0 owns nothing
@@ -185,7 +183,6 @@ def leader_order(
 
 
 def majority(voters: Sequence[PeerId]) -> int:
-    """How many voters are more than half."""
     return len(voters) // 2 + 1
 
 

@@ -80,7 +80,6 @@ class Chunks:
         return self._offsets[-1]
 
     def bytes_until(self, chunk: int) -> int:
-        """Bytes of the first `chunk` chunks."""
         return self._offsets[chunk]
 
     def whole_in(self, ready: int) -> int:
@@ -92,7 +91,6 @@ class Chunks:
         return self._places[chunk]
 
     def elements(self, chunk: int) -> slice:
-        """The elements of a chunk, in the vector."""
         return slice(*self._places[chunk])
 
     def begins_like(self, other: Chunks) -> int:
@@ -124,7 +122,6 @@ class ChunkStream(StreamingBuffer):
         self.grow(self.chunks.bytes_until(chunk))
 
     def raw(self, chunk: int) -> memoryview:
-        """The bytes of a chunk."""
         return self.buffer[self.chunks.bytes_until(chunk) : self.chunks.bytes_until(chunk + 1)]
 
     def encoded_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:
@@ -246,8 +243,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Grid:
-    """A round's groups and columns."""
-
     groups: tuple[tuple[Seat, ...], ...]  # each in the roster's order
     columns: tuple[Column, ...]
 

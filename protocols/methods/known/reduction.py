@@ -101,7 +101,6 @@ class Reducer(ABC):
             residual.codec = self._codec
 
     def _offer(self, roster: RoundRoster, name: Name, what: bytes | StreamingBuffer, to: Iterable[PeerId]) -> None:
-        """Let these peers fetch it in an attempt, by its name."""
         peers = frozenset(to) - {self._me}
         if peers:
             self._parts.bulk.offer(self._key(roster, *name), what, to=peers)
@@ -148,7 +147,6 @@ class Reducer(ABC):
         raise PartsMissing((peer,)) from failure
 
     def _withdraw(self, rosters: Iterable[RoundRoster]) -> None:
-        """Offer nothing more of these attempts."""
         for old in list(rosters):
             self._parts.bulk.withdraw(self._key(old))
             self._offered.remove(old)

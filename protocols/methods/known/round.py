@@ -80,7 +80,6 @@ class DilocoRounds:
 
     @property
     def stands(self) -> bool:
-        """Whether there is a state."""
         return self._state is not None
 
     async def begin(
@@ -145,7 +144,6 @@ class DilocoRounds:
         self._catch_up.serve_state(round, hash, state)
 
     def _begin_anew(self) -> None:
-        """Let the trainer go on from the shared state."""
         self._trainer.load(self.state.parameters)
         self._offered = self._settled = None
 
@@ -238,7 +236,6 @@ class DilocoRounds:
         self._catch_up.serve_state(round, hash, state)
 
     async def obtain(self, state_hash: str, holders: tuple[PeerId, ...]) -> None:
-        """As in `Exchange`."""
         if self._proposed is not None and self._proposed[0] == state_hash:
             return
         others = tuple(p for p in holders if p != self._me)

@@ -114,8 +114,6 @@ class _Found:
 
 
 class Joining:
-    """Looks for the chain that the others follow."""
-
     def __init__(self, parts: Context, sync: ChainSync, local: LocalTrainer, catch_up: CatchUp, splits: Splits) -> None:
         self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
         self._splits, self._catch_up = splits, catch_up
@@ -445,7 +443,6 @@ def _step(rules: ChainRules, chain: ChainState, told: list[Said[Any]], id: bytes
 
 
 def told_of_another(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
-    """The members that were reached show another history."""
     return (
         f"the history of the run that is shown here does not contain roster {trusted}, which your join line names:\n"
         f"{_listed(doubts)}\n"
@@ -457,7 +454,6 @@ def told_of_another(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) 
 
 
 def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
-    """The roster is recent, and none of those who were reached keeps it."""
     return (
         f"nobody who answers can show that the run's history contains roster {trusted}, which your join line names:\n"
         f"{_listed(doubts)}\n"
@@ -469,7 +465,6 @@ def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -
 
 
 def told_of_too_old(trusted: TrustedRoster, furthest: int) -> str:
-    """Nobody keeps rosters of that age."""
     return (
         f"roster {trusted} of your join line could not be checked: the run is said to have done {furthest} rounds, and "
         f"members keep the last {DEPTH}. This node goes on with the history that most of those who answer show; were "
@@ -479,7 +474,6 @@ def told_of_too_old(trusted: TrustedRoster, furthest: int) -> str:
 
 
 def told_of_few(shown: _Shown) -> str:
-    """Rounds since the roster were decided by few."""
     return (
         f"{shown.shrunken} of the {shown.rosters} rounds since the roster of your join line were decided by fewer than "
         "half of their judges, as rounds before had ended empty. So it is after an outage, and so it would be in a "
@@ -496,8 +490,6 @@ def _listed(doubts: Mapping[PeerId, Exception]) -> str:
 
 @dataclass(frozen=True)
 class _Diverged:
-    """Where a member on another history stands."""
-
     round: int  # rounds done
     roster: str  # ROUND:ID, of its history
 

@@ -213,7 +213,6 @@ class LocalTrainer:
         return await self._runner(encode)
 
     def offered(self, root: bytes) -> None:
-        """The offer has this id."""
         if self.offer is not None:
             self.offer = replace(self.offer, root=root)
 

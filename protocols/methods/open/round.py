@@ -314,7 +314,6 @@ class OpenRounds:
             context.own.opened = True
 
     async def open_scores(self, context: RoundContext) -> None:
-        """Say what was sealed."""
         context.own.opened = True
         if context.own.sealed is not None:
             await self._signer.publish(context.own.sealed)
@@ -322,7 +321,6 @@ class OpenRounds:
     # --- leader -----------------------------------------------------------------------------------------------------
 
     async def lead(self, context: RoundContext, action: WriteRoster) -> None:
-        """Make the roster of an attempt."""
         chain, signer = context.chain, self._signer
         context.own.led |= {action.attempt}
         anchor = chain.anchors.get(context.me)

@@ -81,8 +81,6 @@ class MissingContribution(Exception):
 
 @dataclass(frozen=True)
 class Contribution:
-    """One encoded pseudo-gradient."""
-
     raw: Raw
     norm: float  # Euclidean, exact
     round: int
@@ -123,7 +121,6 @@ class Contributions:
         return self._held[id]
 
     def get(self, id: bytes) -> Contribution | None:
-        """The contribution, where it is here."""
         return self._held.get(id)
 
     def is_malformed(self, id: bytes) -> bool:
@@ -161,7 +158,6 @@ class Contributions:
                 self._held[other] = replace(one, sparse=None)
 
     def serve(self, id: bytes) -> None:
-        """Let peers fetch it."""
         if id in self._held:
             self.offer(id, self._held[id].raw)
 
@@ -276,7 +272,6 @@ class ChainStore:
         self._changed = trio.Event()
 
     def measure(self, metrics: Metrics) -> None:
-        """Show what was received and is held."""
         metrics.show(STATEMENTS, lambda: self.counts)
         metrics.show(BLOCKS, lambda: len(self.tree) if self.stands else 0)
 
@@ -373,7 +368,6 @@ class ChainStore:
         return await self._runner(applied)
 
     async def _put_state(self, id: bytes, round: int, state: OuterState) -> None:
-        """Keep a state, after so many rounds, with its hash."""
         self.hashes[id] = await self._runner(lambda: state_hash(round, self._layout, state))
         self._states[id] = state
         self._states.move_to_end(id)
@@ -462,7 +456,6 @@ class ChainStore:
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
     def followers(self, roster: bytes) -> list[PeerId]:
-        """Whose head is this roster."""
         return [author for author, (_, head) in self.last_heads.items() if head.what.roster == roster]
 
     def is_away(self, peer: PeerId) -> bool:
@@ -482,7 +475,6 @@ class ChainStore:
 
     @property
     def changed(self) -> trio.Event:
-        """Set when something changes after now."""
         return self._changed
 
     def notify(self) -> None:

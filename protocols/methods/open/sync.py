@@ -197,7 +197,6 @@ class ChainSync:
                     self._nursery = None
 
     def insert(self, element: Element) -> None:
-        """Insert a record of the state, whatever it is, and begin what follows from it."""
         said = self.store.insert(element)
         if said is not None:
             self._follow_up_on(said)
@@ -378,7 +377,6 @@ class ChainSync:
         raise Lost("a reveal" if reveal_of else f"{len(log.lacking(said.what))} records are with nobody who was asked")
 
     async def _insert_from(self, peer: PeerId, roster: bytes) -> None:
-        """Insert what a peer has of a roster and of what that rests on."""
         for element in await self.ask_records(peer, [roster]):
             self.insert(element)
 

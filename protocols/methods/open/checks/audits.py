@@ -615,7 +615,6 @@ class Audits(WorkCheck):
 
 
 def _within(size: int) -> float:
-    """Seconds for one thing of so many bytes."""
     return FETCH_WITHIN + size / SLOWEST
 
 
