@@ -8,7 +8,7 @@
     store.py      what is held: contributions, the logs of rounds, the tree of valid rosters, shared states
     sync.py       hearing what is said, and getting what it rests on
     join.py       joining: from where others stand, and how to get there; members on another history
-    checks/       audits of others' work; whether it comes of the data that they were to work on; what rosters prove
+    checks/       audits of others' work; whether it comes of the data that they were to work on
 
 The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
 never stops; no local work is lost; while a majority of validators is honest and connected, all connected honest nodes
@@ -42,7 +42,6 @@ from swarmnode.protocols.methods.method import (
 )
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.checks.check import WorkCheck
-from swarmnode.protocols.methods.open.checks.ledger import update_ledger
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
 from swarmnode.protocols.methods.open.join import Joining, Splits
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
@@ -53,6 +52,9 @@ from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.reputation.account import RoundWork, proved
+from swarmnode.protocols.reputation.attestation import Saw
+from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.transfer.catchup import CatchUp
 
@@ -236,3 +238,43 @@ class Open(Method):
 def _secret(parts: Context) -> bytes:
     """32 bytes that only this identity can make, the same in each of its lives in this run."""
     return hashlib.sha256(parts.sign(SECRET.message(parts.run_id.encode()))).digest()
+
+
+def update_ledger(ledger: Ledger, store: ChainStore, to: Block) -> None:
+    """Stand on a block of the tree, by way of all rosters since the last on which the ledger stood.
+
+    Where that is none, as after catching up, it begins at the oldest block that is kept. A roster whose quotes are no
+    longer here proves nothing, and the way goes on behind it.
+    """
+    way = store.tree.ancestry(to.id)
+    known = next((index for index in reversed(range(len(way))) if ledger.stands(way[index])), None)
+    if known is None:
+        ledger.begin(store.tree[way[0]].chain)
+        known = 0
+    for parent, id in zip(way[known:], way[known + 1 :], strict=False):
+        block = store.tree[id]
+        ledger.follow(id, parent, _proved(store, block), round=block.chain.round)
+    if known == len(way) - 1:
+        ledger.go_to(to.id)
+    _compare_heads(ledger, store)
+
+
+def _compare_heads(ledger: Ledger, store: ChainStore) -> None:
+    """Hold the state hash that each validator signed against that of this node's own replay, once for each head."""
+    for author, (_, said) in store.last_heads.items():
+        own = store.hashes.get(said.what.roster)
+        if own is not None and author in store.block.chain.validators:
+            same = said.what.state == bytes.fromhex(own)
+            ledger.observe_once(said.id, author, Saw.SYNC, good=int(same), bad=int(not same), evidence=said.what.roster)
+
+
+def _proved(store: ChainStore, block: Block) -> RoundWork | None:
+    log = store.logs.get(block.parent)
+    if block.roster is None or log is None:
+        return None
+    try:
+        quoted = log.quoted(block.roster, {})
+        return proved(log.chain, block.id, block.roster, quoted)
+    except KeyError as error:
+        logger.debug("a roster of round %d cannot be read again: %s", block.roster.round, error)
+        return None

@@ -16,7 +16,7 @@ from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import Quoted
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import ForkChoiceVote
-from swarmnode.protocols.methods.open.checks.ledger import update_ledger
+from swarmnode.protocols.methods.open.method import update_ledger
 from swarmnode.protocols.reputation.attestation import Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 

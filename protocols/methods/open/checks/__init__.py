@@ -1,1 +1,1 @@
-"""What members of an open run verify of one another beyond the chain: audits of training, unique work, reputation."""
+"""What members of an open run verify of one another beyond the chain: audits of training, and unique work."""
