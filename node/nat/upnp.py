@@ -34,11 +34,12 @@ LARGEST = 64 << 10  # bytes of a description or an answer
 DESCRIPTION = "swarmnode"
 
 T = TypeVar("T")
+THREADS = trio.CapacityLimiter(2)  # a router that never ends its answer holds these, and no others
 
 
 async def _in_thread(work: partial[T]) -> T:
     with trio.move_on_after(WITHIN):
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=THREADS)
     raise MappingRefused("UPnP: no answer in time")
 
 
@@ -182,7 +183,8 @@ class Pinholes:
                 parts.hostname or "", parts.port, timeout=HTTP_WITHIN, source_address=(self._source, 0)
             )
             try:
-                connection.request(method, parts.path or "/", body, heads or {})
+                target = parts._replace(scheme="", netloc="", fragment="").geturl()
+                connection.request(method, target or "/", body, heads or {})
                 answer = connection.getresponse()
                 return answer.status, answer.read(LARGEST).decode(errors="replace")
             finally:
