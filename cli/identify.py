@@ -61,7 +61,9 @@ def identify(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print the node's peer id, a key being made on first use; or what another node says of itself.
+    """Print the node's peer id, or what another node says of itself.
+
+    A key is made on first use.
 
     swarmnode id --name "Anna's desktop" names the node: peers see it beside the peer id. Names are not unique.
 

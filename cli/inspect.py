@@ -175,9 +175,10 @@ def netcheck(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Tell how peers reach this node, or why one cannot be reached, and what to do.
+    """Tell how peers reach this node, or why one cannot be reached.
 
-    About itself the running node has found that out already; to reach PEER, it tries each way anew, some 25 s at most.
+    Each problem comes with what to do. About itself the running node has found that out already; to reach PEER, it
+    tries each way anew, some 25 s at most.
     """
     if peer is not None:
         answer = ask(data_dir, "netcheck", timeout=TRACE_TIMEOUT, peer=peer)

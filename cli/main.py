@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("swarmnode.cli.runs", "runs"),
     "logs": ("swarmnode.cli.inspect", "logs"),
     "dht": ("swarmnode.cli.peers", "dht"),
+    "log": ("swarmnode.cli.diag", "log"),
+    "diag": ("swarmnode.cli.diag", "diag"),
     "shards": ("swarmnode.cli.shards", "shards"),
     "state": ("swarmnode.cli.state", "state"),
     "scores": ("swarmnode.cli.scores", "scores"),

@@ -42,12 +42,12 @@ PeerArgument = Annotated[
     str, typer.Argument(metavar="PEER", help="Peer id, a connected peer's as peers prints it, or a multiaddr.")
 ]
 
-peers = group("List the connected peers, or look at one, connect, disconnect, block.")
+peers = group("List the connected peers; look at one, connect, block.")
 
 
 @peers.callback(invoke_without_command=True, no_args_is_help=False)
 def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """List the connected peers and how far away they are; or look at one, connect, disconnect or block it."""
+    """List the connected peers; look at one, connect, block."""
     if context.invoked_subcommand is not None:
         if data_dir is not None or json_output:
             raise UsageMistake(f"options stand at the end: swarmnode peers {context.invoked_subcommand} … --json")
@@ -83,9 +83,10 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
 
 @peers.command("show")
 def show_peer(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Show all that this node knows of a peer: addresses, protocols, paths, traffic, and why it stands as it does.
+    """Show all that this node knows of a peer.
 
-    A peer that is not connected is shown as far as it is remembered. Example: swarmnode peers show zNgh7
+    That is addresses, protocols, paths and why they changed, traffic, and why it stands as it does; of a peer that is
+    not connected, what is remembered. Example: swarmnode peers show zNgh7
     """
     answer = ask(data_dir, "peer", peer=peer)
     show(answer, (_labelled(*line) for line in _known_of(answer)), json_output)
@@ -93,7 +94,9 @@ def show_peer(peer: PeerArgument, data_dir: DataDirOption = None, json_output: J
 
 @peers.command()
 def connect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Connect to a peer now: at a multiaddr, or by its id, whose addresses are looked up in the DHT.
+    """Connect to a peer now.
+
+    That is at a multiaddr, or by its id, whose addresses are looked up in the DHT.
 
     Example: swarmnode peers connect /ip4/192.0.2.7/tcp/4077
     """
@@ -102,25 +105,27 @@ def connect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: Jso
 
 @peers.command()
 def disconnect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Close all connections to a peer now. It may connect again; block keeps it out.
+    """Close all connections to a peer now.
 
-    Example: swarmnode peers disconnect zNgh7
+    It may connect again; block keeps it out. Example: swarmnode peers disconnect zNgh7
     """
     _link(peer, "disconnected", data_dir, json_output)
 
 
 @peers.command()
 def block(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Disconnect a peer and keep it out until unblock, also after a restart. Others go on to speak with it.
+    """Disconnect a peer and keep it out.
 
-    Example: swarmnode peers block zNgh7
+    That lasts until unblock, also over restarts. Others go on to speak with it. Example: swarmnode peers block zNgh7
     """
     _link(peer, "blocked", data_dir, json_output)
 
 
 @peers.command()
 def unblock(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Let a peer in again that was blocked, or is kept out for what it did.
+    """Let a peer in again.
+
+    One that was blocked, or is kept out for what it did.
 
     Example: swarmnode peers unblock zNgh7
     """
@@ -201,10 +206,10 @@ def ping(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Measure round trips to a peer, from the running node, until one went directly; Ctrl-C ends it.
+    """Measure round trips to a peer until one went directly.
 
-    Each says which way it went. While it is through a relay, the node tries to connect directly.
-    Example: swarmnode ping zNgh7 --count 4
+    Ctrl-C ends it with a summary. Each says which way it went. While it is through a relay, the node tries to connect
+    directly. Example: swarmnode ping zNgh7 --count 4
     """
     total: dict[str, Any] = {"peer_id": peer, "rtts_ms": [], "relays": [], "ways": [], "sent": 0}
     silent = 0
@@ -260,9 +265,10 @@ def bw(
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show the traffic by protocol and by peer: bytes so far, and a second.
+    """Show the traffic by protocol and by peer.
 
-    Protocols count bytes of streams, the total those at the sockets. Example: swarmnode bw --protocol shards --watch
+    Bytes so far, and a second. Protocols count bytes of streams, the total those at the sockets.
+    Example: swarmnode bw --protocol shards --watch
     """
 
     def answers() -> Iterator[dict[str, Any]]:
@@ -316,7 +322,7 @@ def _traffic(answer: dict[str, Any]) -> str:
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help=KEY_HELP)]
 
-dht = group("Look up peers, providers and the peers closest to a key in the DHT.")
+dht = group("Look up peers, providers and keys in the DHT.")
 
 
 @dht.command()
@@ -336,9 +342,9 @@ def find(
 
 @dht.command()
 def providers(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Find who announced that they have what is under KEY: a shard, a run's members, relays.
+    """Find who announced KEY.
 
-    Example: swarmnode dht providers relays
+    That is who has a shard, takes part in a run, or relays. Example: swarmnode dht providers relays
     """
     answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, providers=key)
     show(answer, [*_listed(answer["providers"], "nobody announced it"), _asked(answer)], json_output)
@@ -346,9 +352,9 @@ def providers(key: KeyArgument, data_dir: DataDirOption = None, json_output: Jso
 
 @dht.command()
 def query(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Find the peers closest to KEY, which keep what is stored there; the closest first.
+    """Find the peers closest to KEY.
 
-    Example: swarmnode dht query catalogue
+    They keep what is stored there; the closest comes first. Example: swarmnode dht query catalogue
     """
     answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, query=key)
     show(answer, [*_listed(answer["closest"], "nobody"), _asked(answer)], json_output)
@@ -356,9 +362,9 @@ def query(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOpt
 
 @dht.command()
 def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
-    """Show how large this node's part in the DHT is: routing table, values and providers kept for others.
+    """Show how large this node's part in the DHT is.
 
-    Example: swarmnode dht stats --json
+    That is its routing table, and what it keeps for others. Example: swarmnode dht stats --json
     """
     answer = ask(data_dir, "dht", timeout=10.0)
     kept = [bucket for bucket in answer["table"] if bucket]

@@ -33,6 +33,8 @@ FILE_NAME = "swarmnode.jsonl"
 FILE_SIZE = 8 << 20  # bytes of one log file before it is rotated
 FILES = 3  # rotated files kept beside the current one
 RING = 2000  # lines, or events, kept in memory; about 1 MB
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+OURS = "swarmnode."  # how the names of our loggers begin; lines for people leave it out
 LINE_LIMIT = 8 << 10  # characters of one message; the rest of it is cut, as peers' words may be in it
 
 T = TypeVar("T")
@@ -216,6 +218,40 @@ def adopt(name: str) -> None:
     library.handlers.clear()
     library.propagate = True
     library.setLevel(logging.WARNING)
+
+
+def set_level(part: str, level: str) -> None:
+    """Let `part` log from `level` on, until the process ends; "" stands for all, and ends what was set for parts.
+
+    A part is called as its lines are, without "swarmnode." at the beginning, or a package such as libp2p. Raises
+    ValueError, with a text for a person, where there is no such part or level.
+    """
+    if level.upper() not in LEVELS:
+        raise ValueError(f"{level!r} is no level of the log: {', '.join(LEVELS).lower()}")
+    if not part:
+        for name in levels():
+            logging.getLogger(_full_name(name)).setLevel(logging.NOTSET)
+    logging.getLogger(_full_name(part)).setLevel(level.upper())
+
+
+def levels() -> dict[str, str]:
+    """The level of each part that has one of its own; of all others, under ""."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(OURS) or "." not in name]
+    own = {name: level for name in sorted(names) if (level := logging.getLogger(name).level)}
+    told = {name.removeprefix(OURS): logging.getLevelName(level) for name, level in own.items()}
+    return {"": logging.getLevelName(logging.root.level), **told}
+
+
+def _full_name(part: str) -> str:
+    """The logger of a part; raises ValueError where nothing logs by that name."""
+    if not part:
+        return ""
+    known = list(logging.root.manager.loggerDict)
+    for name in (OURS + part.removeprefix(OURS), part):
+        if any(each == name or each.startswith(f"{name}.") for each in known):
+            return name
+    parts = sorted({".".join(each.removeprefix(OURS).split(".")[:2]) for each in known if each.startswith(OURS)})
+    raise ValueError(f"no part of the node logs as {part!r}; there are {', '.join(parts)}")
 
 
 def read_tail(folder: Path, lines: int) -> list[Line]:

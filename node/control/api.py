@@ -27,9 +27,10 @@ from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
-from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE
+from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, USAGE
 from swarmnode.node.firstcontact import WITHIN, told
 from swarmnode.node.identity import named
+from swarmnode.node.logs import LEVELS, levels, set_level
 from swarmnode.node.nat.netcheck import report, trace
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.session import OWNERS, RunSession
@@ -224,6 +225,17 @@ class Api:
 
     def logs(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))
+
+    async def log_level(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The levels of the log in force; where `level` is named, `part` has it from now on."""
+        try:
+            if params.get("level"):
+                set_level(str(params.get("part") or ""), str(params["level"]))
+            elif params.get("part"):
+                raise ValueError(f"{params['part']!r} is no level of the log: {', '.join(LEVELS).lower()}")
+        except ValueError as error:
+            raise Declined(str(error), exit_code=USAGE) from error
+        return {"levels": levels()}
 
     def events(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.events.stream(0, follow=True)

@@ -124,6 +124,15 @@ def test_netcheck_of_a_peer_says_what_was_tried_and_why_nothing_worked(three: li
     )
 
 
+def test_the_level_of_the_log_changes_while_the_node_runs(three: list[Node]) -> None:
+    a = three[0]
+    assert a.command_line("log", "level", "node.nat", "debug")["levels"]["node.nat"] == "DEBUG"
+    told = a.command_line("log", "level", "warning")["levels"]
+    assert told[""] == "WARNING" and "node.nat" not in told
+    refused = swarmnode("log", "level", "node.nonsense", "info", "--data-dir", a.home)
+    assert refused.returncode == USAGE and "there are" in refused.stderr
+
+
 def test_options_before_a_verb_are_refused_and_not_dropped(three: list[Node]) -> None:
     refused = swarmnode("peers", "--data-dir", three[0].home, "show", id_of(three[1]))
     assert refused.returncode == USAGE and "stand at the end" in refused.stderr

@@ -159,3 +159,20 @@ def test_a_collector_reads_on_the_console_what_the_file_has_with_run_and_round(
     assert first.keys() == {"time", "level", "logger", "message"} and first["message"] == "two\nlines"
     assert (second["run"], second["round"], second["level"]) == ("3f9c", 12, "ERROR")
     assert second["message"].startswith("später\nTraceback") and "broken" in second["message"]
+
+
+def test_one_part_logs_more_than_the_others_until_all_are_set_again() -> None:
+    before = logging.root.level
+    logging.getLogger("swarmnode.testlevels.inner")
+    try:
+        logs.set_level("", "warning")
+        logs.set_level("testlevels", "debug")
+        assert logging.getLogger("swarmnode.testlevels.inner").isEnabledFor(logging.DEBUG)
+        assert logs.levels()[""] == "WARNING" and logs.levels()["testlevels"] == "DEBUG"
+        logs.set_level("", "error")
+        assert "testlevels" not in logs.levels() and logs.levels()[""] == "ERROR"
+        for part, level, why in (("nonsense", "info", "no part of the node"), ("", "loud", "no level")):
+            with pytest.raises(ValueError, match=why):
+                logs.set_level(part, level)
+    finally:
+        logging.root.setLevel(before)

@@ -1,0 +1,196 @@
+"""`swarmnode log level` and `swarmnode diag`: what is wanted of somebody who found a bug.
+
+`diag` puts into one file what a reader of a bug report asks for: versions, settings, status, peers, netcheck, metrics
+and the end of the log. It never reads the private key into it, and whatever is a secret is struck out of all of it
+besides: the key's lines, the page's token, passphrases, values of environment variables that are called so, passwords
+in URLs, and what lets others join a run: links, and all but the beginning of run ids.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode import __version__
+from swarmnode.cli.terminal import (
+    DataDirOption,
+    JsonOption,
+    UsageMistake,
+    ask,
+    directory,
+    group,
+    loaded,
+    say,
+    show,
+    size,
+    table,
+)
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.logs import LEVELS, read_tail
+from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.training.options import SettingError
+
+LOG_LINES = 5000  # the newest; some 1 MB
+SHORT = 8  # characters: what is shorter is no secret that could be struck out
+ASKED = ("status", "peers", "netcheck", "caps", "metrics")  # of the running daemon
+PACKAGES = ("libp2p", "trio", "aioquic", "multiaddr", "cryptography", "numpy", "torch", "typer", "protobuf")
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|API_KEY|CREDENTIAL", re.IGNORECASE)
+LINK = re.compile(r"swarm1[0-9a-z]{20,}", re.IGNORECASE)
+IN_URL = re.compile(r"(?<=://)[^/@\s\"]+:[^/@\s\"]+(?=@)")
+STRUCK = "(left out)"
+
+log = group("Change how much the running node logs.")
+
+
+@log.command()
+def level(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PART] [LEVEL]", help="A part, as log lines name it; debug, info, warning or error."),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Set the level of the log, or of one part of it.
+
+    It holds until the node ends. Without LEVEL the levels in force are shown; a level without PART is that of all
+    parts. Example: swarmnode log level node.nat debug
+    """
+    *parts, last = words or [""]
+    named = last.upper() in LEVELS
+    if len(parts) > named or (words and not named and parts):
+        raise UsageMistake(f"expected [PART] LEVEL, a level being one of {', '.join(LEVELS).lower()}")
+    wanted = {"part": parts[0] if parts else "", "level": last} if named else {"part": last}
+    answer = ask(data_dir, "log_level", timeout=10.0, **wanted)
+    rows = [(part or "(all others)", told.lower()) for part, told in answer["levels"].items()]
+    show(answer, table(("PART", "LEVEL"), rows), json_output)
+
+
+def diag(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Where to put it. [default: swarmnode-diag-TIME.tar.gz here]"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write one file for a bug report, with secrets left out.
+
+    It has versions, settings, status, peers, netcheck, metrics and the end of the log, with the addresses and ids of
+    peers. Works with and without a running node. Example: swarmnode diag report.tar.gz
+    """
+    home = DataDir(directory(data_dir))
+    path = file or Path(time.strftime("swarmnode-diag-%Y%m%d-%H%M%S.tar.gz"))
+    collected: dict[str, str] = {}
+    missing: list[str] = []
+    for name, read in _parts(home, data_dir):
+        try:
+            collected[name] = read()
+        except (ExpectedError, SettingError, OSError) as error:
+            missing.append(f"{name}: {error}")
+    if missing:
+        collected["missing.txt"] = "".join(f"{line}\n" for line in missing)
+    secrets = _secrets(home, data_dir)
+    runs = [run for run in home.known_runs()]
+    clean = {name: struck(text, secrets, runs) for name, text in collected.items()}
+    try:
+        with path.open("xb") as out:
+            os.fchmod(out.fileno(), 0o600)
+            out.write(_packed(clean))
+    except FileExistsError:
+        raise UsageMistake(f"{path}: there is a file already; name another, or delete it") from None
+    except OSError as error:
+        raise explain(error, path) from error
+    written = path.stat().st_size
+    show(
+        {"path": str(path.absolute()), "bytes": written, "files": sorted(clean), "missing": missing},
+        [f"{path}: {', '.join(sorted(clean))}; {size(written)}", *(f"- lacks {each}" for each in missing)],
+        json_output,
+    )
+    say("keys, tokens, passphrases and links are left out; addresses and peer ids are in it: look before you send it")
+
+
+def _parts(home: DataDir, data_dir: Path | None) -> Iterator[tuple[str, Any]]:
+    """Each file of the report, and what reads its text; that may raise."""
+    yield "versions.json", lambda: _json(_versions())
+    yield "config.json", lambda: _json(_settings(data_dir))
+    for method in ASKED:
+        ending = "txt" if method == "metrics" else "json"
+        yield f"{method}.{ending}", lambda method=method: _answer(data_dir, method)
+    yield "log.jsonl", lambda: "".join(_json(line, indent=None) for line in read_tail(home.logs, LOG_LINES))
+
+
+def _answer(data_dir: Path | None, method: str) -> str:
+    answer = ask(data_dir, method, timeout=10.0)
+    return str(answer["text"]) if method == "metrics" else _json(answer)
+
+
+def _versions() -> dict[str, Any]:
+    installed = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return {
+        "swarmnode": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "packages": installed,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _settings(data_dir: Path | None) -> dict[str, Any]:
+    found = loaded(data_dir)
+    return {key: {"value": getattr(found.config, key), "origin": origin} for key, origin in found.origins.items()}
+
+
+def _json(value: Any, indent: int | None = 1) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=str) + "\n"
+
+
+def _secrets(home: DataDir, data_dir: Path | None) -> list[str]:
+    """What must not be in the file, as far as this machine knows it; longer ones first."""
+    found = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
+    files = [home.identity, home.dashboard_token]
+    with suppress(ExpectedError, SettingError):
+        passphrase_file = loaded(data_dir).config.passphrase_file
+        files += [Path(passphrase_file).expanduser()] if passphrase_file else []
+    for path in files:
+        with suppress(OSError):
+            found += path.read_text(encoding="utf-8", errors="ignore").splitlines()
+    return sorted({each.strip() for each in found if len(each.strip()) >= SHORT}, key=len, reverse=True)
+
+
+def struck(text: str, secrets: list[str], runs: list[str]) -> str:
+    """`text` without secrets, also where JSON escapes them, and with run ids of which only the beginning is left."""
+    for secret in secrets:
+        for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
+            text = text.replace(form, STRUCK)
+    for run in runs:
+        text = text.replace(run, f"{run[:12]}…")
+    return IN_URL.sub(STRUCK, LINK.sub(STRUCK, text))
+
+
+def _packed(files: dict[str, str]) -> bytes:
+    """A tar.gz of them, in a folder of its own."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in sorted(files.items()):
+            content = text.encode()
+            member = tarfile.TarInfo(f"swarmnode-diag/{name}")
+            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
