@@ -201,7 +201,7 @@ class RunFinder:
             listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
             raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")
         (only,) = found.values()
-        logger.warning("joining the only run there: %s (%s…), round %d", only.name, only.run_id[:12], only.round)
+        logger.info("joining the only run there: %s (%s…), round %d", only.name, only.run_id[:12], only.round)
         return only
 
     async def _ask(self, peer: PeerId) -> Iterable[RunListing]:
