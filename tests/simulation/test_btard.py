@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 from simswarm import SimSwarm
 
+from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.btard.method import Btard
+from swarmnode.protocols.methods.known.messages import RoundHead, Summon
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 HONEST, BANNED = ("a", "b", "c", "d"), "e"
@@ -32,3 +36,40 @@ def test_nobody_is_waited_for_who_would_not_be_let_in() -> None:
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
+
+
+def test_who_held_no_proof_takes_the_others_word_though_it_alone_has_a_vote_and_the_liar_calls_it() -> None:
+    """In the first round only its creator has a vote. The banned one summons it to its own ballots, again and again."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
+            await swarm.start("a", wait_peers=4)
+            for name in (*HONEST[1:], BANNED):
+                await swarm.start(name, join="a")
+            await swarm.until(lambda: all(node.session.place is not None for node in swarm.nodes.values()), within=60)
+            nursery.start_soon(summon, swarm)
+            for name in HONEST[1:]:
+                method = swarm.nodes[name].method
+                assert isinstance(method, Btard)
+                method.bans.convict(swarm.peer(BANNED), "was seen to lie")
+            await swarm.round_done(0, *HONEST, within=2 * USUAL)
+            assert len({swarm.nodes[name].rounds[0]["state_hash"] for name in HONEST}) == 1
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+async def summon(swarm: SimSwarm) -> None:
+    """Call `a` to the next ballot that the banned one leads, five times a second."""
+    acceptor, liar = swarm.nodes["a"].agreement.acceptor, swarm.nodes[BANNED].method
+    assert isinstance(liar, Btard)
+    rpc, me = liar._parts.rpc, swarm.peer(BANNED)
+    while True:
+        candidates, ballot = acceptor.candidates(), acceptor.ballot + 1
+        if me in candidates:
+            ballot += (candidates.index(me) - ballot) % len(candidates)
+            call = Summon(acceptor.run_id, acceptor.position.round, ballot)
+            with suppress(CallError):
+                await rpc.call(swarm.peer("a"), "round.summon", call, RoundHead, timeout=1.0)
+        await trio.sleep(0.2)

@@ -472,8 +472,12 @@ class Btard(Diloco):
             liar = convicts(proof.evidence, self._parts.network.verify)
             if liar is not None and liar not in self.bans:
                 self.bans.convict(liar, "told contradictory things, as two statements prove")
-                self.reduction.stop_with(liar)
+                self._shut_out(liar)
         return Noted()
+
+    def _shut_out(self, liar: PeerId) -> None:
+        self.reduction.stop_with(liar)
+        self.agreement.acceptor.shut_out(liar)
 
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -482,8 +486,11 @@ class Btard(Diloco):
 
     async def _watch_bans(self) -> None:
         while True:
+            before = self.bans.recorded
             try:
-                await self.bans.look(self.agreement.acceptor.position.voters if self.rounds.stands else ())
+                await self.bans.look(self.agreement.acceptor.candidates() if self.rounds.stands else ())
             except StateError as error:
                 logger.warning("bans are neither written nor read: %s", error)
+            for liar in self.bans.recorded - before:
+                self._shut_out(liar)
             await trio.sleep(LOOK_EVERY)

@@ -187,6 +187,17 @@ class Acceptor:
         here = self.position
         return leader_order(self.run_id, here.round, here.voters, here.joiners)
 
+    @property
+    def leader(self) -> PeerId:
+        """Who leads the present ballot."""
+        candidates = self.candidates()
+        return candidates[self.ballot % len(candidates)]
+
+    def shut_out(self, peer: PeerId) -> None:
+        """Somebody is not admitted any more: do not go on under its lead."""
+        if self._position is not None and self.leader == peer:
+            self.attempt.cancel()
+
     def raise_ballot(self, ballot: int) -> None:
         """Go to a later ballot of this round; boxes of earlier ones are of no use any more."""
         self.ballot = max(self.ballot, min(ballot, self.ballot + MAX_JUMP))

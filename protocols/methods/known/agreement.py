@@ -259,7 +259,7 @@ class Agreement:
         attempts = 0
         while True:
             ballot = acceptor.ballot
-            leader = candidates[ballot % len(candidates)]
+            leader = acceptor.leader
             joiners = tuple(sorted(acceptor.waiting_to_join()))
             ready = Ready(
                 self._run_id,
@@ -280,7 +280,7 @@ class Agreement:
                 with trio.CancelScope() as acceptor.attempt:
                     if leader == self._me:
                         decision = await self._lead(ready, candidates)
-                    else:
+                    elif self._parts.admits(leader):
                         decision = await self._follow(leader, ready)
                 if decision is not None:
                     acceptor.decided(decision)
@@ -310,7 +310,7 @@ class Agreement:
                 case LeaderReply(head=RoundHead() as head) if acceptor.should_follow(head):
                     raise Behind(head, leader)
             report = await self._carry_out(reply, ready)
-            if report is None:
+            if report is None or not self._parts.admits(leader):
                 acceptor.raise_ballot(reply.ballot)
                 return None
             ruling = await self._liveness.unless_gone(
