@@ -164,6 +164,10 @@ class Reachability:
         """Whether all that is known comes from the local network."""
         return bool(self._verdicts) and all(map(is_local, self._verdicts))
 
+    @property
+    def tried_over_ipv6(self) -> bool:
+        return any(":" in host for host in self._verdicts)
+
     def forget(self) -> None:
         """The network changed: nothing is known."""
         self.mappings.clear()
@@ -182,7 +186,13 @@ class Reachability:
         before = self.mappings.pop(family, None)
         if mapping is not None:
             self.mappings[family] = mapping
-        if (before and before.addresses) != (mapping and mapping.addresses):
+        if (before and before.addresses) == (mapping and mapping.addresses):
+            return
+        over_ipv4 = {host: verdict for host, verdict in self._verdicts.items() if ":" not in host}
+        if family == "ip6" and over_ipv4:  # which say what they said
+            self._verdicts = over_ipv4
+            self.changed.set()
+        else:
             self._forget_verdicts()
 
     def _forget_verdicts(self) -> None:

@@ -218,10 +218,11 @@ class NatTraversal:
                     nursery.start_soon(self._get_direct, event.peer)
 
     def _is_worth_asking(self, peer: PeerId) -> bool:
-        """Nothing is known yet, or only from the local network while this peer is outside of it."""
-        host = self._network.host_of(peer)
-        outside = host is not None and not is_local(host)
-        return self.reachability.state is Reach.UNKNOWN or (outside and self.reachability.only_local)
+        """Nothing is known yet, or only from the local network or over IPv4 while this peer is elsewhere."""
+        host, reach = self._network.host_of(peer), self.reachability
+        if reach.state is Reach.UNKNOWN or host is None or is_local(host):
+            return reach.state is Reach.UNKNOWN
+        return reach.only_local or (":" in host and not reach.tried_over_ipv6)
 
     async def _punch_again(self, nursery: trio.Nursery) -> None:
         """Circuits that outlived a failure are tried again when its time is over."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.node.nat.reachability import AGE, ENOUGH, MAX_VERDICTS, DialVerdict, Reach, Reachability, is_local
+from swarmnode.node.nat.reachability import (
+    AGE,
+    ENOUGH,
+    MAX_VERDICTS,
+    DialVerdict,
+    Mapping,
+    Reach,
+    Reachability,
+    is_local,
+)
 
 
 def after(*verdicts: tuple[str, bool], at: float = 0.0, others: int = 0) -> Reachability:
@@ -124,4 +133,9 @@ def test_ipv4_decides_where_anybody_came_by_it_and_ipv6_speaks_for_itself() -> N
     assert machine.over_ipv6(0.0) == (place,) and machine.over_ipv6(AGE + 1) == ()
     for number in range(ENOUGH):
         machine.record(DialVerdict(f"2a10:4580:1{number}::1", False, 0.0))
-    assert machine.over_ipv6(0.0) == ()
+    assert machine.over_ipv6(0.0) == () and machine.tried_over_ipv6
+    machine.map_to("ip6", Mapping("PCP", "2a10:4580::2", 4077, 4077, 3600.0))
+    assert not machine.tried_over_ipv6 and machine.counts() == (0, 2 * ENOUGH) and machine.changed.is_set()
+    assert machine.state is Reach.PRIVATE
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 3600.0))
+    assert machine.state is Reach.UNKNOWN and machine.counts() == (0, 0)

@@ -408,6 +408,25 @@ def test_after_a_change_of_the_network_it_goes_on_as_before_until_it_is_known_an
     run_simulation(main)
 
 
+def test_a_private_node_that_is_reached_over_ipv6_announces_that_beside_its_relays() -> None:
+    place = "/ip6/2a10:4580::2/tcp/4077"
+
+    async def main() -> None:
+        async with running(None) as lab:
+            assert lab.reachability == "relayed" and len(lab.announced) == 2
+            lab.helpers.place, lab.helpers.liars = (
+                place,
+                set(lab.network.hosts),
+            )  # who came by IPv4 does not get through
+            lab.network.comes("sixth", "2a10:4580:1::1", hop=False)
+            await trio.sleep(5)
+            assert lab.helpers.asked[-1] == ("sixth", ())  # of its own family: none here
+            assert lab.reachability == "relayed" and place in lab.announced
+            assert len(lab.announced) == 3 and lab.network.addresses[-1] == f"{place}/p2p/{ME}"
+
+    run_simulation(main)
+
+
 def test_a_port_that_the_router_opened_is_asked_about_and_announced_once_it_works() -> None:
     mapped = "/ip4/45.80.10.3/tcp/50123"
 
