@@ -4,16 +4,11 @@
     cut(shuffled, recipe, meter)                                   # the creator's side: the held-out part, shards
     ranking(index, run_id, peer_id)                                   # a member's side: the shards, its own first
 
-A document is known by sha-256(seed ‖ document), and comes once. In the order of these hashes, the first documents are
-held out, and the others are cut into shards of about equal size; so every shard is a random sample of the whole text. A
-cut is a number, the first 8 bytes of a hash, and stands in the index with the seed and the length to which documents
-were cut: whoever has another version of the text gets the same shard wherever the same documents fall between two cuts,
-and knows which documents of its own are held out.
+How documents are ordered and cut: docs/data.md. A cut is a number, the first 8 bytes of a hash, and stands in the index
+with the seed and the length to which documents were cut: whoever has another version of the text gets the same shard
+wherever the same documents fall between two cuts, and knows which documents of its own are held out.
 
 Shards hold tokens (`tokens.py`): bytes of text, or what a tokenizer makes of it, with its end after each document.
-
-The order is made on disk: by their hash, documents go into as many files (buckets) as keep one small; each file is then
-read whole and sorted. So memory does not grow with the corpus. The disk holds the text once more while it is cut.
 
 The index of a run in which each node brings its own text names the held-out part only.
 """

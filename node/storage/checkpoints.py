@@ -18,9 +18,6 @@ older ones go. So whenever the process or the machine stops, and when the disk i
 there names a complete file. One that does not hash to what its manifest says is reported and left alone, and the one
 before is used. Checkpoints of later rounds than the one being saved belong to a history that this node gave up for a
 better one; they go, so that nobody restarts from them.
-
-The newest `keep` stay; and for each of 1, 2, 4, 8, … hours, up to `hours`, one that is that old, or at most twice as
-old: a way back from a state that went wrong, for few files.
 """
 
 from __future__ import annotations

@@ -145,14 +145,12 @@ class DataSet(Texts):
 
     @property
     def shared(self) -> bool:
-        """Whether the run's nodes train on shards of one text, so that everybody can have what another trained on."""
         return self._spec.data.source == "shards"
 
     def given(self) -> tuple[ShardId, ...]:
         return tuple(self._here)[: self._given]
 
     def assigned(self, author: PeerId) -> tuple[ShardId, ...]:
-        """Shards that a node is to train on, by its own ranking; none before the index is here."""
         if self._index is None:
             return ()
         return tuple(entry.shard for entry in ranking(self._index, self._spec.run_id, author)[: share(self._index)])
@@ -161,7 +159,6 @@ class DataSet(Texts):
         return self._sizes.get(shard)
 
     async def read(self, holder: PeerId, shard: ShardId, start: int, stop: int) -> bytes:
-        """Bytes `start` to `stop` of a shard, from here or in verified chunks from `holder`. Raises Unavailable."""
         if self._store.holding(shard).complete:
             return (await self._shards.content(shard))[start:stop]
         first, last = start // CHUNK, (stop - 1) // CHUNK

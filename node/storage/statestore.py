@@ -262,7 +262,6 @@ class StateStore(StateBackend):
     # -- tidying
 
     async def sweep(self) -> int:
-        """Forget what has expired, and give room back to the disk; returns how many elements that were."""
         self._horizon = horizon = law.advance(self._horizon, self.now())
         self._pool.sweep(horizon)
         forgotten, some = 0, 1

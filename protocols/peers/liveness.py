@@ -14,10 +14,6 @@ Where too little is known of a peer, and where there is nobody else to ask, unan
 A node that was itself stopped (SIGSTOP, a suspended laptop) would find that everybody missed a ping. `run` notices such
 gaps in its own time and forgets the failures counted across them; and silences are measured on a clock that stands
 still while this node does.
-
-A constant timeout is a guess: too short on a slow link, minutes too long when a peer is gone. `AdaptiveDeadline` keeps
-the last durations of one phase and allows the median plus several median absolute deviations (MAD), within the floor
-and ceiling of the RunSpec.
 """
 
 from __future__ import annotations
@@ -33,6 +29,7 @@ from typing import TypeVar
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, PeerGone, Rpc
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import PeerId
 
 T = TypeVar("T")
@@ -110,13 +107,15 @@ class Liveness:
         self._watched: dict[PeerId, _Watched] = {}
         self._nursery: trio.Nursery | None = None
         self._ended = False
-        self._suspected_at: dict[PeerId, float] = {}  # trio time, until the peer answers again
+        self._suspected_at = Recent[PeerId, float](PEERS_REMEMBERED)  # trio time, until the peer answers again
         self._stalled_at = -math.inf  # trio time of the last gap in this node's own time
         self._listeners: list[Callable[[], None]] = []
-        self._silences: dict[PeerId, _Silences] = {}
+        self._silences = Recent[PeerId, _Silences](PEERS_REMEMBERED)
         self._listened = 0.0  # seconds of hurry in which this node was awake: the clock of silences
         self._hurried = trio.Event()  # set while somebody hurries
-        self.rtts: dict[PeerId, float] = {}  # last measured round trip, seconds; the latest measured last
+        self.rtts = Recent[PeerId, float](
+            PEERS_REMEMBERED
+        )  # last measured round trip, seconds; the latest measured last
 
     def on_suspicion(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever a watched peer becomes suspected."""
@@ -209,7 +208,7 @@ class Liveness:
                 watched.suspected = trio.Event()
 
     def _suspect(self, peer: PeerId, watched: _Watched) -> None:
-        _remember(self._suspected_at, peer, trio.current_time())
+        self._suspected_at[peer] = trio.current_time()
         if not watched.suspected.is_set():
             watched.suspected.set()
             for listener in self._listeners:
@@ -243,7 +242,7 @@ class Liveness:
             while True:
                 asked = trio.current_time()
                 try:
-                    _remember(self.rtts, peer, await self._rpc.ping(peer, timeout=settings.timeout))
+                    self.rtts[peer] = await self._rpc.ping(peer, timeout=settings.timeout)
                 except CallError as error:
                     overdue = trio.current_time() - asked > settings.timeout + settings.stall
                     if not overdue and not self.stalled_since(asked):
@@ -309,15 +308,7 @@ class Liveness:
 
     def _note_silence(self, peer: PeerId, watched: _Watched) -> None:
         before = self._silences.get(peer, _Silences())
-        _remember(self._silences, peer, before.with_one_of(self._listened - watched.heard))
-
-
-def _remember(known: dict[PeerId, T], peer: PeerId, value: T) -> None:
-    """Set a peer's value; of more than PEERS_REMEMBERED peers, those set longest ago are forgotten."""
-    known.pop(peer, None)
-    known[peer] = value
-    while len(known) > PEERS_REMEMBERED:
-        del known[next(iter(known))]
+        self._silences[peer] = before.with_one_of(self._listened - watched.heard)
 
 
 class AdaptiveDeadline:

@@ -8,8 +8,7 @@ Where they pass a threshold, the peer's standing falls by a rung; it rises by it
 in `load_every`, however many requests were too many: so a burst of calls slows an honest peer at the worst, and only
 who goes on for minutes loses more.
 
-Who acts on a standing: the host reads and writes slowly for who is slowed, resets new streams of who is refused, and
-closes the connections of who is banned and makes no others; calls answer a refused peer "busy".
+What follows from a standing: docs/wire.md, "Limits".
 
 In a run, the same violations count in the ledger (`PeerScoring.ledger`), but for overload, which the honest cause as
 well. Points say whether to serve a peer in the next minutes, the ledger whether its work can be relied on in the next

@@ -28,11 +28,10 @@ play one game, as in Gauntlet (2505.21684): there ten identities that contribute
 player's skill is known, so the scale has a point that means something, and a swarm of liars cannot shift it. Floats of
 two machines may differ in their last bits: a rating is one node's view, and no part of what all nodes compute alike.
 
-In an open run, records prove everybody's work, and whoever holds them computes the same: a roster's quoted scores are
-read again, so that a judge's voice weighs as much as the work that was verified of it, full from half of a median
-peer's work on (`judge_voice`), and this node's own measurement more than anybody's. Were voices in proportion, liars
-who lower honest scores a little would lower honest voices with them: 40 % of the judges then turned all scores within
-40 rounds.
+In an open run, records prove everybody's work: a roster's quoted scores are read again, so that a judge's voice weighs
+as much as the work that was verified of it, full from half of a median peer's work on (`judge_voice`). Were voices in
+proportion, liars who lower honest scores a little would lower honest voices with them: 40 % of the judges then turned
+all scores within 40 rounds.
 
 Bytes that no encoder makes, and two commits in one round, are violations. What came too late, could not be retrieved or
 was not asked for says nothing. Bytes that another revealed earlier count as no work.

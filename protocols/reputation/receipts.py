@@ -7,10 +7,7 @@
     receipts.tell(ledger)                                            # at the end of each epoch …
     RolloutWork(pool, samplers).tell(ledger)                         # … and so does a method whose rollouts are shared
 
-Whoever was served says so (`Saw.SERVED`, in whole MiB), either end of a circuit for its relay: a receipt, which nobody
-writes for itself, and which moves no score. Whoever says that it has a shard and then does not send it breaks a promise
-(`Saw.KEPT`). A promise is tested by asking a provider drawn from all who say that they have one of this node's own
-newest shards complete for one chunk drawn at random. Who fails, and what is then true:
+Receipts, promises and their tests: docs/reputation.md. Who fails a test, and what is then true:
 
 - a provider loses its connection, is slow, or dropped the shard meanwhile and says so: that breaks no promise;
 - one that still says that it has all chunks, and twice does not send the one asked for, broke it;

@@ -5,9 +5,8 @@
     seen[peer].score, seen[peer].share, reasons(seen[peer])
 
 Own observation first, others' words where it is short (`with_own`). A node hears who has verified work in its *own*
-eyes, so identities that vouch for one another without any are silent, however many they are. It hears nobody about
-itself, and nobody at all who equivocated about attestations or whose attestations are disproved by what they quote.
-Words fade: each HALF_LIFE halves them.
+eyes, and nobody about itself; nobody at all who equivocated about attestations or whose attestations are disproved by
+what they quote. Words fade: each HALF_LIFE halves them.
 
 Words are weighed by weighted medians, with the speakers' own verified work as weight: where liars hold less than half
 of it, the median lies between two honest values. One's own observation is one more voice, with as much weight as all

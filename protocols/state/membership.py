@@ -1,14 +1,9 @@
 """Who takes part in a run, and where they can be dialled.
 
-Each member signs a *lease*: a record of kind `member` with its addresses and how long it lasts, renewed three times in
-that time: the loss of one renewal, or of two, removes nobody. It lasts a minute; in swarms of more than FEW members as
-much longer as there are more, up to the kind's ttl, so that leases cost a node no more in a larger swarm. New addresses
-are told within 20 s all the same. Leases live in the replicated state (`sync`), which carries them to everybody
-within seconds; this module writes this node's and folds those of others. A lease is signed by its author, so nobody can
-announce addresses for another. What is then true: members that can reach one another, through anybody, learn one
-another's addresses within seconds, and connect; one that died is no member any more when its lease has run out. Whose
-lease ran out without a goodbye is called now and then for an hour yet: both parts of a swarm that was cut in two for
-longer than leases last would else wait for one another for ever.
+Each member signs a *lease*: a record of kind `member` with its addresses and how long it lasts, in the replicated
+state (`sync`); this module writes this node's and folds those of others. How long leases last, and how they spread:
+docs/architecture.md, "Membership and discovery". Whose lease ran out without a goodbye is called now and then for an
+hour yet: both parts of a swarm that was cut in two for longer than leases last would else wait for one another.
 
 A lease also tells two daemons with one key apart, see `DuplicateIdentity`.
 

@@ -4,8 +4,7 @@
     answers = writes(policy, prompts, Sampling(copies=8), generator)
     writes.status                                         # "vllm", or "torch" with why: "vLLM does not start: …"
 
-`auto` takes vLLM for `hf` policies where it can be imported, and torch where it fails, now or later: that is told once,
-and training goes on. Whoever asks for `vllm` by name gets an error instead. vLLM is imported only where it is taken.
+What `auto` does, and in what the two differ: docs/rollouts.md, "vLLM". It is imported only where it is taken.
 
 `VLLMSampler` is an engine in this process with a second copy of the policy's weights. It does what `sampling.sample`
 does: temperature, top-k and greedy choice, the end token a part of an answer and nothing else ending it,
@@ -13,9 +12,6 @@ log-probabilities of the distribution that was sampled from. **Which weights**: 
 of the policy's parameters with that of what the engine holds, and where they differ the engine is given all of them,
 adapters merged; and some answers of each call, or all with `traced`, are read again by the policy's own prefill, whose
 log-probabilities must be the same. So a model that vLLM computes otherwise is found at once.
-
-What is not the same: chance. Each answer has a seed of its own, drawn from `generator`, so that a call is repeated on
-one machine with one build of vLLM; but another build, or the sampler in torch, draws other answers from the same seed.
 
 vLLM starts no program here and opens no socket, as the trainer's sandbox demands (`_alone`), runs without compiling
 anything, and reports to nobody. What is replaced of vLLM for that are parts of its inside, of version 0.32.

@@ -205,7 +205,6 @@ class Scored:
         return bool(np.any(self.advantages))
 
     def keeping(self, kept: NDArray[np.bool_]) -> Scored:
-        """The same group with fewer answers."""
         return Scored(self.author, self.group, self.question, self.texts, self.rewards, self.kept & kept)
 
 

@@ -156,7 +156,6 @@ class AdaptiveSplit:
         return Split(teaching, min(external, max(0, self.total - teaching)))
 
     def due(self, round: int) -> bool:
-        """Whether this round is one of trials."""
         return round % self.every == 0
 
     def observe(self, gained: Mapping[int, float]) -> AdaptiveSplit:

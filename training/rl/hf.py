@@ -114,7 +114,6 @@ class HFPolicy(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The model's shape, as `transformers` has it."""
         return self.model.config
 
     def forward(self, tokens: Tensor) -> Tensor:

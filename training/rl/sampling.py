@@ -229,7 +229,6 @@ def read_tokens(
 def _one_pass(
     policy: Policy, texts: Sequence[tuple[Sequence[int], Sequence[int]]], how: Sampling
 ) -> Iterator[TokenReading]:
-    """One forward pass over these prompts and answers."""
     longest = max(len(prompt) + len(answer) for prompt, answer in texts)
     padded = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer in texts]
     tokens = torch.tensor(padded)  # (N, T)

@@ -8,8 +8,7 @@
     budget.spend(cost)                               # … is spent on audits
 
 `seed` follows from the roster that lists the work (`chain.rules.checks_seed`): nobody knew it who committed. It puts
-all who took part in a ring, in which each may look at the next. So everybody is looked at by one other in each round,
-nobody by two, and what audits cost does not grow with the swarm, nor what an author has to serve.
+all who took part in a ring, in which each may look at the next.
 
 **How far a replay ends from what its author claims, and how far honest ones do.**
 
@@ -87,7 +86,6 @@ class AuditBudget:
         self.spent = 0.0
 
     def earn(self, seconds: float) -> None:
-        """So many seconds were trained."""
         self.saved += self._share * seconds
         self.earned += self._share * seconds
 

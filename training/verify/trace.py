@@ -191,12 +191,10 @@ def gap(trace: Trace) -> str:
 
 
 def row_of(stretch: Stretch) -> list[Any]:
-    """A stretch as msgpack carries it."""
     return [*map(point_row, (stretch.start, stretch.end)), stretch.round, stretch.step, stretch.steps, stretch.texts]
 
 
 def point_row(point: Point) -> list[Any]:
-    """A point as msgpack carries it."""
     return [point.parameters, point.moments, point.updates]
 
 

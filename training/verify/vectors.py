@@ -50,7 +50,6 @@ class Vectors:
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # bytes, of what was put here; the longest unused first
 
     def put(self, vector: Vector) -> bytes:
-        """Keep a vector; its id."""
         id = vector_id(vector)
         if not self.touch(id):
             part = self._path(id).with_suffix(".part")

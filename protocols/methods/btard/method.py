@@ -3,11 +3,7 @@
 The method's all-reduce is a butterfly whose members check one another, `BtardReduce`; what they sign and tell one
 another in it, and what proves a lie, is in `statements.py`, the arithmetic in `training/btard.py`.
 
-What it promises beside what `diloco` does, while more than half of the members are honest: one member's work moves the
-model by no more than honest members differ; an owner that hands out a wrong part, a member that sends something else
-than it committed to, tells members different things or accuses falsely is convicted by a proof that others can check,
-named out of the round and banned from the run; and no honest member is. What it does not: members that lie about their
-own work, within what honest work looks like, are not convicted; nobody replays their training.
+What it promises and what not: docs/btard.md.
 
 A ban is each member's own conclusion from a proof that it holds. It says so in a record, `note/btard/PEER`; who was not
 there takes the word of more than half of the run's members. Records last for a week, and are renewed while nodes live.

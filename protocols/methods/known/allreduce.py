@@ -7,10 +7,8 @@ Order, for a roster that fits into one group (`partition.py`):
    *once* (with a residual of its own, dropped when ownership moves) and offers it to all seats;
 3. each member fetches all reduced parts and decodes them: all hold the same bytes, so all compute the same state.
 
-In a grid of several groups the owner of a column adds up, in step 2, the weighted values of its group alone, encodes
-these sums (with one more residual) and offers them to the owners of the column's parts; the owner of a part adds up
-the sums of all groups, in their order, encodes the mean once and offers it to the others; each passes the bytes of the
-whole column on to its group.
+In a grid of several groups (docs/architecture.md) the owner of a column adds up, in step 2, the values of its group
+alone, and the owner of a part the sums of all groups.
 
 All of it goes on at once, chunk by chunk: what is offered and fetched grows (`StreamingBuffer`). The arithmetic
 (`reduction.py`) runs in the runner's threads, a batch of chunks at a time.

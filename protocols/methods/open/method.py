@@ -10,11 +10,7 @@
     join.py       joining: from where others stand, and how to get there; members on another history
     checks/       audits of others' work; whether it comes of the data that they were to work on
 
-The rules are pure and stand in `protocols/chain`. What it promises: the same roster gives the same bits; local training
-never stops; no local work is lost; while a majority of validators is honest and connected, all connected honest nodes
-agree within a few rounds. What it does not: finality, one chain during a partition, protection from who has most of the
-audited compute, and below four validators anything against a liar. While no validator is there, rounds end empty until
-those whose work counted have succeeded them.
+The rules are pure and stand in `protocols/chain`; what it promises, and what not, in docs/architecture.md.
 """
 
 from __future__ import annotations

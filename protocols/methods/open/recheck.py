@@ -8,19 +8,12 @@ these, the parameters at the parent, and the contributions that it says it measu
     where there is time   measures again what that judge measured, at the cost of judging a round
     figures that differ   it tells of in its cuts for DISPUTED_FOR rounds, so that others take it up
 
-and whom a majority of all judges disproved loses its place (`state.without`). What is then true:
+and whom a majority of all judges disproved loses its place (`state.without`).
 
-- An honest judge is safe, and a lie that it would pay to tell is not. The bound is TOLERANCE of what a figure could be
-  at the most, the product of the norms of gradient and step: other threads move a figure by 5e-10 of that, bfloat16 by
-  1e-4, and honest judges of one contribution differ by 1e-3 to 4e-3.
-- Slander costs each node one measurement for each slanderer, who is listened to no more: whom one node disproved is off
-  by TOLERANCE, and others confirm that from half of it on, so honest nodes do not take one another for slanderers.
-- No training is late for it: it is done where the window has room for it beside the steps that are left.
-
-Not checked: that something is missing, what a judge thinks of an author, scores that no roster quotes, tasks without
-gradients, and rounds of which a state is kept no more (three are, and more where they are small). Nor what rests on a
-validator's work that is not here: an accomplice who offers its work to liars alone, or commits twice, hides their
-figures of that round, and nothing of its own counts in it.
+The bound is TOLERANCE of what a figure could be at the most, the product of the norms of gradient and step: other
+threads move a figure by 5e-10 of that, bfloat16 by 1e-4, and honest judges of one contribution differ by 1e-3 to 4e-3.
+Whom one node disproved is off by TOLERANCE, and others confirm that from half of it on, so honest nodes do not take one
+another for slanderers. What it costs, and what is not checked: docs/open.md, "Who checks the judges".
 """
 
 from __future__ import annotations

@@ -8,15 +8,7 @@
     where it is a lie, or nothing is shown    accuse: all others repeat this audit, from what the auditor shows them,
                                               or by asking the author
 
-Costs are bounded by `Budget`: a share of the seconds that this node trained, whatever the size of the swarm. Repeating
-what others found a lie may take as much again, and some replays in advance, so that liars do not keep a node from
-looking at others. An author that three times in a row shows nothing, or nothing that is linked to
-its work before, lies; so does one whose contributions are three times in a row bound to no record, which all see. An
-honest restart costs nothing. Where this node's own replays differ too much to tell a lie, it audits nobody.
-
-Nobody believes an accusation: who repeats the audit finds the same, or hears the accuser no more. So one audit convicts
-an author in the eyes of all, and an accuser costs each other node one replay at the most, and an author of whom it says
-that it shows nothing, what it shows to all of them once.
+What audits cost, and what follows from a verdict or an accusation: docs/reputation.md, "Audits".
 
 On the wire an auditor asks an author for the record of its work and for states that the record names:
 

@@ -5,17 +5,11 @@
     gain(own)                                 of the contribution, on what those steps trained on
     gain(control)                             on as much that other steps would have read of the same text
 
-What was trained on gets better than its like, and the more so the less there is left to learn that all text teaches
-(bench/unique.py): in the first rounds one cannot tell, later own > control four times of five and more where the author
-worked on its data, and every other time where it did not: who copied, who trains nothing, and names that share one
-piece of work among them (Gauntlet, 2505.21684, compares with random data in the same way). Every other test is of this
-node's own contribution, and while those do not pass, nothing is told of others. What comes of it goes to the ledger, in
-which single tests count for nothing.
+What was trained on gets better than its like; how sure that is, and what follows: docs/reputation.md, "Unique work".
+What comes of it goes to the ledger, in which single tests count for nothing.
 
-Nobody but the auditor computes, and an author is asked for no more than text that the auditor lacks: which shards a
-node trains on and which windows a step reads follows from its identity, the round and the step. Steps are drawn after
-the work was committed, among all that a round asks for, so who does a part of them passes in part. Who trains on text
-of its own in a run of shards cannot show this.
+Nobody but the auditor computes, and an author is asked for no more than text that the auditor lacks. Steps are drawn
+after the work was committed, among all that a round asks for, so who does a part of them passes in part.
 """
 
 from __future__ import annotations
