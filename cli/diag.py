@@ -54,11 +54,18 @@ STRUCK = "(left out)"
 log = group("Change how much the running node logs.")
 
 
+@log.callback()
+def _group() -> None:
+    """Change how much the running node logs."""  # without a callback, typer takes a single command for the group
+
+
 @log.command()
 def level(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PART] [LEVEL]", help="A part, as log lines name it; debug, info, warning or error."),
+    part: Annotated[
+        str | None, typer.Argument(metavar="[PART]", help="A part, as log lines name it. [default: all]")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning or error. [default: show them]")
     ] = None,
     data_dir: DataDirOption = None,
     json_output: JsonOption = False,
@@ -68,13 +75,10 @@ def level(
     It holds until the node ends. Without LEVEL the levels in force are shown; a level without PART is that of all
     parts. Example: swarmnode log level node.nat debug
     """
-    *parts, last = words or [""]
-    named = last.upper() in LEVELS
-    if len(parts) > named or (words and not named and parts):
-        raise UsageMistake(f"expected [PART] LEVEL, a level being one of {', '.join(LEVELS).lower()}")
-    wanted = {"part": parts[0] if parts else "", "level": last} if named else {"part": last}
-    answer = ask(data_dir, "log_level", timeout=10.0, **wanted)
-    rows = [(part or "(all others)", told.lower()) for part, told in answer["levels"].items()]
+    if to is None and (part or "").upper() in LEVELS:
+        part, to = None, part
+    answer = ask(data_dir, "log_level", timeout=10.0, part=part, level=to)
+    rows = [(name or "(all others)", told.lower()) for name, told in answer["levels"].items()]
     show(answer, table(("PART", "LEVEL"), rows), json_output)
 
 
