@@ -18,6 +18,7 @@ from simswarm import RUN, SimSwarm
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
+from swarmnode.protocols.methods.known.method import FIND_MEMBERS_FOR
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.testing.simnet import run_simulation
 
@@ -297,7 +298,9 @@ def test_a_whole_swarm_restarts_from_its_checkpoints(tmp_path: Path) -> None:
         for name, join in (("a", None), ("b", "a"), ("c", "a")):
             await swarm.start(name, join=join)
         assert all(saved.values())
+        began = trio.current_time()
         await swarm.until(swarm.all_stand_together, within=120)
+        assert trio.current_time() < began + FIND_MEMBERS_FOR, "they saw that all of them look for members"
         assert min(swarm.nodes["a"].rounds) >= stood > 6
         layout = swarm.nodes["a"].trainer.layout
         newest = Checkpoints(tmp_path / "a", run_id=RUN, layout=layout, keep=3).newest()

@@ -43,6 +43,7 @@ SHOWN_HISTORY = 16  # of them in a RoundHead
 JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgotten
 MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
 LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
+STARTING = "starting"  # the code by which a node refuses that stands nowhere yet
 MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
 
 
@@ -274,7 +275,7 @@ class Acceptor:
         if not self._parts.admits(peer):
             raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
         if self._position is None:
-            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+            raise Refuse(STARTING, "this node does not know the state of the run yet; ask again later")
 
     async def _on_head(self, peer: PeerId, query: HeadQuery) -> RoundHead:
         self._check(query.run_id, peer)

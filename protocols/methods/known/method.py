@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.calls.rpc import CallError, Refused
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.acceptor import diverged, prefers, rank
+from swarmnode.protocols.methods.known.acceptor import STARTING, diverged, prefers, rank
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHead
@@ -43,6 +44,7 @@ LOOK_AROUND_EVERY = 3.0  # seconds between looks at members outside the roster, 
 LOOK_AT = 3  # members looked at each time
 ASK_AT_ONCE = 32  # peers asked where they stand at the same time
 ASK_TO_JOIN_EVERY = 1.0  # seconds
+COME_WITHIN = 3 * ASK_TO_JOIN_EVERY  # seconds for those who looked for members as well to ask who begins
 FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
 NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 
@@ -73,6 +75,7 @@ class Diloco(Method):
         self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
+        self._looking: set[PeerId] = set()  # who stood nowhere yet either, when it was asked last
 
     def make_reducer(self) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
@@ -107,7 +110,8 @@ class Diloco(Method):
         if begin.expect_members or begin.saved is not None:
             found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
             alone = begin.saved is not None or begin.creator
-            await self._find_members(until=found_by if alone else math.inf)
+            last = {*begin.saved.members} - {self._parts.me} if begin.saved is not None else set()
+            await self._find_members(until=found_by if alone else math.inf, last=last)
             if not self.rounds.stands and any(peer < self._parts.me for peer in self._parts.membership.connected()):
                 # They came back with this node and look for members as well: one of them begins, and is then found.
                 await self._find_members(until=trio.current_time() + FIND_MEMBERS_FOR)
@@ -204,14 +208,19 @@ class Diloco(Method):
 
     # --- getting a place --------------------------------------------------------------------------------------------
 
-    async def _find_members(self, *, until: float) -> None:
-        """Get a place among members, or find out by `until` (trio time) that none answers."""
+    async def _find_members(self, *, until: float, last: Collection[PeerId] = ()) -> None:
+        """Get a place among members, or find out by `until` (trio time) that none answers.
+
+        Sooner where all the other members of the `last` roster look for members as well: there is nobody to be found.
+        """
         announced = False
         while trio.current_time() < until:
             if await self._join_others():
                 return
             if self.rounds.stands:  # members answer; their next roster will name this node
                 await self._wait_to_be_named()
+                return
+            if last and self._looking.issuperset(last):
                 return
             if not announced:
                 announced = True
@@ -227,9 +236,9 @@ class Diloco(Method):
         else:
             round, state = 0, OuterState.start(self._parts.trainer.parameters())
         await self.rounds.begin(round, state, (self._parts.me,), ())
-        waited = trio.current_time() + begin.wait_seconds
-        while trio.current_time() < waited:
-            if len(self.agreement.acceptor.waiting_to_join()) >= begin.wait_peers:
+        began, looking = trio.current_time(), len(self._looking)
+        while (asked := len(self.agreement.acceptor.waiting_to_join())) < max(begin.wait_peers, looking):
+            if trio.current_time() >= began + (begin.wait_seconds if asked < begin.wait_peers else COME_WITHIN):
                 break
             await trio.sleep(0.1)
         await self.rounds.begin(round, state, (self._parts.me,), self.agreement.acceptor.waiting_to_join())
@@ -250,12 +259,15 @@ class Diloco(Method):
         """Where members stand, the best first; with `join` they are asked to name this node as well."""
         peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
         heads: list[tuple[RoundHead, PeerId]] = []
+        self._looking.clear()
 
         async def look(peer: PeerId) -> None:
             try:
                 heads.append((await self.agreement.ask_head(peer, join=join, timeout=HEAD_TIMEOUT), peer))
             except CallError as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
+                if isinstance(error, Refused) and error.code == STARTING:
+                    self._looking.add(peer)
 
         async with trio.open_nursery() as nursery:
             for peer in peers[:ASK_AT_ONCE]:
