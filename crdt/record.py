@@ -35,7 +35,7 @@ from typing import TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify
+from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
 from swarmnode.crdt.hlc import MAX_STAMP, expiry_of, time_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
@@ -281,6 +281,8 @@ def parse(raw: bytes) -> Element:
 
     What it returns has exactly these bytes as `sealed`.
     """
+    if (envelope := unsealed(raw, max_size=MAX_RECORD)) is not None:
+        return parse_record(*envelope)
     try:
         sealed = encoding.decode(raw, max_size=MAX_SEALED)
     except EncodingError as error:
