@@ -135,6 +135,8 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     for when, said in (run.get("steering") or {}).items():
         if when != "refused" and said is not None:
             yield "steered", f"from round {said['from_round']} on: {steered(said['values'])}"
+    if population := run.get("population"):
+        yield "tries", f"{population['factor']:.3g} times the run's learning rate"
     for hold in status.get("holds", []):
         yield "paused", why_held(hold)
     if run.get("arriving"):

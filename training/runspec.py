@@ -218,6 +218,16 @@ class InnerSection:
         choices=("auto", "fixed", "growing"),
     )
 
+    population: int = option(
+        0,
+        "have each member of diloco try learning rates of its own, after so many rounds 0.8 or 1.25 times its last "
+        "ones; the worst quarter takes over those of the best. A help where the run's rates are far too small, a harm "
+        "where they are right. 0: all train by the run's rates",
+        unit="rounds",
+        between=(0, 10_000),
+        later=True,
+    )
+
     def steps_in(self, round: int) -> int:
         """Inner steps in this round (H); `steps` is what it comes to at the most."""
         return self.steps_before(round + 1) - self.steps_before(round)
@@ -490,6 +500,12 @@ def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:
         )
     if inner.rounds and inner.warmup >= inner.steps_before(inner.rounds):
         yield f"{source} [inner]: warmup = {inner.warmup} steps is as long as all {inner.rounds} rounds; shorten it"
+    if inner.population and (inner.population == 1 or spec.exchange.method != "diloco"):
+        yield (
+            f"{source} [inner]: population = {inner.population} does not fit method = {spec.exchange.method!r}: "
+            "members try rates of their own for 2 rounds or more, and only by diloco, where nobody repeats others' "
+            "steps; leave it out, or write 2 or more"
+        )
     if inner.precision == "bf16" and spec.audited:
         yield (
             f"{source} [inner]: precision = 'bf16' rounds so much that honest machines end too far apart for audits to "

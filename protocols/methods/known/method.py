@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 import trio
 
@@ -139,6 +140,10 @@ class Diloco(Method):
         if better is None or not self._named_in(better.head) or not await self.go_to(better.head, better.source):
             await self._wait_to_be_named()
         self._better = None
+
+    def status(self) -> Mapping[str, Any]:
+        population = self.rounds.population
+        return {"population": {"factor": population.factor}} if population.every else {}
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REFUSED, lambda: dict(self.steering.refused))

@@ -27,6 +27,7 @@ import trio
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, Position, RoundHead, RoundRoster
+from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
@@ -51,6 +52,7 @@ class DilocoRounds:
         self._parts = parts
         self._me, self._spec = parts.me, parts.spec  # the spec is as its owner steered it
         self._trainer, self._runner = parts.trainer, parts.runner
+        self.population = Population(parts)
         self._agreement, self._acceptor = agreement, agreement.acceptor
         self._allreduce = allreduce
         self._catch_up = CatchUp(
@@ -121,7 +123,7 @@ class DilocoRounds:
         spec = self._acceptor.steering.now.spec
         if spec is not self._spec:
             self._spec = spec
-            self._trainer.steer(spec.inner)
+            self._trainer.steer(self.population.applied(spec.inner))
             self._allreduce.encode_by(spec.exchange.codec)
 
     async def _state_at(self, head: RoundHead, sources: tuple[PeerId, ...]) -> OuterState:
@@ -150,9 +152,12 @@ class DilocoRounds:
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
         here, self._exchanged = self._acceptor.position, None
-        steered = self._acceptor.steering.now.values
+        if await self.population.begin(here.round, (*here.voters, *here.joiners)):
+            self._trainer.steer(self.population.applied(self._spec.inner))
+        steered = {**self._acceptor.steering.now.values, **self.population.told(self._spec.inner)}
         self.phase = "training"
         worked = await self._train(here)
+        await self.population.measure(here.round)
         gradient = await self._unsettled()
         if not await self._runner(lambda: is_finite(gradient)):
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)

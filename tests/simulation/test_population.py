@@ -1,0 +1,139 @@
+"""A population of learning rates in a known run: better rates win, states stay equal, whoever comes and goes."""
+
+from __future__ import annotations
+
+import random
+from functools import cached_property
+
+import pytest
+import trio
+from simswarm import SimNode, SimSwarm
+
+from swarmnode.protocols.methods.known.population import LEAST, MOST, STEPS, Population, Trial, next_factor
+from swarmnode.protocols.network import PeerId
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import InnerSection, RunSpec, parse_runspec
+
+NAMES = ("a", "b", "c", "d", "e")
+PERIOD = 2  # rounds
+SMALL = 0.002  # a rate of the toy; it learns best by some 0.02
+
+
+class Learner(SimTrainer):
+    """Its rate is the toy's beginning one times what the member says of the run's."""
+
+    def steer(self, inner: InnerSection) -> None:
+        super().steer(inner)
+        self.toy._lr = SMALL * inner.lr / InnerSection().lr
+
+
+class TryingSwarm(SimSwarm):
+    period = PERIOD
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        return super().spec.updated(inner={"population": self.period})
+
+
+class PlainSwarm(TryingSwarm):
+    period = 0
+
+
+def learner(name: str, peer: PeerId) -> Learner:
+    return Learner(ToyModel(dimension=64, seed=0, peer_id=peer, lr=SMALL), seconds_per_step=0.4)
+
+
+def population(node: SimNode) -> Population:
+    return node.diloco.rounds.population
+
+
+async def start_all(swarm: SimSwarm) -> None:
+    await swarm.start("a", wait_peers=len(NAMES) - 1)
+    for name in NAMES[1:]:
+        await swarm.start(name, join="a")
+
+
+def loss_after(kind: type[SimSwarm], rounds: int) -> float:
+    """Held-out, of the state after so many rounds; all of them had equal states."""
+    found: list[float] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = kind(nursery, trainer=learner)
+            await start_all(swarm)
+            await swarm.round_done(rounds, *NAMES)
+            assert all(len(swarm.hashes(round)) == 1 for round in range(rounds))
+            found.append(swarm.nodes["a"].rounds[rounds]["loss"])
+            factors = [population(node).factor for node in swarm.nodes.values()]
+            assert (min(factors) > 1.5) if kind is TryingSwarm else set(factors) == {1.0}
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+    return found[0]
+
+
+def test_a_population_that_begins_with_a_small_rate_learns_faster_than_without() -> None:
+    assert loss_after(TryingSwarm, 30) < 0.8 * loss_after(PlainSwarm, 30)
+
+
+def test_who_joins_takes_over_and_who_comes_back_goes_on_with_what_it_tried() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = TryingSwarm(nursery, trainer=learner)
+            await start_all(swarm)
+            await swarm.round_done(15, *NAMES)
+            swarm.kill("c")
+            await trio.sleep(1.0)
+            await swarm.start("c", join="a")
+            await swarm.start("f", join="a")
+            late = swarm.nodes["c"], swarm.nodes["f"]
+            await swarm.until(lambda: all(len(node.rounds) > 2 * PERIOD + 1 for node in late))
+            for node in late:
+                assert population(node).factor > 1.25, "it is as the others', and not what one step from 1 gives"
+            for round in range(max(swarm.nodes["a"].rounds)):
+                assert len(swarm.hashes(round)) == 1
+                assert node.session.last is not None and node.session.last.steered["inner.lr"] > InnerSection().lr
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_who_is_alone_and_who_hears_nothing_but_nonsense() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = TryingSwarm(nursery, trainer=learner)
+            await swarm.start("a")
+            await swarm.round_done(5, "a")
+            assert population(swarm.nodes["a"]).factor == 1.0
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+    for value in (None, 3, {}, {"period": 1, "factor": 1e6, "loss": 1.0}, {"period": 1, "factor": 1.0, "loss": "x"}):
+        assert Trial.read(value) is None
+    assert Trial.read({"period": 1, "factor": 1.0, "loss": float("nan")}) is None
+
+
+def test_the_worst_quarter_takes_over_the_best_and_all_stay_in_bounds() -> None:
+    trials = {f"p{n}": Trial(3, factor=1.0 + n, loss=10.0 - n) for n in range(8)}  # p7 and p6 are the best
+    following = {peer: next_factor(peer, trial.factor, trials, random.Random(peer)) for peer, trial in trials.items()}
+    for peer, trial in trials.items():
+        from_ = {7.0, 8.0} if peer in ("p0", "p1") else {trial.factor}
+        assert any(following[peer] == pytest.approx(own * step) for own in from_ for step in STEPS), peer
+    newcomer = next_factor("new", 1.0, trials, random.Random(1))
+    assert newcomer / STEPS[0] in (7.0, 8.0) or newcomer / STEPS[1] in (7.0, 8.0)
+    assert next_factor("p", MOST, {}, random.Random(3)) in (MOST, MOST * STEPS[0])
+    assert next_factor("p", LEAST, {}, random.Random(3)) in (LEAST, LEAST * STEPS[1])
+
+
+@pytest.mark.parametrize(("inner", "method"), [(1, "diloco"), (4, "btard"), (4, "open")])
+def test_a_run_file_that_wants_a_population_where_there_is_none_is_refused(inner: int, method: str) -> None:
+    tables = {
+        "run": {"name": "t", "trust": "open" if method == "open" else "known"},
+        "inner": {"population": inner},
+        "exchange": {"method": method},
+    }
+    with pytest.raises(SettingError, match=r"population = .* does not fit"):
+        parse_runspec(tables, source="t.toml")
