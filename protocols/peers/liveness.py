@@ -113,9 +113,7 @@ class Liveness:
         self._silences = Recent[PeerId, _Silences](PEERS_REMEMBERED)
         self._listened = 0.0  # seconds of hurry in which this node was awake: the clock of silences
         self._hurried = trio.Event()  # set while somebody hurries
-        self.rtts = Recent[PeerId, float](
-            PEERS_REMEMBERED
-        )  # last measured round trip, seconds; the latest measured last
+        self.rtts = Recent[PeerId, float](PEERS_REMEMBERED)  # seconds of the last round trip; the latest measured last
 
     def on_suspicion(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever a watched peer becomes suspected."""

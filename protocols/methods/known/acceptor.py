@@ -188,15 +188,10 @@ class Acceptor:
         here = self.position
         return leader_order(self.run_id, here.round, here.voters, here.joiners)
 
-    @property
-    def leader(self) -> PeerId:
-        """Who leads the present ballot."""
-        candidates = self.candidates()
-        return candidates[self.ballot % len(candidates)]
-
     def shut_out(self, peer: PeerId) -> None:
         """Somebody is not admitted any more: do not go on under its lead."""
-        if self._position is not None and self.leader == peer:
+        candidates = self.candidates() if self._position is not None else ()
+        if candidates and candidates[self.ballot % len(candidates)] == peer:
             self.attempt.cancel()
 
     def raise_ballot(self, ballot: int) -> None:

@@ -259,7 +259,7 @@ class Agreement:
         attempts = 0
         while True:
             ballot = acceptor.ballot
-            leader = acceptor.leader
+            leader = candidates[ballot % len(candidates)]
             joiners = tuple(sorted(acceptor.waiting_to_join()))
             ready = Ready(
                 self._run_id,
