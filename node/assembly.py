@@ -28,6 +28,7 @@ from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_o
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.addresses import listening
+from swarmnode.node.host.answering import Answering, Renewable, Runnable
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
@@ -47,6 +48,7 @@ from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
 from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.protocols.calls.rpc import PROTOCOL as RPC
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.catalogue import MAX_PLACES, Catalogue, ListedRun
 from swarmnode.protocols.methods.context import Context
@@ -57,7 +59,9 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership, RunListing, admitted, work_of
 from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
 from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.protocols.transfer.shard_wire import PROTOCOL as SHARDS
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.memory import Keeping
 from swarmnode.training.options import as_toml, read_toml
@@ -120,12 +124,15 @@ class Node:
             standings=trust,
         )
         self.liveness = Liveness(self.rpc)
+        served: dict[str, Runnable] = {RPC: self.rpc, BULK: self.bulk, SHARDS: self.shards}
+        self.parts = {protocol: Renewable(part) for protocol, part in served.items()}
+        self.answering = Answering(self.network, self.rpc, self.parts)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, seeds=config.seeds, runner=in_thread)
         self.catalogue = Catalogue(self.network, self.rpc, keeps=config.role in ("relay", "watch"))
-        self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards)
+        self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards, self.answering)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
         self.asks = False  # somebody at the terminal, which nothing else may be written to

@@ -155,7 +155,8 @@ class Daemon:
         node = self._node
         serve_hello(node.network, node.agent)
         serve_runs(node.rpc, node.listings, node.store.encoded)
-        carriers = (node.network.run, node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run)
+        rpc, bulk, shards = (part.run for part in node.parts.values())
+        carriers = (node.network.run, rpc, bulk, node.liveness.run, shards, node.answering.run)
         for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run, node.be_listed, node.catalogue.run):
             await stack.enter_async_context(_running(part))
         for page in self._dashboard():

@@ -359,6 +359,7 @@ def problems_of(node: Node) -> list[str]:
     told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
     told += _of_state(node.sync, node.membership)
     told += _of_standstill(node.session, node.trainer)
+    told += node.answering.problems()
     if not node.network.peers():
         told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures().items()]
     return told

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
+from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.peerstore import PeerStoreError
@@ -43,6 +44,7 @@ from swarmnode.node.host.addresses import (
 from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
+from swarmnode.node.host.handlers import Handlers
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
@@ -97,10 +99,13 @@ class Libp2pNetwork:
         self.swarm = network  # for what works below streams: circuits, hole punching
         self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
+        self.handlers = Handlers()
         self.relay_client = RelayClient(self, self.swarm, self._allowance)
         self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
         self._failures: dict[str, int] = {}
         self.kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
+        kad = str(PROTOCOL_ID)
+        self._host.set_stream_handler(TProtocol(kad), self.handlers.watched(kad, self.kademlia.handle_stream))
         self.scoring.watch(self.kademlia.violations)
         self._routing = ContentRouting(self.kademlia)
         self.records = DhtRecords(self.kademlia)
@@ -324,7 +329,7 @@ class Libp2pNetwork:
             else:
                 stream.end()
 
-        self._host.set_stream_handler(TProtocol(protocol), handle)
+        self._host.set_stream_handler(TProtocol(protocol), self.handlers.watched(protocol, handle))
 
     async def _serve_until_cancelled(self, task_status: trio.TaskStatus[None]) -> None:
         try:

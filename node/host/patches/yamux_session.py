@@ -523,6 +523,11 @@ class YamuxStream(IMuxedStream):
             raise self._reset()
         return not more
 
+    @property
+    def finished(self) -> bool:
+        """Whether the other side has finished sending."""
+        return self._finished_receiving
+
     async def send_eof(self) -> None:
         """As `send_eof_nowait`; raises StreamReset where the stream is broken."""
         await trio.lowlevel.checkpoint()

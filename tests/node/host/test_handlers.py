@@ -1,0 +1,162 @@
+"""A node learns through a peer that a handler of its own is wedged, restarts it, and lets no liar have it do so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed, Renewable
+from swarmnode.node.host.limits import Limits
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.traversal import NatTraversal
+from swarmnode.protocols.calls.rpc import PROTOCOL as RPC
+from swarmnode.protocols.calls.rpc import Refused, Rpc
+from swarmnode.protocols.network import Stream
+from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
+from swarmnode.protocols.peers.hello import greet, serve_hello
+from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
+from swarmnode.protocols.transfer.bulk import Bulk
+
+WEDGE = "/test/wedge/1"
+WITHIN = 0.3  # seconds
+
+
+class Side:
+    """A node as far as streams and calls go, with a protocol that can be wedged."""
+
+    def __init__(self) -> None:
+        key = Ed25519PrivateKey.generate()
+        me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        limits = Limits()
+        self.network = Libp2pNetwork(me, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), limits=limits))
+        self.rpc = Rpc(self.network, limits=limits.rpc)
+        self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
+        self.nat = NatTraversal(self.network, limits=limits.relay, upnp=False)
+        serve_hello(self.network, "test")
+        self.parts = {RPC: Renewable(self.rpc), BULK: Renewable(self.bulk)}
+        self.answering = Answering(self.network, self.rpc, self.parts, within=WITHIN)
+        self.lock = trio.Lock()
+        self.wedged = False
+        self.network.serve(WEDGE, self.serve)
+
+    async def serve(self, stream: Stream) -> None:
+        """Deadlocks once it is wedged: whoever has the lock waits for ever, and all others wait for the lock."""
+        async with self.lock:
+            if self.wedged:
+                await trio.sleep_forever()
+            while await stream.receive_some(100):
+                pass
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[Side, Side]]:
+    """Two connected nodes, each of which knows what the other serves."""
+    a, b = Side(), Side()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for side in (a, b):
+                for run in (side.network.run, *(part.run for part in side.parts.values())):
+                    await nursery.start(run)
+            await a.network.connect(b.network.addresses[0])
+            while not (a.network.speaks(b.network.me, WEDGE) and b.network.speaks(a.network.me, WEDGE)):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            yield a, b
+            nursery.cancel_scope.cancel()
+
+
+def test_every_protocol_of_a_node_lets_go_of_a_stream_on_which_nothing_comes() -> None:
+    async def main() -> None:
+        async with two() as (a, b):
+            served = a.network.handlers.protocols
+            assert {RPC, BULK, HELLO, WEDGE, "/ipfs/kad/1.0.0", "/libp2p/autonat/1.0.0", "/libp2p/dcutr"} <= set(served)
+            assert await a.answering.check(b.network.me)
+            assert not a.answering.problems() and not a.answering._silent and not a.answering._restarts
+            assert a.rpc.violations.count(b.network.me) == 0, "a probe is no offence"
+
+    trio.run(main)
+
+
+def test_a_wedged_handler_is_told_restarted_and_answers_again() -> None:
+    async def main() -> None:
+        async with two() as (a, b):
+            a.wedged = True
+            victim = await b.network.open_stream(a.network.me, WEDGE)  # takes the lock, for ever
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            a.wedged = False  # what is wedged stays so by itself
+            assert await a.answering.check(b.network.me)
+            assert [text for text in a.answering.problems() if WEDGE in text and "restarted once" in text]
+            assert a.answering._restarts == {WEDGE: 1}, "all others went on"
+            await victim.aclose()
+            assert await a.answering.check(b.network.me)
+            assert not a.answering.problems() and not a.lock.locked()
+
+    trio.run(main)
+
+
+def test_one_that_stays_wedged_is_restarted_once_a_while_and_stays_a_problem() -> None:
+    async def main() -> None:
+        async with two() as (a, b):
+            a.wedged = True
+            for _ in range(2):
+                assert await a.answering.check(b.network.me)
+            assert a.answering._restarts == {WEDGE: 1}
+            assert [text for text in a.answering.problems() if WEDGE in text]
+
+    trio.run(main)
+
+
+def test_a_part_begins_anew_and_serves_as_before() -> None:
+    async def main() -> None:
+        async with two() as (a, b):
+            assert await b.rpc.ping(a.network.me, timeout=2) > 0
+            a.answering._restart(RPC)
+            with trio.fail_after(5):
+                while True:
+                    try:
+                        await b.rpc.ping(a.network.me, timeout=2)
+                        break
+                    except Exception:  # the old stream ends, and the next call opens another
+                        await trio.sleep(0.02)
+            assert (await greet(b.network, a.network.me, timeout=2)).agent == "test"
+
+    trio.run(main)
+
+
+def test_liars_have_nothing_restarted_and_one_place_is_not_believed() -> None:
+    async def main() -> None:
+        async with two() as (a, b):
+
+            async def lie(peer: str, probe: Probe) -> Probed:
+                return Probed(answered=False)
+
+            b.rpc._server.methods.pop(METHOD)
+            b.rpc.serve(METHOD, Probe, lie)
+            assert await a.answering.check(b.network.me)
+            assert not a.answering._restarts and not a.answering.problems()
+            a.answering._silent[HELLO].places |= {f"192.0.2.{number}" for number in range(PEERS)}
+            assert ["peers at different places say" in text for text in a.answering.problems()] == [True]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("protocol", ["/test/never-told/1", "/ipfs/nothing"])
+def test_who_is_asked_tries_only_what_the_asker_serves_and_not_without_end(protocol: str) -> None:
+    async def main() -> None:
+        async with two() as (a, b):
+            ask: Any = lambda name: a.rpc.call(b.network.me, METHOD, Probe(name), Probed, timeout=5)  # noqa: E731
+            with pytest.raises(Refused) as refused:
+                await ask(protocol)
+            assert refused.value.code == "untold"
+            with pytest.raises(Refused, match="too many"):
+                for _ in range(int(PROBES.burst) + 10):
+                    assert (await ask(HELLO)).answered
+
+    trio.run(main)
