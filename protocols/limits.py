@@ -54,7 +54,7 @@ class Budget(Generic[K]):
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
-        self._purses: OrderedDict[K, _Purse] = OrderedDict()
+        self._purses = Recent[K, _Purse](MAX_HOLDERS)
 
     def wait(self, holder: K, amount: float) -> float:
         """Seconds until `take` would take that much, up to the burst; 0 where it would now."""
@@ -76,12 +76,7 @@ class Budget(Generic[K]):
 
     def _purse(self, holder: K) -> _Purse:
         now = trio.current_time()
-        purse = self._purses.pop(holder, None)
-        if purse is None:
-            purse = _Purse(self._allowance.burst, now)
-            while len(self._purses) >= MAX_HOLDERS:
-                self._purses.popitem(last=False)
-        self._purses[holder] = purse
+        purse = self._purses[holder] = self._purses.get(holder) or _Purse(self._allowance.burst, now)
         purse.left = min(self._allowance.burst, purse.left + (now - purse.at) * self._allowance.rate)
         purse.at = now
         return purse

@@ -13,7 +13,7 @@ in for py-libp2p's store, which has no bound on keys.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from time import time as wall_clock  # seconds since 1970
 
@@ -33,6 +33,7 @@ from swarmnode.protocols.dht.records import (
     supersedes,
     unseal,
 )
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
@@ -67,7 +68,7 @@ class DhtRecords:
         self.store = RecordStore(kademlia)
         kademlia.serve_values(self.store, NAMESPACE)
         self._own: dict[str, tuple[bytes, float]] = {}  # name -> value, lifetime in seconds
-        self._best: OrderedDict[bytes, DhtRecord] = OrderedDict()  # newest seen of each key, last used last
+        self._best = Recent[bytes, DhtRecord](REMEMBERED)  # newest seen of each key
         self._changed = trio.Event()
         self._putting = trio.Lock()
 
@@ -158,10 +159,8 @@ class DhtRecords:
             log.debug("%s gave a bad record: %s", source, error)
             blame(self._kademlia, source, error)
             return
-        best = self._best.pop(key, None)
+        best = self._best.get(key)
         self._best[key] = record if best is None or rank(record) > rank(best) else best
-        if len(self._best) > REMEMBERED:
-            self._best.popitem(last=False)
 
     def _known(self, key: bytes) -> DhtRecord | None:
         """The best live record of those seen and those kept for others."""

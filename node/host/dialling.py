@@ -11,7 +11,6 @@ import os
 import random
 import re
 import socket
-from collections import OrderedDict
 from collections.abc import Iterable
 
 import trio
@@ -35,6 +34,7 @@ from swarmnode.node.host.addresses import (
 from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
 from swarmnode.node.nat.relay import RelayClient
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 from swarmnode.protocols.peers.scoring import PeerScoring, Standing
 
@@ -60,17 +60,15 @@ class Dialler:
         self._connections = connections
         self._scoring = scoring
         self._relays = relays
-        self._known: OrderedDict[PeerId, tuple[Address, ...]] = OrderedDict()
+        self._known = Recent[PeerId, tuple[Address, ...]](MAX_KNOWN)
         self._under_way: dict[PeerId | Address, _Dial] = {}
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         fresh = [with_peer(address, peer) for address in addresses if parse(address)]
-        known = tuple(dict.fromkeys(fresh + list(self._known.pop(peer, ()))))[:MAX_ADDRESSES]
+        known = tuple(dict.fromkeys(fresh + list(self._known.get(peer, ()))))[:MAX_ADDRESSES]
         if known:
             self._known[peer] = known
             self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(without_peer(a)) for a in known], KEPT)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
 
     def known(self, peer: PeerId) -> tuple[Address, ...]:
         places = list(self._known.get(peer, ()))

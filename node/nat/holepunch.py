@@ -16,7 +16,7 @@ ever.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 
 import trio
 from libp2p.network.exceptions import SwarmException
@@ -28,6 +28,7 @@ from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class HolePuncher:
     def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
         self._network = network
         self._reachability = reachability
-        self._failures: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()  # how many, and until when it is left
+        self._failures = Recent[PeerId, tuple[int, float]](MAX_REMEMBERED)  # how many, and until when it is left
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
         self.succeeded = 0
@@ -172,11 +173,9 @@ class HolePuncher:
         return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in places[:MAX_ADDRESSES]]
 
     def _remember(self, peer: PeerId) -> None:
-        before, _ = self._failures.pop(peer, (0, 0.0))
+        before, _ = self._failures.get(peer, (0, 0.0))
         wait = min(RETRY_AFTER * 2**before, RETRY_AT_MOST)
         self._failures[peer] = (before + 1, trio.current_time() + wait)
-        while len(self._failures) > MAX_REMEMBERED:
-            self._failures.popitem(last=False)
 
 
 def _unpacked(message: pb.HolePunch) -> tuple[Address, ...]:

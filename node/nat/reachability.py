@@ -35,7 +35,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -133,7 +133,7 @@ class Reachability:
         self.mappings: dict[str, Mapping] = {}  # ports that the router opened, by family: ip4, ip6
         self._verdicts: dict[str, DialVerdict] = {}  # by host, the newest last
         self._contacted, self.uninvited = Recent[str, None](MAX_HOSTS), Recent[str, None](MAX_HOSTS)
-        self._seen: OrderedDict[str, Address] = OrderedDict()  # where the listening port is, by host of the observer
+        self._seen = Recent[str, Address](MAX_OBSERVERS)  # where the listening port is, by host of the observer
 
     # --- verdicts ---------------------------------------------------------------------------------------------------
 
@@ -243,10 +243,7 @@ class Reachability:
 
     def saw(self, observer: str, place: Address) -> None:
         """The observer at the IP address `observer` sees the listening port at `place`, /ip4/…/tcp/…."""
-        self._seen.pop(observer, None)
         self._seen[observer] = place
-        while len(self._seen) > MAX_OBSERVERS:
-            self._seen.popitem(last=False)
 
     @property
     def observers(self) -> frozenset[str]:
@@ -290,7 +287,7 @@ class AutoNat:
     def __init__(self, network: Libp2pNetwork) -> None:
         self._network = network
         self._under_way = 0
-        self._asked: OrderedDict[PeerId, float] = OrderedDict()  # trio time of the last dial for each asker
+        self._asked = Recent[PeerId, float](MAX_ASKERS)  # trio time of the last dial for each asker
         network.serve(AUTONAT, self._serve)
 
     async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
@@ -327,9 +324,6 @@ class AutoNat:
             await self._answer(stream, pb.Message.E_DIAL_REFUSED)
             return
         self._asked[asker] = now
-        self._asked.move_to_end(asker)
-        while len(self._asked) > MAX_ASKERS:
-            self._asked.popitem(last=False)
         self._under_way += 1
         try:
             reached = await self._reach(asker, places)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swarmnode.protocols.limits import Allowance
+from swarmnode.protocols.limits import Allowance, Recent
 from swarmnode.protocols.methods.rollouts.messages import LARGEST, SignedGroup
 from swarmnode.protocols.network import PeerId
 
@@ -148,7 +148,7 @@ class RolloutPool:
         self._own: OrderedDict[bytes, SignedGroup] = OrderedDict()  # the oldest first
         self._own_size = 0
         self._authors: OrderedDict[PeerId, AuthorStats] = OrderedDict()  # the one active last at the end
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen = Recent[bytes, None](MAX_SEEN)
         self.lacking = 0  # groups that the last who asked for candidates did not get
         self.refused: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -369,8 +369,6 @@ class RolloutPool:
     def remember(self, id: bytes) -> None:
         """A group that was here, or is kept elsewhere, needs not come again."""
         self._seen[id] = None
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
 
 
 def _in_turn(decks: list[list[SignedGroup]], count: int, rng: random.Random) -> list[SignedGroup]:

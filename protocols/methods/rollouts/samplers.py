@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
-from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, TIMEOUT, SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import admit
@@ -136,7 +136,7 @@ class Samplers:
         """`settings`: of the run, which say what is asked, and how many updates weights may be behind."""
         self._me, self._run_id, self._settings = me, run_id, settings
         self._tasks = tasks_of_run(settings.difficulty)
-        self._versions: OrderedDict[str, range] = OrderedDict()  # of weights that are out, by hash: an update may
+        self._versions = Recent[str, range](settings.staleness + 1)  # of weights that are out, by hash: an update may
         # change nothing, so that one hash has several
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one heard last at the end
 
@@ -147,9 +147,6 @@ class Samplers:
         known = self._versions.get(policy)
         follows = known is not None and known.stop == version
         self._versions[policy] = range(known.start if known is not None and follows else version, version + 1)
-        self._versions.move_to_end(policy)
-        while len(self._versions) > self._settings.staleness + 1:
-            self._versions.popitem(last=False)
 
     def insert(self, group: SignedGroup) -> str:
         """Keep a group; or why not: for-another, no-standing, stale, …; noted with its author."""
@@ -365,7 +362,7 @@ class WeightsBroadcast:
         self._newest: tuple[Weights, Envelope] | None = None
         self._out: deque[bytes] = deque()  # shards that are here, the oldest first
         self._counter = 0
-        self._asked: OrderedDict[PeerId, float] = OrderedDict()  # trio time of the last question
+        self._asked = Recent[PeerId, float](MAX_SAMPLERS)  # trio time of the last question
         self._queries = Budget[PeerId](QUERIES)
         self._changed = trio.Event()  # newer weights are out
         parts.rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
@@ -419,8 +416,6 @@ class WeightsBroadcast:
         self._asked.pop(peer, None)
         if query.samples:
             self._asked[peer] = trio.current_time()
-        while len(self._asked) > MAX_SAMPLERS:
-            self._asked.popitem(last=False)
         if query.after >= self._counter:
             with trio.move_on_after(HELD_FOR):
                 await self._changed.wait()
