@@ -37,6 +37,8 @@ INTERNET = "45.80.10"
 HOME = "192.168"
 INTERNET6 = "2a10:4580:10"  # a /48: ::/64 is the internet itself, each other /64 a home's
 
+BRIDGE = "address 02:00:00:00:00:01 type bridge"  # given, it stays; else the lowest of its ports', whoever joins
+
 NAT_KINDS = ("cone", "fullcone", "symmetric", "renumbering", "rejecting", "forgetful")
 RENUMBERED = range(4001, 4101)  # ports inside that a renumbering NAT maps, 10000 higher
 FORGETS_AFTER = 30  # s without a packet, after which a forgetful NAT drops a mapping
@@ -134,7 +136,7 @@ class Lab:
     def __enter__(self) -> Lab:
         sweep()
         internet = self._hosts["internet"] = self._namespace("internet", "", f"{INTERNET6}::1")
-        _batch(internet.namespace, "link add br0 type bridge", "link set br0 up")
+        _batch(internet.namespace, f"link add br0 {BRIDGE}", "link set br0 up")
         _batch(internet.namespace, f"addr add {internet.address6}/64 dev br0 nodad")
         _run(*internet.enter, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
         return self
@@ -181,7 +183,7 @@ class Lab:
             self._plug(nat, "wan", behind)
         _batch(
             nat.namespace,
-            "link add lan type bridge",
+            f"link add lan {BRIDGE}",
             f"addr add {nat.gateway}/24 dev lan",
             "link set lan up",
         )

@@ -110,8 +110,9 @@ def router_restarts(lab: Lab, folder: Path) -> Finding:
         for number, host in enumerate(hosts):
             more: tuple[str | Path, ...] = (run, "--wait-peers", "1", "--wait-seconds", "120")
             if nodes:
-                first = f"/ip4/{hosts[0].address}/tcp/{PORT}/p2p/{nodes[0].ready['peer_id']}"
-                more = ("--join", first, "--run", nodes[0].ready["run_id"])
+                ready = nodes[0].wait_for("ready", within=PATIENCE)
+                first = f"/ip4/{hosts[0].address}/tcp/{PORT}/p2p/{ready['peer_id']}"
+                more = ("--join", first, "--run", ready["run_id"])
             more = (*more, "--join", relay.address, "--rounds", str(ROUNDS + AFTER), "--stay")
             program, flags = (*host.enter, str(PROGRAM)), (*FLAGS, "--no-mdns")
             nodes.append(Node(folder / f"node{number}", *more, corpus=None, port=PORT, program=program, flags=flags))
