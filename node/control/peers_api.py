@@ -260,12 +260,14 @@ class PeersApi:
 
     def _way(self, peer: PeerId) -> dict[str, Any]:
         """How new streams to the peer go."""
-        best = self._node.network.connections.best(peer)
-        address = best.address if best is not None else ""
+        connections = self._node.network.connections
+        best = connections.best(peer)
+        address, relay = (best.address, best.relay) if best is not None else ("", None)
+        carrier = connections.best(relay) if relay is not None else None
         return {
-            "path": self._node.network.connections.path(peer),
-            "relay": best.relay if best is not None else None,
-            "transport": transport_of(address),
+            "path": connections.path(peer),
+            "relay": relay,
+            "transport": transport_of(address if carrier is None else carrier.address),
             "address": address,
         }
 

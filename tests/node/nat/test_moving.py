@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from swarmnode.node.control.peers_api import PeersApi
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
@@ -341,3 +343,36 @@ def test_a_circuit_in_use_is_closed_after_the_bound_only(monkeypatch: pytest.Mon
 async def hold(stream: Any) -> None:
     while await stream.receive_some(100):
         pass
+
+
+def test_each_ping_says_its_way_and_the_history_why_the_path_changed() -> None:
+    async def main() -> None:
+        async with relayed_pair() as pair:
+            near, far = pair.near.network, pair.far.network
+            asked: list[str] = []
+            node: Any = SimpleNamespace(
+                network=near,
+                rpc=pair.near.rpc,
+                nat=SimpleNamespace(try_direct=asked.append),
+                liveness=SimpleNamespace(rtts={}),
+            )
+            api = PeersApi(node)
+            told = await api.ping({"peer": far.me, "count": 1})
+            assert (told["path"], told["relays"]) == ("relayed", [pair.at.me]) and not asked
+            assert told["ways"][0]["transport"] == "tcp", "what carries the connection to the relay"
+            await api.ping({"peer": far.me, "count": 1, "punch": True})
+            assert asked == [far.me]
+            await pair.get_direct()
+            told = await api.ping({"peer": far.me, "count": 1})
+            assert (told["path"], told["relays"]) == ("direct", [None])
+            relayed, direct = near.connections.history(far.me)
+            assert relayed.path == "relayed" and f"through the relay {pair.at.me}" in relayed.why
+            assert direct.path == "direct" and "in the place of a relayed connection" in direct.why
+            for connection in near.connections.of(far.me):
+                if connection.direct:
+                    await connection.conn.close()
+            await until(lambda: len(near.connections.history(far.me)) == 3)
+            back = near.connections.history(far.me)[-1]
+            assert back.path == "relayed" and back.why == "the direct connection ended: closed here"
+
+    trio.run(main)
