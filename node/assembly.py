@@ -197,7 +197,6 @@ class Node:
         return state
 
     def make_trainer(self) -> TrainerProcess:
-        """Build the trainer's supervisor, with the text that is here by now."""
         assert self.chosen is not None
         self.trainer = make_trainer(self.chosen, self.config, me=self.network.me, data=self.data)
         self.trainer.cap_cpu(cores_of(self.config))

@@ -108,7 +108,6 @@ class PeerTrust(PeerPolicy):
         self.receipts.served(relay, size)
 
     def is_member(self, peer: PeerId) -> bool:
-        """Whether the peer takes part in this node's run, so that its bytes are not held up."""
         if self._membership is None:
             return False
         now = trio.current_time()

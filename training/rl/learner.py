@@ -223,7 +223,6 @@ class Learner:
     def _written(
         self, questions: Sequence[Question], copies: int, generator: torch.Generator, *, traced: bool = False
     ) -> list[list[Completion]]:
-        """`copies` answers to each question."""
         prompts = [self._prompt(question) for question in questions]
         how = replace(self.settings.sampling, copies=copies, traced=traced)
         answers = self._sampler(self.policy, prompts, how, generator)
