@@ -144,7 +144,7 @@ class PeersApi:
         if to == "connected":
             peer = await self._resolve(name)
             try:
-                if not network.known_addresses(peer):
+                if peer not in network.connections and not network.known_addresses(peer):
                     await self._walk(_key_of(peer))
                 await network.connect(peer, timeout=CONNECT_WITHIN)
             except NetworkError as error:

@@ -26,6 +26,7 @@ from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.netcheck import report
 from swarmnode.node.nat.relay import RelayRefused
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.calls.rpc import CallError, Rpc
@@ -96,6 +97,11 @@ class Node:
             "mapped": {family: mapping.way for family, mapping in reach.mappings.items()},
             "over_ipv6": reach.over_ipv6(trio.current_time()),
         }
+
+    async def netcheck(self) -> Command:
+        """What `swarmnode netcheck --json` prints."""
+        await trio.lowlevel.checkpoint()
+        return report(self.network, self.nat, {})
 
     async def join(self, to: list[str]) -> Command:
         """Connect to nodes that are there already."""

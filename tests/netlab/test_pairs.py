@@ -11,6 +11,9 @@ from agents import Agent, Relay
 from lab import Lab
 from topologies import CONE_CONE, MIB, SYMMETRIC, Attempt, Topology, placed, rate, try_to_meet
 
+from swarmnode.node.nat.netcheck import PORT_RESTRICTED
+from swarmnode.node.nat.netcheck import SYMMETRIC as SYMMETRIC_NAT
+
 pytestmark = pytest.mark.slow
 
 Met = dict[str, tuple[Attempt, Agent, Agent]]
@@ -43,3 +46,11 @@ def test_two_symmetric_ones_are_relayed_within_three_seconds(met: Met) -> None:
     attempt, a, b = met[SYMMETRIC.name]
     assert attempt.path == "relayed" and attempt.connected is not None and attempt.connected < 3.0, attempt
     assert rate(a, b, size=MIB) > 0
+
+
+def test_netcheck_names_the_nat_and_what_works_with_it(met: Met) -> None:
+    for topology, kind, path in ((CONE_CONE, PORT_RESTRICTED, "punched"), (SYMMETRIC, SYMMETRIC_NAT, "relayed")):
+        for agent in met[topology.name][1:]:
+            told = agent.do("netcheck")
+            assert told["class"] == kind, told
+            assert {"class": kind, "path": path} in told["works_with"], "as this very pair came to be"
