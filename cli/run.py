@@ -64,6 +64,7 @@ def run(
     data_dir: Annotated[str | None, _flag("data_dir", "DIR", "--data-dir")] = None,
     port: Annotated[int | None, _flag("port", "PORT", "--port")] = None,
     listen: Annotated[str | None, _flag("listen", "IP", "--listen")] = None,
+    quic: Annotated[bool | None, _flag("quic", None, "--quic/--no-quic")] = None,
     announce: Annotated[list[str] | None, _flag("announce", "MULTIADDR", "--announce")] = None,
     bootstrap: Annotated[list[str] | None, _flag("bootstrap", "MULTIADDR", "--bootstrap")] = None,
     unlisted: Annotated[bool | None, _flag("unlisted", None, "--unlisted/--listed")] = None,

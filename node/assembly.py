@@ -132,7 +132,8 @@ class Node:
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, seeds=config.seeds, runner=in_thread)
         self.catalogue = Catalogue(self.network, self.rpc, keeps=config.role in ("relay", "watch"))
-        self.metrics = metrics_of(limits, datadir, self.network, self.rpc, self.bulk, self.shards, self.answering)
+        parts = (self.network, self.nat.udp, self.rpc, self.bulk, self.shards, self.answering)
+        self.metrics = metrics_of(limits, datadir, *parts)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
         self.asks = False  # somebody at the terminal, which nothing else may be written to
@@ -476,6 +477,7 @@ def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSett
         listen=listening(config.listen, config.port),
         announce=config.announce,
         mdns=config.mdns,
+        quic=config.quic,
         up=config.up * MEGABIT,
         down=config.down * MEGABIT,
         max_peers=config.max_peers,

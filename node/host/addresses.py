@@ -1,12 +1,13 @@
 """Multiaddrs as this node uses them: where it listens, what it announces, whom it can dial, and who a peer id is.
 
     /ip4/203.0.113.7/tcp/4077/p2p/12D3KooW…    /dns4/seed/tcp/4077    /dnsaddr/seed.example.org
+    /ip4/203.0.113.7/udp/4077/quic-v1/p2p/12D3KooW…
     /ip4/203.0.113.7/tcp/4077/p2p/RELAY/p2p-circuit/p2p/12D3KooW…
     /ip4/203.0.113.7/tcp/4077/key/0123456789abcdef    as a link says it: how the peer's public key begins
 
 Listening on 0.0.0.0 or :: must not announce that: peers that dial it reach themselves. `announced` puts the machine's
-real interface addresses in its place. Only TCP at an IP address or a name is dialled; names are resolved anew for each
-dial, by the system's resolver (so /etc/hosts and a container's service names count).
+real interface addresses in its place. TCP and QUIC at an IP address or a name are dialled; names are resolved anew for
+each dial, by the system's resolver (so /etc/hosts and a container's service names count).
 """
 
 from __future__ import annotations
@@ -188,9 +189,10 @@ class Endpoint:
 
     kind: str  # ip4, ip6, dns, dns4, dns6 or dnsaddr
     host: str
-    port: int  # 0 of dnsaddr, whose TXT records say more
+    port: int  # of TCP, or of UDP for QUIC; 0 of dnsaddr, whose TXT records say more
     peer: PeerId | None  # who is expected there; not checked to be a peer id
     relay: PeerId | None = None  # who is there, where `peer` is behind a relay; not checked either
+    over: str = "tcp"  # or "quic"
     begins: str = ""  # hex digits with which the key of whoever answers has to begin, where no peer is named
 
     @property
@@ -200,7 +202,8 @@ class Endpoint:
     @property
     def place(self) -> str:
         """The multiaddr of what is dialled, without the peer."""
-        return f"/{self.kind}/{self.host}" + (f"/tcp/{self.port}" if self.port else "")
+        port = f"/udp/{self.port}/quic-v1" if self.over == "quic" else f"/tcp/{self.port}"
+        return f"/{self.kind}/{self.host}" + (port if self.port else "")
 
     @property
     def who(self) -> str:
@@ -213,7 +216,11 @@ def parse(address: Address) -> Endpoint | None:
     peer: str | None = None
     relay: str | None = None
     begins = ""
-    match address.split("/") if len(address) <= MAX_TEXT else []:
+    parts = address.split("/") if len(address) <= MAX_TEXT else []
+    over = "quic" if parts[3:4] == ["udp"] and parts[5:6] == ["quic-v1"] else "tcp"
+    if over == "quic":
+        parts[3:6] = ["tcp", parts[4]]
+    match parts:
         case ["", "dnsaddr", host, *rest] if NAME.fullmatch(host) and len(host) <= 253:
             if rest and (len(rest) != 2 or rest[0] != "p2p" or not _is_plain(rest[1])):
                 return None
@@ -241,7 +248,7 @@ def parse(address: Address) -> Endpoint | None:
             return None
     elif kind not in FAMILIES or not NAME.fullmatch(host) or len(host) > 253:
         return None
-    return Endpoint(kind, host, int(port), peer, relay, begins)
+    return Endpoint(kind, host, int(port), peer, relay, over, begins)
 
 
 def _is_plain(text: str) -> bool:

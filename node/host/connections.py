@@ -17,8 +17,8 @@ from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import HostAllowance
-from swarmnode.node.host.patches.yamux_session import YamuxSession
-from swarmnode.node.host.tcp import MeteredStream
+from swarmnode.node.host.muxed import MuxedSession
+from swarmnode.node.host.quic import QuicSession
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, PeerEvent, PeerId
 from swarmnode.protocols.peers.diversity import Group, crowd, group_of_host, through
@@ -42,13 +42,17 @@ class Connection:
     """One connection of a peer; it may have several for a while."""
 
     conn: INetConn
-    session: YamuxSession
+    session: MuxedSession
     since: float  # trio.current_time()
     inbound: bool
     direct: bool
     relay: PeerId | None  # who carries it, where it is not direct
     host: str | None  # the IP address at the other end, where it is direct
     address: Address = ""  # multiaddr of the other end
+
+    @property
+    def is_quic(self) -> bool:
+        return isinstance(self.session, QuicSession)
 
     @cached_property
     def group(self) -> Group:
@@ -101,9 +105,9 @@ class Connections(INotifee):
         return tuple(known.connections.values()) if known is not None else ()
 
     def best(self, peer: PeerId) -> Connection | None:
-        """The one to open streams on: direct before relayed, then the oldest."""
+        """The one to open streams on: direct before relayed, TCP before QUIC, which is slower here, then the oldest."""
         usable = [c for c in self.of(peer) if not c.session.is_closed]
-        return min(usable, key=lambda c: (not c.direct, c.since), default=None)
+        return min(usable, key=lambda c: (not c.direct, c.is_quic, c.since), default=None)
 
     def group_of(self, peer: PeerId) -> Group:
         """Where a connected peer connects from, directly rather than through a relay."""
@@ -152,7 +156,7 @@ class Connections(INotifee):
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         session = conn.muxed_conn
-        assert isinstance(session, YamuxSession)
+        assert isinstance(session, MuxedSession)
         peer = session.peer
         connection = _connection(conn, session)
         why = self._why_not(peer, connection.group)
@@ -166,8 +170,7 @@ class Connections(INotifee):
         before = self.best(peer)
         known = self._peers.setdefault(peer, _Peer())
         known.connections[id(conn)] = connection
-        if isinstance(session.raw, MeteredStream):
-            session.raw.settle(session.allowance)
+        session.settle()
         if before is None or (connection.direct and not before.direct):
             through = "" if connection.direct else f" through the relay {connection.relay}"
             replaced = ", in the place of a relayed connection" if before is not None else ""
@@ -245,7 +248,7 @@ class Connections(INotifee):
         metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in TURNED})
 
 
-def _connection(conn: INetConn, session: YamuxSession) -> Connection:
+def _connection(conn: INetConn, session: MuxedSession) -> Connection:
     direct = conn.get_connection_type() != ConnectionType.RELAYED
     ways = [str(address).split("/") for address in conn.get_transport_addresses()]
     relay = next((way[way.index("p2p") + 1] for way in ways if "p2p-circuit" in way and "p2p" in way), None)

@@ -12,6 +12,7 @@ import random
 import re
 import socket
 from collections.abc import Iterable
+from typing import Any
 
 import trio
 from libp2p.abc import IRawConnection
@@ -31,8 +32,9 @@ from swarmnode.node.host.addresses import (
     with_peer,
     without_peer,
 )
-from swarmnode.node.host.connections import Connections
+from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
+from swarmnode.node.host.quic import QuicSession
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, PeerId, Unreachable
@@ -157,6 +159,26 @@ class Dialler:
         finally:
             self._forget(target, dial)
             dial.done.set()
+        best = self._connections.best(dial.answered) if dial.answered is not None else None
+        if best is not None and best.is_quic:
+            await self._try_tcp_too(best)
+
+    async def _try_tcp_too(self, over_quic: Connection) -> None:
+        """QUIC answered first. TCP carries more with less work, so where it works as well, streams go over it."""
+        peer = over_quic.session.peer
+        for address in self.known(peer):
+            endpoint = parse(address)
+            if (
+                endpoint is not None
+                and (endpoint.host, endpoint.over) == (over_quic.host, "tcp")
+                and not endpoint.relay
+            ):
+                try:
+                    with trio.fail_after(2 * UPGRADE):
+                        await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
+                    return
+                except Exception as error:
+                    log.debug("no TCP to %s at %s: %s", peer, address, _reason(error))
 
     def _forget(self, target: PeerId | Address, dial: _Dial) -> None:
         if self._under_way.get(target) is dial:
@@ -226,17 +248,16 @@ class Dialler:
         where = Multiaddr(endpoint.place)
         transport = self._swarm.transport_manager.transport_for_dialing(where)
         assert transport is not None
-        raw = await transport.dial(where)
+        raw: Any = await transport.dial(where)
+        if isinstance(raw, QuicSession):
+            return await self._take_whoever(raw, endpoint)
         assert isinstance(raw, IRawConnection)
         try:
             upgrader = self._swarm.upgrader
             with trio.fail_after(UPGRADE):
                 secured = await upgrader.security_multistream.secure_outbound(raw, None)  # type: ignore[arg-type]
                 peer = str(secured.get_remote_peer())
-                if peer == self._me:
-                    raise Unreachable("it is this node itself")
-                if not public_key(peer).public_bytes_raw().hex().startswith(endpoint.begins):
-                    raise Unreachable(f"answers as another peer than the one that made the link, {peer}")
+                self._check(peer, endpoint)
                 if self._connections.best(peer) is not None:
                     await secured.close()
                     return peer
@@ -248,6 +269,27 @@ class Dialler:
                 await raw.close()
             raise
         return peer
+
+    async def _take_whoever(self, session: QuicSession, endpoint: Endpoint) -> PeerId:
+        """The same for a session whose handshake is done."""
+        try:
+            self._check(session.peer, endpoint)
+            if self._connections.best(session.peer) is None:
+                self.learn(session.peer, (endpoint.place,))
+                await self._swarm.add_conn(session, direction="outbound")
+            else:
+                await session.close()
+        except BaseException:
+            session.abandon("it is not wanted")
+            raise
+        return session.peer
+
+    def _check(self, peer: PeerId, endpoint: Endpoint) -> None:
+        """Raises Unreachable where whoever answered is not to be connected."""
+        if peer == self._me:
+            raise Unreachable("it is this node itself")
+        if not public_key(peer).public_bytes_raw().hex().startswith(endpoint.begins):
+            raise Unreachable(f"answers as another peer than the one that made the link, {peer}")
 
 
 class _Dial:

@@ -12,7 +12,7 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import StreamHandlerFn
 
-from swarmnode.node.host.patches.yamux_session import YamuxStream
+from swarmnode.node.host.muxed import MuxedStream
 from swarmnode.protocols.network import PeerId
 
 
@@ -20,7 +20,7 @@ from swarmnode.protocols.network import PeerId
 class _Running:
     """A stream that a handler has."""
 
-    stream: YamuxStream
+    stream: MuxedStream
     since: float  # trio time
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 

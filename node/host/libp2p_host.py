@@ -1,7 +1,7 @@
 """How the py-libp2p host is made: what it offers, what it limits, and what it leaves to us.
 
-Only Noise and Yamux over TCP are offered and accepted. Limits stand where upstream enforces them. Upstream's own
-re-dialling of known peers and its retries are off: `node.discovery` decides whom to dial, and when.
+Only Noise and Yamux over TCP are offered and accepted, and QUIC. Limits stand where upstream enforces them. Upstream's
+own re-dialling of known peers and its retries are off: `node.discovery` decides whom to dial, and when.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import HostAllowance
+from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.tcp import Handshakes, MeteredTCP
+from swarmnode.node.host.quic_transport import QuicTransport
+from swarmnode.node.host.tcp import MeteredTCP
 from swarmnode.protocols.network import NetworkError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class HostSettings:
     up: float = 0.0  # bytes per second at the sockets, all peers together; 0 = no cap
     down: float = 0.0
     max_peers: int = 64
+    quic: bool = False  # listen and dial over UDP as well, at the same port numbers
     agent: str = "swarmnode"
     limits: Limits = field(default_factory=Limits)  # its `connections.peers` gives way to `max_peers`
 
@@ -65,8 +68,8 @@ class HostSettings:
 
 def make_host(
     identity: Identity, settings: HostSettings, allowance: HostAllowance, handshakes: Handshakes
-) -> BasicHost:
-    """A host that does not listen yet."""
+) -> tuple[BasicHost, QuicTransport]:
+    """A host that does not listen yet, and its transport over UDP."""
     _quiet_libp2p()
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
@@ -74,9 +77,10 @@ def make_host(
     limits = settings.connections
     most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
     pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
+    quic = QuicTransport(identity.private_key, allowance, handshakes)
     host = new_host(
         key_pair=keys,
-        transports=[MeteredTCP(allowance, handshakes)],
+        transports=[MeteredTCP(allowance, handshakes), quic],
         sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
         muxer_preference="YAMUX",
         negotiate_timeout=math.ceil(UPGRADE),
@@ -103,13 +107,14 @@ def make_host(
     swarm.retry_config = RetryConfig(max_retries=0)
     swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
     swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]
-    return host
+    return host, quic
 
 
 def _quiet_libp2p() -> None:
     """This project logs what peers do wrong, with the peer; upstream logs each as an error with a traceback."""
     if not log.isEnabledFor(logging.DEBUG):
-        logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+        for upstream in ("libp2p", "quic"):
+            logging.getLogger(upstream).setLevel(logging.CRITICAL)
 
 
 def check_free(address: Multiaddr) -> None:

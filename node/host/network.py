@@ -45,12 +45,12 @@ from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
 from swarmnode.node.host.handlers import Handlers
+from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
+from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
-from swarmnode.node.host.patches.yamux_session import YamuxSession, YamuxStream
 from swarmnode.node.host.stream import agree
-from swarmnode.node.host.tcp import Handshakes
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
@@ -92,7 +92,7 @@ class Libp2pNetwork:
             settings.connections, settings.limits.rates, self.scoring, self.policy, settings.up, settings.down
         )
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
-        self._host = make_host(identity, settings, self._allowance, self._handshakes)
+        self._host, self.quic = make_host(identity, settings, self._allowance, self._handshakes)
         self._host._addrs_factory = self._announced
         network = self._host.get_network()
         assert isinstance(network, Swarm)
@@ -145,6 +145,7 @@ class Libp2pNetwork:
                 try:
                     listens = await self._listen(listen)
                     if listens:
+                        await self._listen_on_udp()
                         await self._serve_until_cancelled(task_status)
                 finally:
                     with trio.move_on_after(CLOSING) as closing:
@@ -162,6 +163,14 @@ class Libp2pNetwork:
         taken = re.search(r"/tcp/[0-9]+", str(next(iter(self._host.get_transport_addrs()), "")))
         rest = [str(place).replace("/tcp/0", taken[0]) if taken else str(place) for place in places[1:]]
         return await self.swarm.listen(*map(Multiaddr, rest)) or first
+
+    async def _listen_on_udp(self) -> None:
+        """QUIC at the same addresses and port numbers as TCP."""
+        places = [str(address) for address in self._host.get_transport_addrs()] if self._settings.quic else []
+        for place in places:
+            found = re.match(r"(/ip[46]/[^/]+)/tcp/([0-9]+)", place)
+            if found and not await self.swarm.listen(Multiaddr(f"{found[1]}/udp/{found[2]}/quic-v1")):
+                log.warning("UDP port %s is in use by another program, so this node does without QUIC there", found[2])
 
     def peers(self) -> tuple[PeerView, ...]:
         return tuple(
@@ -219,7 +228,7 @@ class Libp2pNetwork:
                 return (listens, int(port)) if listens else None
         return None
 
-    async def connect_from_listening_port(self, peer: PeerId) -> YamuxSession | None:
+    async def connect_from_listening_port(self, peer: PeerId) -> MuxedSession | None:
         """One more connection to a directly connected peer, from the listening port; None where it failed."""
         host = self.host_of(peer)
         source = self.dial_source(host) if host is not None else None
@@ -227,13 +236,15 @@ class Libp2pNetwork:
             endpoint = parse(address)
             if endpoint is None or endpoint.host != host or endpoint.relay is not None or source is None:
                 continue
+            if endpoint.over != "tcp":
+                continue
             try:
                 conn = await self.swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
             except (SwarmException, OSError) as error:
                 log.debug("no connection to %s from the listening port: %s", peer, error)
                 continue
             session = conn.muxed_conn
-            return session if isinstance(session, YamuxSession) else None
+            return session if isinstance(session, MuxedSession) else None
         return None
 
     def rtt(self, peer: PeerId) -> float | None:
@@ -294,7 +305,7 @@ class Libp2pNetwork:
             raise Unreachable(f"{target} is this node itself")
         return peer
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> YamuxStream:
+    async def open_stream(self, peer: PeerId, protocol: str, *, timeout: float = 10.0) -> MuxedStream:
         with trio.move_on_after(timeout):
             await self.connect(peer, timeout=timeout)
             connection = self.connections.best(peer)
@@ -310,7 +321,7 @@ class Libp2pNetwork:
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         async def handle(incoming: INetStream) -> None:
-            stream: YamuxStream = incoming.muxed_stream  # type: ignore[attr-defined]
+            stream: MuxedStream = incoming.muxed_stream  # type: ignore[attr-defined]
             if self.scoring.refusal(stream.peer) is not None:
                 stream.abort()
                 return
@@ -349,6 +360,7 @@ class Libp2pNetwork:
         metrics.show(HANDLER_FAILURES, lambda: self._failures)
         for part in (
             self._handshakes,
+            self.quic,
             self.connections,
             self.scoring,
             self._allowance,

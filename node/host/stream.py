@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.patches.yamux_session import YamuxStream
+from swarmnode.node.host.muxed import MuxedStream
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import Network, NetworkError, PeerId, ProtocolUnsupported, Stream, StreamBroken
 
@@ -33,7 +33,7 @@ class BadMessage(NetworkError):
     """The peer sent what no honest implementation sends, or nothing."""
 
 
-async def agree(stream: YamuxStream, protocol: str) -> None:
+async def agree(stream: MuxedStream, protocol: str) -> None:
     """Ask for `protocol`. Raises ProtocolUnsupported, or StreamBroken where the stream ended; it is dropped then."""
     line = protocol.encode() + b"\n"
     if len(line) > 127:

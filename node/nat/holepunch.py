@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import partial
 
 import trio
 from libp2p.network.exceptions import SwarmException
@@ -28,6 +29,7 @@ from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability
+from swarmnode.node.nat.udp import WITHIN, UdpPuncher
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
@@ -35,8 +37,10 @@ logger = logging.getLogger(__name__)
 
 DCUTR = "/libp2p/dcutr"
 ATTEMPTS = 3  # 97.6 % of the punches that succeed in the wild do so at the first (2510.27500)
-MAX_ADDRESSES = 8  # of the other side that are dialled at once
+MAX_ADDRESSES = 16  # of the other side that are dialled at once, half of them over UDP
 DIAL_WITHIN = 3.0  # s; a SYN is sent again after 1 s, so this spans two
+LOOK_WITHIN = 1.0  # s for a peer more to say where it sees the UDP port, where fewer than two did
+GRACE = 0.6  # s for TCP to come beside a connection over UDP
 RETRY_AFTER = 600.0  # s after a failure, doubled each time
 RETRY_AT_MOST = 6 * 3600.0  # s
 ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last one ends here
@@ -46,9 +50,10 @@ MAX_REMEMBERED = 1024  # peers that could not be punched through to
 class HolePuncher:
     """Tries to replace relayed connections by direct ones, at the places where the two may be met."""
 
-    def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
+    def __init__(self, network: Libp2pNetwork, reachability: Reachability, udp: UdpPuncher | None = None) -> None:
         self._network = network
         self._reachability = reachability
+        self._udp = udp
         self._failures = Recent[PeerId, tuple[int, float]](MAX_REMEMBERED)  # how many, and until when it is left
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
@@ -104,6 +109,7 @@ class HolePuncher:
     async def _attempt(self, peer: PeerId, *, speaks_first: bool) -> bool:
         stream = await self._network.open_stream(peer, DCUTR)
         try:
+            await self._look()
             began = trio.current_time()
             await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
             answer = await receive(stream, pb.HolePunch)
@@ -112,7 +118,7 @@ class HolePuncher:
                 raise BadMessage(f"{peer} answered no CONNECT")
             await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
             await trio.sleep(round_trip / 2)
-            return await self._dial(peer, _unpacked(answer), speaks_first=speaks_first)
+            return await self._dial(peer, _unpacked(answer), speaks_first=speaks_first, answers=False)
         finally:
             await stream.aclose()
 
@@ -132,14 +138,19 @@ class HolePuncher:
         request = await receive(stream, pb.HolePunch)
         if request.type != pb.HolePunch.CONNECT:
             raise BadMessage(f"{peer} began hole punching with no CONNECT")
+        await self._look()
         await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
         if (await receive(stream, pb.HolePunch)).type != pb.HolePunch.SYNC:
             raise BadMessage(f"{peer} sent no SYNC")
-        if await self._dial(peer, _unpacked(request), speaks_first=True):
+        if await self._dial(peer, _unpacked(request), speaks_first=True, answers=True):
             self._failures.pop(peer, None)
 
-    async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool) -> bool:
-        """Dial all `places` at once; True as soon as there is a direct connection, also one that came in."""
+    async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool, answers: bool) -> bool:
+        """Dial all `places` at once; True as soon as there is a direct connection, also one that came in.
+
+        Over TCP and UDP at once; where UDP was first, TCP has `GRACE` seconds more. `answers`: this side is A.
+        """
+        udp = self._udp if any("/quic-v1" in place for place in places) else None
 
         async def dial(place: Address, done: trio.CancelScope) -> None:
             dial = self._network.swarm.dial_addr if speaks_first else self._network.swarm.dial_addr_as_responder
@@ -156,21 +167,35 @@ class HolePuncher:
                 while not self._network.is_direct(peer):
                     with trio.move_on_after(0.1):  # a second connection of a connected peer is no event
                         await events.receive()
+            with trio.move_on_after(GRACE):
+                while udp and (best := self._network.connections.best(peer)) and best.is_quic:  # noqa: ASYNC110
+                    await trio.sleep(0.1)
             done.cancel()
 
-        with trio.move_on_after(DIAL_WITHIN):
+        with trio.move_on_after(WITHIN if udp and udp.probes(places) else DIAL_WITHIN):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(came_in, nursery.cancel_scope)
                 for endpoint in map(parse, places[:MAX_ADDRESSES]):
                     if endpoint is not None:
                         self._reachability.contacted(endpoint.host)
-                for place in places[:MAX_ADDRESSES]:
-                    nursery.start_soon(dial, place, nursery.cancel_scope)
+                for place in places:
+                    if "/tcp/" in place:
+                        nursery.start_soon(dial, place, nursery.cancel_scope)
+                if udp:
+                    nursery.start_soon(partial(udp.punch, peer, places, dials=answers))
         return self._network.is_direct(peer)
+
+    async def _look(self) -> None:
+        """Ask once more how the router treats UDP, where too few have told."""
+        if self._udp is not None:
+            with trio.move_on_after(LOOK_WITHIN):
+                await self._udp.look_around()
 
     def _packed(self) -> list[bytes]:
         places = self._reachability.places(self._network.own_addresses)
-        return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in places[:MAX_ADDRESSES]]
+        over_tcp = [place for place in places if "/quic-v1" not in place][: MAX_ADDRESSES // 2]
+        over_udp = self._udp.places()[: MAX_ADDRESSES // 2] if self._udp else ()
+        return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in (*over_tcp, *over_udp)]
 
     def _remember(self, peer: PeerId) -> None:
         before, _ = self._failures.get(peer, (0, 0.0))

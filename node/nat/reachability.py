@@ -47,8 +47,8 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.node.host.stream import BadMessage, agree, ask, peer_bytes, places_in, receive, send
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, PeerId, Stream
@@ -292,7 +292,7 @@ class AutoNat:
 
     async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
         """Whether and where `helper` reached this node. Raises NetworkError where it does not answer sensibly."""
-        asked = tuple(dict.fromkeys(place.partition("/p2p/")[0] for place in places))
+        asked = tuple(dict.fromkeys(place.partition("/p2p/")[0] for place in places if "/tcp/" in place))
         me = pb.Message.PeerInfo(
             id=peer_bytes(self._network.me), addrs=[Multiaddr(place).to_bytes() for place in asked]
         )
@@ -377,14 +377,17 @@ class AutoNat:
 
 
 def _at(hosts: Collection[str], packed: list[bytes]) -> tuple[Address, ...]:
-    """Those of the asker's addresses that are at one of `hosts`."""
+    """Those of the asker's addresses that are at one of `hosts`, over TCP.
+
+    QUIC is dialled from the socket that listens, so a connection that exists may have opened the way.
+    """
     endpoints = ((place, parse(place)) for place in places_in(packed[:16]))
-    return tuple(place for place, endpoint in endpoints if endpoint is not None and endpoint.host in hosts)[
-        :MAX_ADDRESSES
-    ]
+    return tuple(
+        place for place, endpoint in endpoints if endpoint and endpoint.host in hosts and endpoint.over == "tcp"
+    )[:MAX_ADDRESSES]
 
 
-async def identified(session: YamuxSession) -> Identify:
+async def identified(session: MuxedSession) -> Identify:
     """What the other end says of itself now (https://github.com/libp2p/specs/tree/master/identify).
 
     Raises NetworkError where it does not answer.
@@ -397,7 +400,7 @@ async def identified(session: YamuxSession) -> Identify:
         stream.abort()
 
 
-async def seen_by(session: YamuxSession) -> Address | None:
+async def seen_by(session: MuxedSession) -> Address | None:
     """The address from which the other end sees the connection come, /ip4/…/tcp/…; None where it names none.
 
     Raises NetworkError where it does not answer.

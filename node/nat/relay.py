@@ -138,7 +138,8 @@ class RelayServer:
             del self._reservations[leaves]
         self._reservations = {holder: until for holder, until in self._reservations.items() if until > now}
         self._reservations[peer] = now + self._limits.reservation_ttl
-        own = tuple(_packed(address) for address in self._network.addresses)
+        # who dials the relay over QUIC first has TCP beside it at once; twice the addresses would help nobody
+        own = tuple(_packed(address) for address in self._network.addresses if "/quic-v1" not in address)
         place = pb.Reservation(expire=int(time.time() + self._limits.reservation_ttl), addrs=own)
         try:
             answer = pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, reservation=place, limit=self._limit())

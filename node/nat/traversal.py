@@ -39,6 +39,7 @@ from swarmnode.node.nat.reachability import (
     seen_by,
 )
 from swarmnode.node.nat.relay import RELAY_KEY, RelayServer
+from swarmnode.node.nat.udp import UdpPuncher
 from swarmnode.protocols.network import NetworkError, PeerId
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class NatTraversal:
         self._network = network
         self._random = random.Random(network.me)
         self.reachability = Reachability()
-        self.puncher = HolePuncher(network, self.reachability)
+        self.udp = UdpPuncher(network)
+        self.puncher = HolePuncher(network, self.reachability, self.udp)
         self.relay = RelayServer(network, network.policy, limits)
         self.ports = PortMapping(network, self.reachability)
         self.asks_router = upnp
@@ -156,6 +158,8 @@ class NatTraversal:
             place = await seen_by(session) if session is not None else None
             if place is not None:
                 self.reachability.saw(host, place)
+        if not ipaddress.ip_address(host).is_loopback:
+            await self.udp.look(host, peer)
 
     def _enter(self, nursery: trio.Nursery) -> None:
         """End what the old state did, and start what the new one asks for."""
@@ -202,6 +206,7 @@ class NatTraversal:
                 self.reachability.forget()
                 self.ports.ask_anew()
                 self.puncher.forget_failures()
+                self.udp.forget()
 
     # --- circuits ---------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ DIRECT_WITHIN = 5.0  # s
 RELAYED_WITHIN = 3.0  # s
 RATED = 8_000_000  # bytes
 
-HEAD = "| A–B | attempts | connected | direct | s to connect | s to direct | Mbit/s | |\n" + 8 * "|---" + "|\n"
+HEAD = "| A–B | attempts | connected | direct | over UDP | punching packets | s to connect | s to direct | Mbit/s | |\n"
+HEAD += 10 * "|---" + "|\n"
 
 
 def row(lab: Lab, known: list[Relay], topology: Topology, folder: Path) -> Row:
@@ -75,6 +76,8 @@ def line(found: Row) -> str:
         str(len(found.attempts)),
         str(found.connected),
         str(found.went_direct),
+        str(found.over_udp),
+        str(max(a.packets for a in found.attempts)),
         _times(connect),
         _times(direct),
         f"{found.rate:.0f}" if found.rate is not None else "–",

@@ -16,7 +16,7 @@ from lab import Host, Lab, Link
 from realnodes import PROGRAM, Node, environment, until
 
 NETNODE = Path(__file__).with_name("netnode.py")
-FLAGS = ("--listen", "::", "--threads", "1", "--nice", "0")
+FLAGS = ("--quic", "--listen", "::", "--threads", "1", "--nice", "0")
 PORT = 4077  # of daemons
 FIRST_PORT = 4001  # of agents; each life takes the next
 PATIENCE = 60.0  # s for an answer

@@ -55,7 +55,7 @@ class Node:
         key = Ed25519PrivateKey.generate()
         identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         limits = Limits()
-        settings = HostSettings(listen=listening("::", port), mdns=mdns, agent="netlab", limits=limits)
+        settings = HostSettings(listen=listening("::", port), mdns=mdns, quic=True, agent="netlab", limits=limits)
         self.network = Libp2pNetwork(identity, settings)
         self.nat = NatTraversal(self.network, limits=limits.relay)
         self.rpc = Rpc(self.network, limits=limits.rpc)
@@ -77,6 +77,10 @@ class Node:
     def path(self, peer: str) -> str | None:
         return next((view.path for view in self.network.peers() if view.peer == peer), None)
 
+    def _is_over_quic(self, peer: str) -> bool:
+        best = self.network.connections.best(peer)
+        return best is not None and best.is_quic
+
     # --- commands; each returns what is answered --------------------------------------------------------------------
 
     async def status(self) -> Command:
@@ -93,6 +97,8 @@ class Node:
             "endpoint_independent": reach.endpoint_independent(),
             "punched": nat.puncher.succeeded,
             "not_punched": nat.puncher.failed,
+            "udp": {"seen": nat.udp.seen(), "symmetric": nat.udp.is_symmetric, "packets": dict(nat.udp.packets)},
+            "over_quic": [view.peer for view in self.network.peers() if self._is_over_quic(view.peer)],
             "relays": self.network.relay_client.relays,
             "mapped": {family: mapping.way for family, mapping in reach.mappings.items()},
             "over_ipv6": reach.over_ipv6(trio.current_time()),

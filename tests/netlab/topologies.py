@@ -15,7 +15,7 @@ from lab import Host, Lab, Link
 MIB = 1 << 20
 HOME_LINK = Link(delay=0.02, jitter=0.002, rate=50)  # 40 ms to a relay and back, 80 ms to another home
 SETTLE = 30.0  # s to find out how one can be reached, and to get places at relays
-GIVE_UP = 11.0  # s after which a pair that is not direct stays relayed: three attempts of 3 s and what is between them
+GIVE_UP = 24.0  # s after which a pair that is not direct stays relayed: three attempts of 6 s and what is between them
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Attempt:
     direct: float | None = None
     path: str | None = None
     why: str = ""
+    over_udp: bool = False  # what the streams go over at the end
+    packets: int = 0  # UDP packets that both sent to make holes
 
 
 @dataclass
@@ -54,6 +56,10 @@ class Row:
     @property
     def connected(self) -> int:
         return sum(a.connected is not None for a in self.attempts)
+
+    @property
+    def over_udp(self) -> int:
+        return sum(a.over_udp for a in self.attempts)
 
     @property
     def went_direct(self) -> int:
@@ -126,6 +132,7 @@ def upnp_against(kind_b: str) -> Callable[[Lab, Link], tuple[Host, Host]]:
 
 
 CONE_CONE = Topology("cone–cone", pair("cone", "cone"), direct=True)
+CONE_SYMMETRIC = Topology("cone–symmetric", pair("cone", "symmetric"), direct=True)
 SYMMETRIC = Topology("symmetric–symmetric", pair("symmetric", "symmetric"), direct=False)
 PUBLIC = Topology("public–public", two_public, direct=True, states=("public",))
 UPNP = [
@@ -153,8 +160,8 @@ TOPOLOGIES = (
     PUBLIC,
     Topology("public–symmetric", one_public, direct=True, states=("public",)),
     CONE_CONE,
-    Topology("cone–symmetric", pair("cone", "symmetric"), direct=False),
-    Topology("symmetric–cone", pair("symmetric", "cone"), direct=False),
+    CONE_SYMMETRIC,
+    Topology("symmetric–cone", pair("symmetric", "cone"), direct=True),
     SYMMETRIC,
     Topology(
         "full cone–symmetric", pair("fullcone", "symmetric"), direct=True, states=("public", "relayed"), many=False
@@ -212,6 +219,10 @@ def try_to_meet(
         attempt.path = came["path"]
         attempt.connected, attempt.direct = came.get("connected"), came.get("direct")
         attempt.why = attempt.why or came.get("why", "")
+    for (a, b), attempt in zip(pairs, attempts, strict=True):
+        states = [agent.do("status") for agent in (a, b)]
+        attempt.over_udp = a.peer in states[1]["over_quic"]
+        attempt.packets = sum(sum(state["udp"]["packets"].values()) for state in states)
     return attempts
 
 

@@ -1,7 +1,8 @@
 """Three defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
 
 Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
-Beside them, what upstream agrees on for a stream is told to that stream, which counts its bytes by it.
+Beside them, a connection over QUIC is told as one (`tell_transport`), and what upstream agrees on for a stream is told
+to that stream, which counts its bytes by it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from libp2p.abc import INetStream, IPeerStore
 from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify import identify
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
+
+from swarmnode.node.host.muxed import UdpAddress
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,7 @@ MAX_AGENT = 128  # characters
 _handle_stream = BasicHost._swarm_stream_handler
 _get_addrs = BasicHost.get_addrs
 _set_protocol = NetStream.set_protocol
+_to_multiaddr = identify._remote_address_to_multiaddr
 _update_peerstore = basic_host.update_peerstore_from_identify
 
 
@@ -75,12 +80,27 @@ async def keep_agent(peerstore: IPeerStore, peer: ID, message: Any) -> None:
     peerstore.put(peer, AGENT, agent)
 
 
+@wraps(_to_multiaddr)
+def tell_transport(remote: tuple[str, int] | None) -> Multiaddr | None:
+    """Identify tells a peer that came by QUIC from which UDP port it came.
+
+    Upstream (`identity/identify/identify.py:63`) calls every port one of TCP: who learned so where its router shows it
+    would have others dial a port that leads nowhere.
+    No longer needed when `test_stock_identify_still_calls_every_port_one_of_tcp` fails.
+    """
+    if not isinstance(remote, UdpAddress):
+        return _to_multiaddr(remote)
+    host, port = remote
+    return Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/udp/{port}/quic-v1")
+
+
 def tell_stream(self: NetStream, protocol: TProtocol) -> None:
     self.muxed_stream.protocol = str(protocol)  # type: ignore[attr-defined]
     _set_protocol(self, protocol)
 
 
 def apply() -> None:
+    identify._remote_address_to_multiaddr = tell_transport
     NetStream.set_protocol = tell_stream  # type: ignore[method-assign]
     BasicHost._swarm_stream_handler = contain  # type: ignore[method-assign]
     BasicHost.get_addrs = keep_relays  # type: ignore[method-assign]

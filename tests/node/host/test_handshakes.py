@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnode.node.host.tcp import Handshake, Handshakes
+from swarmnode.node.host.handshakes import Handshake, Handshakes
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.peers.diversity import network_of
 

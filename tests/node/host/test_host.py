@@ -412,7 +412,7 @@ def test_learned_addresses_are_bounded_and_undialable_ones_left_out() -> None:
     a.learn(peer, tuple(f"/ip4/10.0.0.1/tcp/{port}" for port in range(1, 100)))
     assert len(a.known_addresses(peer)) == 16
     other = identity().peer_id
-    a.learn(other, ("/ip4/0.0.0.0/tcp/1", "/ip4/10.0.0.1/udp/1/quic-v1", "nonsense", "/ip4/10.0.0.2/tcp/2"))
+    a.learn(other, ("/ip4/0.0.0.0/tcp/1", "/ip4/10.0.0.1/udp/1", "nonsense", "/ip4/10.0.0.2/tcp/2"))
     assert a.known_addresses(other) == (f"/ip4/10.0.0.2/tcp/2/p2p/{other}",)
 
 

@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,7 +187,8 @@ def go_node(folder: Path) -> Iterator[GoNode]:
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes_raw() + key.public_key().public_bytes_raw()
     (folder / "id").write_bytes(packed((1, 1), (2, secret)))  # KeyType Ed25519
-    command = [str(p2pd()), f"-listen=/unix{control}", "-hostAddrs=/ip4/127.0.0.1/tcp/0", f"-id={folder / 'id'}"]
+    places = "/ip4/127.0.0.1/tcp/0,/ip4/127.0.0.1/udp/0/quic-v1"
+    command = [str(p2pd()), f"-listen=/unix{control}", f"-hostAddrs={places}", f"-id={folder / 'id'}"]
     command += ["-dhtServer=1", "-b=0", "-relay=0", "-relayDiscovery=0", "-natPortMap=0", "-tls=0", "-q=1"]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -199,10 +200,10 @@ def go_node(folder: Path) -> Iterator[GoNode]:
 
 
 @contextmanager
-def relay_daemon(home: Path) -> Iterator[tuple[str, ControlClient]]:
-    """`swarmnode run --role relay`: its address and its control socket."""
+def relay_daemon(home: Path) -> Iterator[tuple[list[str], ControlClient]]:
+    """`swarmnode run --role relay`: its addresses and its control socket."""
     command = [str(PROGRAM), "run", "--role", "relay", "--data-dir", str(home), "--port", "0"]
-    command += ["--listen", "127.0.0.1", "--no-mdns", "--json"]
+    command += ["--listen", "127.0.0.1", "--quic", "--no-mdns", "--json"]
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
     )
@@ -217,13 +218,21 @@ def relay_daemon(home: Path) -> Iterator[tuple[str, ControlClient]]:
                 return []
 
         until(lambda: bool(addresses()))
-        yield addresses()[0], client
+        yield addresses(), client
     finally:
         child.terminate()
         try:
             child.wait(PATIENCE)
         finally:
             child.kill()
+
+
+over_both = pytest.mark.parametrize("over", ["tcp", "quic-v1"])
+
+
+def at(over: str, places: Sequence[str]) -> str:
+    """The first of the addresses over that transport."""
+    return next(place for place in places if f"/{over}" in place)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -233,12 +242,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_go_node_connects_identifies_pings_and_finds_a_peer_through_the_daemon(tmp_path: Path) -> None:
+@over_both
+def test_a_go_node_connects_identifies_pings_and_finds_a_peer_through_the_daemon(tmp_path: Path, over: str) -> None:
     with (
-        relay_daemon(tmp_path / "relay") as (address, client),
+        relay_daemon(tmp_path / "relay") as (addresses, client),
         go_node(tmp_path / "a") as a,
         go_node(tmp_path / "b") as b,
     ):
+        address = at(over, addresses)
         relay = address.rpartition("/")[2]
         (a_id, _), (b_id, b_addresses) = a.identity(), b.identity()
         for node in (a, b):
@@ -288,16 +299,17 @@ async def echoed(send: Callable[[bytes], Awaitable[None]], receive: Callable[[],
 def new_host() -> Libp2pNetwork:
     key = Ed25519PrivateKey.generate()
     identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), quic=True))
 
 
-def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path) -> None:
+@over_both
+def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path, over: str) -> None:
     async def main(go: GoNode) -> None:
         go_id, places = await trio.to_thread.run_sync(go.identity)
         host = new_host()
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)
-            await host.connect(with_peer(places[0], go_id))
+            await host.connect(with_peer(at(over, places), go_id))
             stream = await host.open_stream(go_id, ECHO)
             await echoed(stream.send_all, lambda: stream.receive_some(1 << 16))
             nursery.cancel_scope.cancel()
@@ -306,7 +318,8 @@ def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path) -> None:
         trio.run(main, go)
 
 
-def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path) -> None:
+@over_both
+def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path, over: str) -> None:
     async def main(go: GoNode) -> None:
         host = new_host()
 
@@ -317,7 +330,7 @@ def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path) -
         host.serve(ECHO, echo)
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)
-            await trio.to_thread.run_sync(go.connect, host.addresses[0])
+            await trio.to_thread.run_sync(go.connect, at(over, host.addresses))
             opened = await trio.to_thread.run_sync(go.open_stream, host.me, ECHO)
             opened.settimeout(None)
             opened.setblocking(False)

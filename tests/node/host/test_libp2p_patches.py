@@ -26,6 +26,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
+from swarmnode.node.host import muxed
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.limits import ConnectionLimits
 from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
@@ -271,6 +272,23 @@ def test_stock_identify_still_forgets_the_agent() -> None:
 
     source = stock(upstream.update_peerstore_from_identify).__code__
     assert "agent_version" not in source.co_names, GONE.format("basic_host.keep_agent")
+
+
+# the observed address: basic_host.tell_transport
+
+
+def test_identify_tells_a_udp_port_as_one() -> None:
+    from libp2p.identity.identify import identify
+
+    told = [identify._remote_address_to_multiaddr(kind(("192.0.2.1", 4077))) for kind in (tuple, muxed.UdpAddress)]
+    assert [str(each) for each in told] == ["/ip4/192.0.2.1/tcp/4077", "/ip4/192.0.2.1/udp/4077/quic-v1"]
+
+
+def test_stock_identify_still_calls_every_port_one_of_tcp() -> None:
+    from libp2p.identity.identify import identify
+
+    source = stock(identify._remote_address_to_multiaddr)
+    assert "/tcp/" in str(source(muxed.UdpAddress(("192.0.2.1", 4077)))), GONE.format("basic_host.tell_transport")
 
 
 # circuit addresses: basic_host.keep_relays
@@ -637,7 +655,7 @@ def test_windows_of_one_connection_grow_within_its_allowance_and_give_it_back() 
             streams = [await open_pair(left, right) for _ in range(6)]
             for out, back in streams:
                 await transfer(out, back)
-            assert 0 < right._widened == sum(back.widened for _, back in streams) <= yamux_session.MAX_WIDENED
+            assert 0 < right._widened == sum(back.widened for _, back in streams) <= muxed.MAX_WIDENED
             assert streams[5][1]._target < streams[0][1]._target
             for _, back in streams:
                 back.abort()

@@ -1,4 +1,4 @@
-"""One suite for every Network: the simulated one on a jumping clock, and libp2p on real loopback sockets.
+"""One suite for every Network: the simulated one on a jumping clock, and libp2p over TCP and QUIC on loopback.
 
 A test gets a `Lab`, starts nodes in it and may use only what `protocols.network` promises. Nothing waits for a fixed
 time: events are awaited within `PATIENCE`, which on the jumping clock costs nothing.
@@ -38,6 +38,14 @@ ECHO = "/test/echo/1"
 KEY = bytes(range(32))
 
 
+class OverQuic(Libp2pNetwork):
+    """A host that tells nobody its TCP addresses."""
+
+    @property
+    def own_addresses(self) -> tuple[str, ...]:
+        return tuple(address for address in super().own_addresses if "/quic-v1/" in address)
+
+
 class Lab:
     """Starts nodes of one kind, and ends them."""
 
@@ -54,7 +62,9 @@ class Lab:
             return self._world.node(self._count)
         key = Ed25519PrivateKey.generate()
         identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-        return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), agent="test"))
+        made = OverQuic if self.kind == "quic" else Libp2pNetwork
+        over = self.kind == "quic"
+        return made(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), quic=over, agent="test"))
 
     async def start(self, *nodes: Any) -> None:
         async def run(node: Any, *, task_status: trio.TaskStatus[None]) -> None:
@@ -103,7 +113,7 @@ class Lab:
         self._scopes[node.me].cancel()
 
 
-@pytest.fixture(params=["simnet", "libp2p"])
+@pytest.fixture(params=["simnet", "libp2p", "quic"])
 def conform(request: pytest.FixtureRequest) -> Callable[[Callable[[Lab], Awaitable[None]]], None]:
     """Run `main(lab)` on each kind of network."""
 

@@ -160,6 +160,7 @@ class Lab:
     def __init__(self) -> None:
         self.network = FakeNetwork()
         network: Any = self.network
+        network.quic = SimpleNamespace(endpoints=[])  # it listens on no UDP port
         self.nat = NatTraversal(network, limits=RelayLimits(), upnp=False)
         self.helpers: Helpers = self.nat._autonat  # type: ignore[assignment]
 

@@ -1,0 +1,409 @@
+"""QUIC for libp2p (`/quic-v1`): one UDP socket at the port of TCP that listens, dials and punches holes.
+
+Who is there is told by certificates, as https://github.com/libp2p/specs/blob/master/tls/tls.md says: a self-signed one
+carries the peer's key and its signature over the certificate's.
+
+Datagrams find their connection by the connection id in them. Those that find none and begin none are counted and
+forgotten. Before its handshake is done an inbound connection has one of the places among `Handshakes`, with those of
+TCP. Its address may be forged, so once a quarter of the places is taken a newcomer must show first that it
+receives what is sent there (Retry, RFC 9000 section 8.1): that costs this node no memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import ssl
+from collections import Counter
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+
+import trio
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
+from aioquic.quic.retry import QuicRetryTokenHandler
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from libp2p.abc import IListener, ITransport
+from libp2p.custom_types import THandler
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.transport.exceptions import OpenConnectionError
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.addresses import ED25519_PREFIX, public_key
+from swarmnode.node.host.allowances import HostAllowance
+from swarmnode.node.host.handshakes import Handshakes
+from swarmnode.node.host.muxed import INITIAL_WINDOW, SILENCE
+from swarmnode.node.host.quic import FIRST_CREDIT, QuicLink, QuicSession, Windowed
+from swarmnode.node.identity import peer_id_of
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import PeerId, Unreachable
+
+log = logging.getLogger(__name__)
+
+PLACE = re.compile(r"/ip(4|6)/([0-9a-fA-F:.]+)/udp/([0-9]+)/quic-v1(?:/p2p/(\w+))?")
+EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+SIGNED = b"libp2p-tls-handshake:"  # stands before the certificate's key in what the peer's key signs
+ED25519_KEY = ED25519_PREFIX[2:]  # protobuf of a public key: the type, and the length of what follows
+ID_SIZE = 8  # bytes of the connection ids of this side
+AT_ONCE = 64  # datagrams taken off the socket before others have their turn
+BUFFERS = 2 << 20  # bytes that the kernel keeps for the socket each way, where it grants so many
+VALID = timedelta(days=36500)  # of a certificate; it lives as long as the program
+
+STRAYS = Metric("swarmnode_datagrams_dropped_total", COUNTER, "UDP datagrams that led to nothing", "why")
+WHY = ("no QUIC", "no connection", "handshakes that failed", "asked to come again")
+
+
+def certificate_for(key: Ed25519PrivateKey) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """A certificate that names `key` as its owner's, with the certificate's own key, made for it."""
+    own = ec.generate_private_key(ec.SECP256R1())
+    named = own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    identity = ED25519_KEY + key.public_key().public_bytes_raw()
+    signature = key.sign(SIGNED + named)
+    content = b"".join(bytes([4, len(part)]) + part for part in (identity, signature))  # OCTET STRINGs
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "libp2p")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + VALID)
+        .add_extension(x509.UnrecognizedExtension(EXTENSION, bytes([0x30, len(content)]) + content), critical=False)
+        .sign(own, SHA256())
+    )
+    return made, own
+
+
+def peer_in(certificate: x509.Certificate | None) -> PeerId:
+    """Whose certificate it is. Raises ValueError where it does not prove it, or is not that of an Ed25519 key."""
+    if certificate is None:
+        raise ValueError("there is none")
+    if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
+        raise ValueError("it is not valid at this time")
+    try:
+        extension = certificate.extensions.get_extension_for_oid(EXTENSION).value
+        assert isinstance(extension, x509.UnrecognizedExtension)
+        raw = extension.value
+        head = len(ED25519_KEY)
+        if len(raw) != 4 + head + 32 + 2 + 64 or raw[:4] != bytes([0x30, len(raw) - 2, 4, head + 32]):
+            raise ValueError("it names no Ed25519 key")
+        if raw[4 : 4 + head] != ED25519_KEY or raw[36 + head : 38 + head] != b"\x04\x40":
+            raise ValueError("it names no Ed25519 key")
+        peer = peer_id_of(raw[4 + head : 36 + head])
+        named = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        public_key(peer).verify(raw[38 + head :], SIGNED + named)
+        certificate.verify_directly_issued_by(certificate)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, InvalidSignature, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}") from error
+    return peer
+
+
+class QuicTransport(ITransport):
+    """QUIC on the sockets that listen; it dials from them alone."""
+
+    def __init__(self, key: Ed25519PrivateKey, host: HostAllowance, handshakes: Handshakes) -> None:
+        self.host, self.handshakes = host, handshakes
+        self._certificate, self._key = certificate_for(key)
+        self.retry = QuicRetryTokenHandler()
+        self.endpoints: list[UdpSocket] = []
+        self.dropped: Counter[str] = Counter()
+
+    def configuration(self, *, is_client: bool) -> QuicConfiguration:
+        return QuicConfiguration(
+            alpn_protocols=["libp2p"],
+            is_client=is_client,
+            certificate=self._certificate,
+            private_key=self._key,
+            verify_mode=ssl.CERT_NONE,  # `peer_in` looks at it instead
+            congestion_control_algorithm="steady",
+            idle_timeout=SILENCE,
+            max_data=FIRST_CREDIT,
+            max_stream_data=INITIAL_WINDOW,
+            supported_versions=[QuicProtocolVersion.VERSION_1],
+            connection_id_length=ID_SIZE,
+        )
+
+    def protocols(self) -> list[str]:
+        return ["quic-v1"]
+
+    def can_dial(self, maddr: Multiaddr) -> bool:
+        return PLACE.fullmatch(str(maddr)) is not None
+
+    can_listen = can_dial
+
+    def create_listener(self, handler_function: THandler) -> QuicListener:
+        return QuicListener(self, handler_function)
+
+    async def dial(self, maddr: Multiaddr) -> QuicSession:  # type: ignore[override]
+        """A session with whoever answers, or with the peer that `maddr` names. Raises OpenConnectionError."""
+        found = PLACE.fullmatch(str(maddr))
+        endpoint = self.endpoint_for(found[2]) if found is not None else None
+        if found is None or endpoint is None:
+            raise OpenConnectionError(f"{maddr} cannot be dialled: this node listens on no UDP port of that family")
+        link = endpoint.dial((found[2], int(found[3])), found[4])
+        try:
+            with trio.move_on_after(self.handshakes.patience):
+                await link.known.wait()
+        finally:
+            if link.session is None and not link.known.is_set():
+                link.abort()
+        if link.session is None:
+            raise OpenConnectionError(f"no QUIC connection to {maddr}") from (link.error or Unreachable("no answer"))
+        return link.session
+
+    async def dial_from(self, made: socket.socket, remote: tuple[str, int], peer: PeerId, swarm: Swarm) -> None:
+        """Connect to `peer` from a socket of its own, which is closed with the connection. Raises SwarmException."""
+        beside = self.endpoint_for(remote[0])
+        if beside is None:
+            made.close()
+            raise SwarmException("the host listens no more")
+        endpoint = UdpSocket(self, made, beside.handler, beside.nursery, for_one=True)
+        beside.nursery.start_soon(endpoint.run)
+        link = endpoint.dial(remote, peer)
+        try:
+            with trio.move_on_after(self.handshakes.patience):
+                await link.known.wait()
+            if link.session is None:
+                raise SwarmException(f"no answer from {remote[0]}") from link.error
+            await swarm.add_conn(link.session, direction="outbound")
+        except BaseException:
+            link.abort()
+            raise
+
+    def endpoint_for(self, host: str) -> UdpSocket | None:
+        """The socket from which `host` can be dialled; None where there is none of its family."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        loopback = host == "::1" or host.startswith("127.")
+        usable = [each for each in self.endpoints if each.socket.family == family and each.reaches(loopback)]
+        return usable[0] if usable else None
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(STRAYS, lambda: {why: self.dropped[why] for why in WHY})
+
+
+class QuicListener(IListener):
+    """One UDP socket while it listens."""
+
+    background_nursery: trio.Nursery  # py-libp2p sets it
+
+    def __init__(self, transport: QuicTransport, handler: THandler) -> None:
+        self._transport = transport
+        self._handler = handler
+        self.endpoint: UdpSocket | None = None
+
+    async def listen(self, maddr: Multiaddr) -> None:
+        """Raises OpenConnectionError."""
+        found = PLACE.fullmatch(str(maddr))
+        assert found is not None
+        made = socket.socket(socket.AF_INET if found[1] == "4" else socket.AF_INET6, socket.SOCK_DGRAM)
+        try:
+            made.setblocking(False)
+            if found[1] == "6":
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                made.setsockopt(socket.SOL_SOCKET, option, BUFFERS)
+            made.bind((found[2], int(found[3])))
+        except OSError as error:
+            made.close()
+            raise OpenConnectionError(f"cannot listen on {maddr}: {error.strerror}") from error
+        self.endpoint = UdpSocket(self._transport, made, self._handler, self.background_nursery)
+        self._transport.endpoints.append(self.endpoint)
+        self.background_nursery.start_soon(self.endpoint.run)
+        await trio.lowlevel.checkpoint()
+
+    def get_addrs(self) -> tuple[Multiaddr, ...]:
+        if self.endpoint is None or self.endpoint.socket.fileno() < 0:
+            return ()
+        host, port = self.endpoint.socket.getsockname()[:2]
+        return (Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/udp/{port}/quic-v1"),)
+
+    async def close(self) -> None:
+        if self.endpoint is not None:
+            self.endpoint.close()
+        await trio.lowlevel.checkpoint()
+
+
+class UdpSocket:
+    """One UDP socket and the connections on it."""
+
+    def __init__(
+        self,
+        transport: QuicTransport,
+        made: socket.socket,
+        handler: THandler,
+        nursery: trio.Nursery,
+        *,
+        for_one: bool = False,
+    ) -> None:
+        """`for_one`: the socket ends with its connection."""
+        self.transport = transport
+        self.socket = made
+        self.host = transport.host
+        self.handler = handler
+        self.nursery = nursery
+        self._for_one = for_one
+        self._links: dict[bytes, QuicLink] = {}  # by connection id
+        self._is_everywhere = made.getsockname()[0] in ("0.0.0.0", "::")
+        self._is_loopback = made.getsockname()[0].startswith(("127.", "::1"))
+
+    def reaches(self, loopback: bool) -> bool:
+        return self._is_everywhere or self._is_loopback == loopback
+
+    async def run(self) -> None:
+        """Read until closed. Nothing that arrives ends it."""
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self.socket)
+                self._read()
+                await trio.lowlevel.checkpoint()
+        except (trio.ClosedResourceError, OSError) as error:
+            log.debug("the UDP socket is closed: %s", error)
+        finally:
+            self.close()
+
+    def _read(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                datagram, remote = self.socket.recvfrom(65536)
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # an ICMP message about something sent before
+                continue
+            self.host.bytes_in += len(datagram)
+            self._route(datagram, (remote[0], remote[1]))
+
+    def _route(self, datagram: bytes, remote: tuple[str, int]) -> None:
+        if len(datagram) > ID_SIZE and not datagram[0] & 0x80:
+            link = self._links.get(datagram[1 : 1 + ID_SIZE])
+            if link is not None:
+                link.arrived(datagram, remote)
+            else:
+                self.count("no connection")
+            return
+        try:
+            header = pull_quic_header(Buffer(data=datagram), host_cid_length=ID_SIZE)
+        except ValueError:
+            self.count("no QUIC")
+            return
+        link = self._links.get(header.destination_cid)
+        if link is not None:
+            link.arrived(datagram, remote)
+            return
+        begins = header.packet_type == QuicPacketType.INITIAL and header.version == QuicProtocolVersion.VERSION_1
+        if not begins or len(datagram) < SMALLEST_MAX_DATAGRAM_SIZE or not 8 <= len(header.destination_cid) <= 20:
+            self.count("no connection")
+            return
+        original, proven = header.destination_cid, False
+        now = trio.current_time()
+        if header.token:
+            try:
+                original = self.transport.retry.validate_token(
+                    address=remote, destination_cid=original, token=header.token, now=now
+                )
+                proven = True
+            except ValueError:
+                log.debug("a token that this node did not make, from %s", remote[0])
+        if not proven and self.transport.handshakes.is_busy():
+            self.count("asked to come again")
+            source = os.urandom(ID_SIZE)
+            token = self.transport.retry.create_token(
+                address=remote, original_destination_connection_id=original, retry_source_connection_id=source, now=now
+            )
+            retry = encode_quic_retry(
+                version=header.version or 0,
+                source_cid=source,
+                destination_cid=header.source_cid,
+                original_destination_cid=original,
+                retry_token=token,
+            )
+            self.try_to_send(retry, remote)
+            return
+        quic = Windowed(
+            streams=self.host.limits.streams,
+            configuration=self.transport.configuration(is_client=False),
+            original_destination_connection_id=original,
+            retry_source_connection_id=header.destination_cid if proven else None,
+        )
+        link = QuicLink(self, quic, remote, None)
+        for known_as in (quic.host_cid, header.destination_cid):
+            self.add(known_as, link)
+        link.arrived(datagram, remote)
+        place = ExitStack()
+        place.enter_context(self.transport.handshakes.place(link)).spoke = proven
+        self.nursery.start_soon(self._accept, link, place)
+
+    async def _accept(self, link: QuicLink, place: ExitStack) -> None:
+        try:
+            with place:
+                await self.transport.handshakes.turn()
+                if not link.ended.is_set():
+                    self.nursery.start_soon(link.run)
+                with trio.move_on_after(self.transport.handshakes.patience):
+                    await link.known.wait()
+                if link.session is not None:
+                    await self.handler(link.session)  # type: ignore[arg-type]
+        except Exception as error:
+            log.debug("the QUIC connection from %s failed: %r", link.get_remote_address()[0], error)
+        finally:
+            link.abort()
+
+    def dial(self, remote: tuple[str, int], expected: PeerId | None) -> QuicLink:
+        """Begin a connection; `known` of the link tells how it went."""
+        quic = Windowed(streams=self.host.limits.streams, configuration=self.transport.configuration(is_client=True))
+        link = QuicLink(self, quic, remote, expected)
+        self.add(quic.host_cid, link)
+        quic.connect(remote, trio.current_time())
+        self.nursery.start_soon(link.run)
+        return link
+
+    def peer_in(self, certificate: x509.Certificate | None) -> PeerId:
+        return peer_in(certificate)
+
+    # --- what links call --------------------------------------------------------------------------------------------
+
+    def add(self, known_as: bytes, link: QuicLink) -> None:
+        self._links[known_as] = link
+        link.ids.add(known_as)
+
+    def remove(self, known_as: bytes, link: QuicLink) -> None:
+        if self._links.get(known_as) is link:
+            del self._links[known_as]
+        link.ids.discard(known_as)
+
+    def forget(self, link: QuicLink) -> None:
+        for known_as in tuple(link.ids):
+            self.remove(known_as, link)
+        if self._for_one:
+            self.close()
+
+    def count(self, why: str) -> None:
+        self.transport.dropped[why] += 1
+
+    def send(self, datagram: bytes, remote: tuple[str, int]) -> None:
+        """Raises BlockingIOError where the socket has no room, OSError where there is no way."""
+        self.socket.sendto(datagram, remote)
+        self.host.bytes_out += len(datagram)
+
+    def try_to_send(self, datagram: bytes, remote: tuple[str, int]) -> None:
+        try:
+            self.send(datagram, remote)
+        except OSError as error:
+            log.debug("nothing sent to %s: %s", remote[0], error)
+
+    def close(self) -> None:
+        if self.socket.fileno() >= 0:
+            for link in set(self._links.values()):
+                link.say_goodbye()
+                link.abort()
+            trio.lowlevel.notify_closing(self.socket)
+            self.socket.close()
+        if self in self.transport.endpoints:
+            self.transport.endpoints.remove(self)

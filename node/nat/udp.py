@@ -1,0 +1,235 @@
+"""Punching holes over UDP, from the socket on which this node listens for QUIC, beside `holepunch`'s TCP.
+
+As https://github.com/libp2p/specs/blob/master/relay/DCUtR.md says: at the agreed moment A dials, and B sends packets of
+random bytes to where A will come from, 10 to 200 ms apart, until A's packets get in. Where a router shows the socket is
+known from identify over QUIC connections to a few peers.
+
+A router that shows the socket to each of them at another port ("symmetric", RFC 4787 section 4.1) will show it to the
+other side at a port that nobody knows. Such a node names all the ports at which it was seen; more than one at one
+address says what kind of router it is. Where one side has such a router and the other has not, they probe as
+https://tailscale.com/blog/how-nat-traversal-works describes (the birthday paradox):
+
+    the side whose port is not known   opens `SOCKETS` further sockets and sends a packet from each to the other's place
+    the other side                     sends packets to ports of that router, first those that follow the ones seen
+                                       (port prediction), then others by chance: `PROBES` in all
+    the first                          dials from the socket at which a packet arrives
+
+256 of 64 512 ports are open, so that 512 packets meet one with a probability of 87 %. The packets are counted. Where
+both sides have such routers nothing of this helps, and they stay relayed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import resource
+import socket
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
+
+import trio
+import trio.lowlevel
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.muxed import MuxedSession
+from swarmnode.node.host.network import Libp2pNetwork
+from swarmnode.node.nat.reachability import MAX_OBSERVERS, is_local, seen_by
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.network import Address, NetworkError, PeerId
+
+log = logging.getLogger(__name__)
+
+PACKETS = Metric("swarmnode_punch_packets_total", COUNTER, "UDP packets sent to make holes in routers", "kind")
+KINDS = ("opening", "probing", "further sockets")
+OPENINGS = 40  # packets sent to each place of the other side, at most
+PAUSE = (0.01, 0.2)  # s between them, as the specification says
+SOCKETS = 256  # opened where this node's port is not known, at most: a quarter of the files that it may open
+PROBES = 512  # packets sent where the other's port is not known, at most, in one attempt
+PREDICTED = 128  # of them, to the ports after those that were seen
+BATCH, EVERY = 8, 0.05  # packets sent at once, and s between: PROBES in 3.2 s
+AFTER = 0.2  # s until the first, in which the other side opens its sockets
+WITHIN = 6.0  # s for an attempt with probing
+PORTS = range(1024, 65536)  # that routers give
+
+
+class UdpPuncher:
+    """What the UDP socket needs to get through routers."""
+
+    def __init__(self, network: Libp2pNetwork) -> None:
+        self._network = network
+        self._seen: OrderedDict[str, Address] = OrderedDict()  # where the socket is seen, by host of the observer
+        self._random = random.Random(network.me)
+        self.packets: Counter[str] = Counter()
+
+    async def look(self, host: str, peer: PeerId) -> None:
+        """Learn where `peer`, at `host`, sees the socket, by a QUIC connection. It stays: NATs forget.
+
+        Raises NetworkError where the peer does not say.
+        """
+        if host in self._seen or not self._network.quic.endpoints:
+            return
+        session = await self._session(host, peer)
+        place = await seen_by(session) if session is not None else None
+        if place is not None and "/quic-v1" in place:
+            self._seen[host] = place
+            while len(self._seen) > MAX_OBSERVERS:
+                self._seen.popitem(last=False)
+
+    async def look_around(self) -> None:
+        """Ask the connected peers outside of the local network, until two have told."""
+        for view in self._network.peers():
+            host = self._network.host_of(view.peer)
+            if len(self._seen) > 1 or not self._network.quic.endpoints:
+                return
+            if host is not None and not is_local(host):
+                try:
+                    await self.look(host, view.peer)
+                except NetworkError as error:
+                    log.debug("%s does not say where it sees the UDP port: %s", view.peer, error)
+
+    async def _session(self, host: str, peer: PeerId) -> MuxedSession | None:
+        for connection in self._network.connections.of(peer):
+            if connection.is_quic:
+                return connection.session
+        for address in self._network.known_addresses(peer):
+            endpoint = parse(address)
+            if endpoint is not None and (endpoint.host, endpoint.over, endpoint.relay) == (host, "quic", None):
+                try:
+                    conn = await self._network.swarm.dial_addr(Multiaddr(endpoint.place), ID.from_string(peer))
+                except (SwarmException, OSError) as error:
+                    log.debug("no QUIC connection to %s: %s", peer, error)
+                    continue
+                session = conn.muxed_conn
+                return session if isinstance(session, MuxedSession) else None
+        return None
+
+    def forget(self) -> None:
+        """This node's own network changed."""
+        self._seen.clear()
+
+    def seen(self) -> tuple[Address, ...]:
+        """Where the socket is seen, the most often seen first."""
+        return tuple(place for place, _ in Counter(self._seen.values()).most_common())
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the router shows the socket to most at a port of their own."""
+        ipv4 = [place for host, place in self._seen.items() if ":" not in host]
+        return len(ipv4) > 1 and Counter(ipv4).most_common(1)[0][1] <= len(ipv4) / 2
+
+    def places(self) -> tuple[Address, ...]:
+        """Where the other side may meet the socket; several ports of one address say that there will be another."""
+        own = [address.partition("/p2p/")[0] for address in self._network.own_addresses if "/quic-v1" in address]
+        return tuple(dict.fromkeys((*(self.seen() if self.is_symmetric else self.seen()[:1]), *own)))
+
+    def probes(self, theirs: tuple[Address, ...]) -> bool:
+        """Whether one side's port is not known to the other, so that an attempt takes long."""
+        return any((len(ports) > 1) != self.is_symmetric for ports in _public(theirs).values())
+
+    async def punch(self, peer: PeerId, theirs: tuple[Address, ...], *, dials: bool) -> None:
+        """Try until cancelled; a connection comes in, or is made here. `dials`: as A."""
+        async with trio.open_nursery() as nursery:
+            for place in theirs:
+                if "/quic-v1" in place:
+                    nursery.start_soon(self._dial, place, peer) if dials else nursery.start_soon(self._open, place)
+            for host, ports in _public(theirs).items():
+                if len(ports) > 1 and not self.is_symmetric:
+                    nursery.start_soon(self._probe, host, ports)
+                elif len(ports) == 1 and self.is_symmetric:
+                    nursery.start_soon(self._open_many, peer, (host, ports[0]))
+
+    async def _dial(self, place: Address, peer: PeerId) -> None:
+        try:
+            await self._network.swarm.dial_addr(Multiaddr(place), ID.from_string(peer))
+        except (SwarmException, OSError) as error:
+            log.debug("dial of %s at %s failed: %s", peer, place, error)
+
+    async def _open(self, place: Address) -> None:
+        endpoint = parse(place)
+        assert endpoint is not None
+        for _ in range(OPENINGS):
+            self._send((endpoint.host, endpoint.port), "opening")
+            await trio.sleep(self._random.uniform(*PAUSE))
+
+    async def _probe(self, host: str, seen: list[int]) -> None:
+        await trio.sleep(AFTER)
+        for number, port in enumerate(self._likely(seen)):
+            self._send((host, port), "probing")
+            if number % BATCH == BATCH - 1:
+                await trio.sleep(EVERY)
+
+    def _likely(self, seen: list[int]) -> Iterator[int]:
+        """PROBES ports, each once: by turns those that follow the highest that was seen, and others by chance."""
+        following = [port for port in range(max(seen) + 1, max(seen) + 1 + PREDICTED) if port in PORTS]
+        by_chance = self._random.sample(PORTS, PROBES)
+        mixed = [port for pair in zip(following, by_chance, strict=False) for port in pair]
+        return iter(list(dict.fromkeys([*mixed, *by_chance]))[:PROBES])
+
+    def _send(self, target: tuple[str, int], kind: str) -> None:
+        endpoint = self._network.quic.endpoint_for(target[0])
+        if endpoint is not None:
+            endpoint.try_to_send(_noise(self._random), target)
+            self.packets[kind] += 1
+
+    async def _open_many(self, peer: PeerId, target: tuple[str, int]) -> None:
+        """Open sockets, each with a packet to `target`, and dial from the first at which the other side's arrives."""
+        sockets: list[socket.socket] = []
+        found: list[socket.socket] = []
+        family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
+        most = min(SOCKETS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+        async def listen(made: socket.socket, done: trio.CancelScope) -> None:
+            await trio.lowlevel.wait_readable(made)
+            try:
+                _, remote = made.recvfrom(2048)
+            except OSError:
+                return
+            if remote[0] == target[0] and not found:
+                found.append(made)
+                done.cancel()
+
+        try:
+            for _ in range(most):
+                try:
+                    made = socket.socket(family, socket.SOCK_DGRAM)
+                    sockets.append(made)
+                    made.setblocking(False)
+                    made.sendto(_noise(self._random), target)
+                except OSError as error:
+                    log.debug("no further socket: %s", error)
+                    break
+                self.packets["further sockets"] += 1
+                if len(sockets) % BATCH == 0:
+                    await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as nursery:
+                for made in sockets:
+                    nursery.start_soon(listen, made, nursery.cancel_scope)
+            if found:
+                sockets.remove(found[0])
+                await self._network.quic.dial_from(found[0], target, peer, self._network.swarm)
+        except SwarmException as error:
+            log.debug("no connection to %s through the hole: %s", peer, error)
+        finally:
+            for made in sockets:
+                made.close()
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(PACKETS, lambda: {kind: self.packets[kind] for kind in KINDS})
+
+
+def _noise(rng: random.Random) -> bytes:
+    return os.urandom(rng.randrange(24, 64))
+
+
+def _public(places: tuple[Address, ...]) -> dict[str, list[int]]:
+    """The UDP ports among `places`, by their IPv4 address, where that is not of a local network."""
+    ports: defaultdict[str, list[int]] = defaultdict(list)
+    for place in places:
+        endpoint = parse(place)
+        if endpoint is not None and endpoint.over == "quic" and endpoint.kind == "ip4" and not is_local(endpoint.host):
+            ports[endpoint.host].append(endpoint.port)
+    return dict(ports)

@@ -1,0 +1,337 @@
+"""QUIC on loopback: the port it dials from, who is at the other end, and what strangers may not do to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.node.host import quic, quic_transport
+from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.limits import ConnectionLimits, Limits
+from swarmnode.node.host.muxed import INITIAL_WINDOW, StreamReset
+from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.quic import QuicSession, QuicStream
+from swarmnode.node.host.quic_transport import certificate_for, peer_in
+from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.reachability import seen_by
+from swarmnode.protocols.network import Stream, Unreachable
+
+ECHO, IGNORE = "/test/echo/1", "/test/ignore/1"
+
+
+def identity() -> Identity:
+    key = Ed25519PrivateKey.generate()
+    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+
+
+def network(limits: ConnectionLimits | None = None, **settings: Any) -> Libp2pNetwork:
+    whole = Limits() if limits is None else replace(Limits(), connections=limits)
+    listen = ("/ip4/127.0.0.1/tcp/0",)
+    return Libp2pNetwork(identity(), HostSettings(listen=listen, limits=whole, **{"quic": True, **settings}))
+
+
+def place(node: Libp2pNetwork) -> str:
+    return next(address for address in node.own_addresses if "/quic-v1/" in address)
+
+
+def session(node: Libp2pNetwork, peer: Libp2pNetwork) -> QuicSession:
+    (connection,) = node.connections.of(peer.me)
+    assert isinstance(connection.session, QuicSession)
+    return connection.session
+
+
+async def echo(stream: Stream) -> None:
+    while chunk := await stream.receive_some(1 << 16):
+        await stream.send_all(chunk)
+    await stream.send_eof()
+
+
+async def never(stream: Stream) -> None:
+    await trio.sleep_forever()
+
+
+async def ask(node: Libp2pNetwork, peer: Libp2pNetwork, message: bytes) -> bytes:
+    stream = await node.open_stream(peer.me, ECHO)
+    answer = bytearray()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.send_all, message)
+        while len(answer) < len(message):
+            answer += await stream.receive_some(1 << 16)
+    await stream.aclose()
+    return bytes(answer)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 (some states have no event)
+            await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def connected(a: Libp2pNetwork, b: Libp2pNetwork) -> AsyncIterator[trio.Nursery]:
+    """`a` has dialled `b`; both echo."""
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for node in (a, b):
+                node.serve(ECHO, echo)
+                await nursery.start(node.run)
+            await a.connect(place(b))
+            await until(lambda: bool(b.connections.of(a.me)))
+            yield nursery
+            nursery.cancel_scope.cancel()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main)
+
+
+def port_of(address: str) -> int:
+    endpoint = parse(address)
+    assert endpoint is not None
+    return endpoint.port
+
+
+def test_it_listens_at_the_port_of_tcp_and_dials_from_there() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            assert [port_of(address) for address in b.own_addresses] == 2 * [port_of(place(b))]
+            assert session(b, a).get_remote_address() == ("127.0.0.1", port_of(place(a)))
+            assert await seen_by(session(a, b)) == place(a).partition("/p2p/")[0]
+            assert a.connections.of(b.me)[0].direct and b.connections.of(a.me)[0].inbound
+
+    run(main)
+
+
+def test_no_quic_where_the_owner_wants_none() -> None:
+    async def main() -> None:
+        a, b = network(quic=False), network()
+        async with trio.open_nursery() as nursery:
+            for node in (a, b):
+                await nursery.start(node.run)
+            assert all("/tcp/" in address for address in a.own_addresses)
+            with pytest.raises(Unreachable, match="no UDP port"):
+                await a.connect(place(b))
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_tcp_takes_over_where_it_works_as_well() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        a.learn(b.me, ())
+        async with connected(a, b):
+            a.learn(b.me, b.own_addresses)
+            best = a.connections.best(b.me)
+            assert best is not None and best.is_quic
+            await a._dialler._try_tcp_too(best)
+            best = a.connections.best(b.me)
+            assert best is not None and not best.is_quic
+            assert await ask(a, b, b"hello") == b"hello"
+
+    run(main)
+
+
+def test_who_answers_is_checked_and_named() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            with pytest.raises(Unreachable, match=f"another peer, {b.me}"):
+                await a.connect(place(b).replace(b.me, identity().peer_id))
+            c = network()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(c.run)
+                assert await c.connect(place(b).partition("/p2p/")[0]) == b.me
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_certificate_names_its_key_and_no_other() -> None:
+    me = identity()
+    certificate, _ = certificate_for(me.private_key)
+    assert peer_in(certificate) == me.peer_id
+    with pytest.raises(ValueError, match="none"):
+        peer_in(None)
+    other, _ = certificate_for(identity().private_key)
+    extension = certificate.extensions[0].value
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:  # another's certificate with this one's extension
+        patch.setattr(type(other.extensions), "get_extension_for_oid", lambda *_: certificate.extensions[0])
+        with pytest.raises(ValueError, match="InvalidSignature"):
+            peer_in(other)
+    raw = extension.value
+    for wrong in (raw[:-1], b"", b"\x30\x00", raw[:4] + b"\x08\x02" + raw[6:]):
+        with monkey.context() as patch:
+            patch.setattr(type(extension), "value", wrong)
+            with pytest.raises(ValueError, match="no Ed25519 key"):
+                peer_in(certificate)
+
+
+def noise(kind: str) -> Iterator[bytes]:
+    for size in (0, 1, 7, 20, 1200, 1472):
+        raw = bytearray(os.urandom(size))
+        if raw:
+            raw[0] = raw[0] | 0xC0 if kind == "long" else raw[0] & 0x7F
+        if kind == "long" and size > 6:
+            raw[1:6] = b"\x00\x00\x00\x01\x08"  # version 1, connection ids of 8 bytes
+        yield bytes(raw)
+
+
+def test_datagrams_that_make_no_sense_are_counted_and_cost_no_connection() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            target = ("127.0.0.1", port_of(place(b)))
+            known = next(iter(session(b, a).link.ids))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                for _ in range(30):
+                    for kind in ("long", "short"):
+                        for datagram in noise(kind):
+                            stranger.sendto(datagram, target)
+                    stranger.sendto(b"\x40" + known + os.urandom(40), target)  # at a connection that is there
+                    await trio.lowlevel.checkpoint()
+            await until(lambda: b.quic.dropped["no connection"] >= 60)
+            assert await ask(a, b, bytes(100_000)) == bytes(100_000)
+            await until(lambda: not b._handshakes.waiting)
+
+    run(main)
+
+
+def test_newcomers_prove_their_address_once_places_get_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for node in (a, b):
+                    await nursery.start(node.run)
+                monkeypatch.setattr(b._handshakes, "is_busy", lambda: True)
+                await a.connect(place(b))
+                assert b.quic.dropped["asked to come again"] >= 1
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_places_of_handshakes_are_bounded_and_free_again() -> None:
+    async def main() -> None:
+        a, b = network(), network(ConnectionLimits(handshakes=8, handshake=0.5))
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for node in (a, b):
+                    await nursery.start(node.run)
+                endpoint = a.quic.endpoint_for("127.0.0.1")
+                assert endpoint is not None
+                hellos = []
+                for _ in range(40):  # first datagrams of clients that never go on
+                    link = endpoint.dial(("127.0.0.1", port_of(place(b))), None)
+                    hellos += link.quic.datagrams_to_send(trio.current_time())
+                    link.abort()
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                    for datagram, remote in hellos:
+                        stranger.sendto(datagram, remote)
+                await until(lambda: b.quic.dropped["asked to come again"] >= 30)
+                assert len(b._handshakes.waiting) <= 8
+                await a.connect(place(b))
+                await until(lambda: not b._handshakes.waiting)
+                assert len(b.quic.endpoints[0]._links) == len(session(b, a).link.ids)
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_reader_that_takes_nothing_keeps_one_window_and_other_streams_go_on() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b) as nursery:
+            b.serve(IGNORE, never)
+            for _ in range(3):
+                stream = await a.open_stream(b.me, IGNORE)
+                nursery.start_soon(stream.send_all, bytes(2 << 20))
+            assert await ask(a, b, bytes(1 << 20)) == bytes(1 << 20)
+            unread = session(b, a).allowance.unread
+            assert 0 < unread <= 3 * INITIAL_WINDOW * 1.2  # with what pieces cost
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_sends_beyond_its_window_is_disconnected_and_noted() -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            b.serve(IGNORE, never)
+            stream = await a.open_stream(b.me, IGNORE)
+            assert isinstance(stream, QuicStream)
+            inner = session(a, b).link.quic
+            inner.stream(stream.stream_id).max_stream_data_remote = inner._remote_max_data = 1 << 40
+            with pytest.raises(StreamReset):
+                await stream.send_all(bytes(4 << 20))
+            await until(lambda: a.me not in b.connections and b.me not in a.connections)
+            assert b._allowance.violations.count(a.me) == 1 and a._allowance.violations.count(b.me) == 0
+
+    run(main)
+
+
+def test_streams_of_a_peer_are_bounded() -> None:
+    async def main() -> None:
+        a, b = network(), network(ConnectionLimits(streams=10))
+        async with connected(a, b):
+            b.serve(IGNORE, never)
+            streams = []
+            with trio.move_on_after(1.0):
+                for _ in range(20):
+                    streams.append(await a.open_stream(b.me, IGNORE))
+            assert len(streams) <= 10 and session(b, a).allowance.streams <= 10
+            for stream in streams:
+                await stream.aclose()
+            assert await ask(a, b, b"there is room again") == b"there is room again"
+            assert b._allowance.violations.count(a.me) == 0
+
+    run(main)
+
+
+def test_a_connection_that_is_cut_in_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quic, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(quic_transport, "SILENCE", 1.0)
+
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            await trio.sleep(2.0)
+            assert b.me in a.connections  # it was idle, and lives
+            session(b, a).link.endpoint.send = lambda *_: None  # type: ignore[method-assign]
+            await until(lambda: b.me not in a.connections)
+
+    run(main)
+
+
+@pytest.mark.parametrize("cap", ["up", "down"])
+def test_the_owners_caps_hold(cap: str) -> None:
+    async def main() -> None:
+        a, b = network(**({"up": 1e6} if cap == "up" else {})), network(**({"down": 1e6} if cap == "down" else {}))
+        async with connected(a, b):
+            taken = 0
+
+            async def take(stream: Stream) -> None:
+                nonlocal taken
+                while chunk := await stream.receive_some(1 << 16):
+                    taken += len(chunk)
+
+            b.serve(IGNORE, take)
+            stream = await a.open_stream(b.me, IGNORE)
+            with trio.move_on_after(3.0):
+                await stream.send_all(bytes(50 << 20))
+            assert 1.5e6 < taken < 4.5e6  # with the first credit
+
+    run(main)
