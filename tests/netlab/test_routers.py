@@ -97,7 +97,6 @@ def test_a_node_behind_a_firewall_that_opens_holes_announces_that_it_is_reached_
         while not told["over_ipv6"] and time.monotonic() < until:
             told = node.do("status")
         assert told["mapped"] == {"ip4": "PCP", "ip6": "PCP"} and told["over_ipv6"], told
-        assert f"/ip6/{inside.address6}/tcp/4001" in told["observed"], told  # nothing is translated
         [place] = [place for place in told["addresses"] if inside.address6 in place]
         other.start([])
         assert other.do("connect", to=[place], direct_within=5.0)["path"] == "direct"
