@@ -375,4 +375,5 @@ def _reason(error: BaseException) -> str:
         return "no answer"
     if isinstance(error, (SwarmException, Unreachable)):
         return str(error)
-    return f"no node of this kind answers ({str(error) or type(error).__name__})"  # the handshakes made no sense
+    log.debug("a handshake that made no sense: %r", error)
+    return "no node of this kind answers, another program perhaps"
