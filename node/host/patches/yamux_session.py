@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_ERROR = 1  # GO_AWAY code
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
 WRITE_STALL = 12.0  # seconds in which the socket must take one frame
+CLOSED_HERE = "closed here"
 FLUSH = 0.5  # seconds that a polite close waits for the outbox
 
 
@@ -163,7 +164,7 @@ class YamuxSession(MuxedSession):
         if self._closing:
             return
         log.debug("connection to %s: %s", self.peer_id, why)
-        self._closing, self.ended = True, why
+        self._closing, self.ended = True, self.ended or why
         for stream in tuple(self._streams.values()):
             stream.break_off()
         self._opened.close()
@@ -327,12 +328,13 @@ class YamuxSession(MuxedSession):
     async def close(self) -> None:
         """Wait up to FLUSH seconds until what was queued is sent, say goodbye after it, and close."""
         if not self._closing and self.event_started.is_set():
+            self.ended = CLOSED_HERE  # whoever of the two is done first
             await self._flush()
             if self._idle:  # it went
                 self.answer(HEADER.pack(0, GO_AWAY, 0, 0, 0))
                 await self._flush()
         with trio.CancelScope(shield=True):
-            await self.abandon("closed here")
+            await self.abandon(CLOSED_HERE)
 
     def get_transport_addresses(self) -> list[Multiaddr]:
         return self.secured_conn.get_transport_addresses()
