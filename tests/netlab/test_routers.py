@@ -97,9 +97,9 @@ def test_a_node_behind_a_firewall_that_opens_holes_announces_that_it_is_reached_
         while not told["over_ipv6"] and time.monotonic() < until:
             told = node.do("status")
         assert told["mapped"] == {"ip4": "PCP", "ip6": "PCP"} and told["over_ipv6"], told
-        [place] = [place for place in told["addresses"] if inside.address6 in place]
+        places = [place for place in told["addresses"] if inside.address6 in place]
         other.start([])
-        assert other.do("connect", to=[place], direct_within=5.0)["path"] == "direct"
+        assert other.do("connect", to=places, direct_within=5.0)["path"] == "direct"
 
 
 def test_a_node_is_dialled_anew_soon_after_its_router_restarted_at_another_address(
