@@ -56,7 +56,12 @@ CLASSES = {
     "symmetric": "symmetric NAT: another outer port for each that this node speaks with, which nobody else can foresee",
     "unknown": "not known yet: fewer than two peers outside have looked, or none has dialled back",
 }
-PATHS = {"direct": "direct at once", "punched": "direct, by a punched hole", "relayed": "through a relay"}
+PATHS = {
+    "direct": "direct at once",
+    "punched": "direct, by a punched hole",
+    "probed": "direct, by guessed ports",
+    "relayed": "through a relay",
+}
 
 
 def render_status(status: dict[str, Any], *, colour: bool = False) -> str:

@@ -82,7 +82,8 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
         },
     }
     kind = class_of(answer)
-    works = [{"class": other, "path": path_between(kind, other)} for other in CLASSES]
+    udp = any("/quic" in address for address in network.own_addresses)
+    works = [{"class": other, "path": path_between(kind, other, udp=udp)} for other in CLASSES]
     told = [{"problem": p.what, "advice": p.do} for p in problems(answer)]
     return answer | {"class": kind, "works_with": works, "problems": told}
 
@@ -107,15 +108,20 @@ def class_of(answer: Mapping[str, Any]) -> str:
     return PORT_RESTRICTED
 
 
-def path_between(one: str, other: str) -> str:
-    """How two nodes behind NATs of these classes come together: "direct", "punched", "relayed" or "unknown"."""
+def path_between(one: str, other: str, *, udp: bool = False) -> str:
+    """How two nodes behind NATs of these classes come together: "direct", "punched", "probed", "relayed", "unknown".
+
+    `udp`: whether both speak QUIC, over which a port can be guessed where one of the two is symmetric.
+    """
     pair = {one, other}
     if pair & {OPENED, MAPPED, FULL_CONE}:
         return "direct"
     if UNKNOWN in pair:
         return UNKNOWN
     # A symmetric side dials from a port that nobody foresees: in comes it only where ports do not matter.
-    return "relayed" if SYMMETRIC in pair and ADDRESS_RESTRICTED not in pair else "punched"
+    if SYMMETRIC not in pair or ADDRESS_RESTRICTED in pair:
+        return "punched"
+    return "probed" if udp and len(pair) == 2 else "relayed"
 
 
 async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict[str, Any]:

@@ -169,6 +169,8 @@ def test_what_works_with_whom_is_the_same_from_both_sides() -> None:
     assert {path_between(OPENED, other) for other in CLASSES} == {"direct"}
     assert path_between(PORT_RESTRICTED, PORT_RESTRICTED) == path_between(SYMMETRIC, ADDRESS_RESTRICTED) == "punched"
     assert path_between(SYMMETRIC, PORT_RESTRICTED) == path_between(SYMMETRIC, SYMMETRIC) == "relayed"
+    assert path_between(SYMMETRIC, PORT_RESTRICTED, udp=True) == "probed"
+    assert path_between(SYMMETRIC, SYMMETRIC, udp=True) == "relayed"
 
 
 def test_who_comes_from_where_this_node_never_sent_anything_is_uninvited() -> None:
