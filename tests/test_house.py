@@ -22,8 +22,8 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 61_150,
-    "files": 272,
+    "lines": 61_240,
+    "files": 273,
     "small files": 4,
     "parameters that are callbacks": 37,
     "class names in several files": 0,

@@ -22,8 +22,6 @@ from typing import Any, Protocol
 
 import trio
 from aioquic.quic import events
-from aioquic.quic.congestion.base import register_congestion_control
-from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     MAX_STREAM_DATA_FRAME_CAPACITY,
@@ -51,19 +49,6 @@ FLUSH = 0.5  # seconds that a polite close waits for what was queued
 PIECE = 64 * 1024  # bytes written at once where the volunteer set a cap
 RESET = 0  # the error code of streams
 REFUSED = 0x12A  # the error code of a connection whose peer shows no sound certificate (TLS: bad certificate)
-
-
-class Steady(CubicCongestionControl):
-    """CUBIC (RFC 9438) that ends its slow start at a loss.
-
-    aioquic's HyStart takes jitter for a queue, and then creeps: on 80 ms with 2 ms of jitter that left 1.5 Mbit/s.
-    """
-
-    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
-        self.rtt = rtt
-
-
-register_congestion_control("steady", Steady)
 
 
 class Windowed(QuicConnection):

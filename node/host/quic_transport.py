@@ -40,6 +40,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import ED25519_PREFIX, public_key
 from swarmnode.node.host.allowances import HostAllowance
+from swarmnode.node.host.congestion import ALGORITHM
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.muxed import INITIAL_WINDOW, SILENCE
 from swarmnode.node.host.quic import FIRST_CREDIT, QuicLink, QuicSession, Windowed
@@ -123,7 +124,7 @@ class QuicTransport(ITransport):
             certificate=self._certificate,
             private_key=self._key,
             verify_mode=ssl.CERT_NONE,  # `peer_in` looks at it instead
-            congestion_control_algorithm="steady",
+            congestion_control_algorithm=ALGORITHM,
             idle_timeout=SILENCE,
             max_data=FIRST_CREDIT,
             max_stream_data=INITIAL_WINDOW,
