@@ -188,6 +188,8 @@ class Reachability:
             self.mappings[family] = mapping
         if (before and before.addresses) == (mapping and mapping.addresses):
             return
+        if before is not None and mapping is not None and before.host != mapping.host:
+            self._seen.clear()  # at the router's former address
         over_ipv4 = {host: verdict for host, verdict in self._verdicts.items() if ":" not in host}
         if family == "ip6" and over_ipv4:  # which say what they said
             self._verdicts = over_ipv4

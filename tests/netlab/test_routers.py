@@ -130,6 +130,6 @@ def announced(node: Relay, address: str, *, within: float) -> list[str]:
     """What the node tells others once that is at `address`."""
     until = time.monotonic() + within
     while not (there := [place for place in node.status()["addresses"] if address in place]):
-        assert time.monotonic() < until, node.status()
+        assert time.monotonic() < until, node.status()["addresses"]
         time.sleep(0.2)
     return there

@@ -139,3 +139,13 @@ def test_ipv4_decides_where_anybody_came_by_it_and_ipv6_speaks_for_itself() -> N
     assert machine.state is Reach.PRIVATE
     machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 3600.0))
     assert machine.state is Reach.UNKNOWN and machine.counts() == (0, 0)
+
+
+def test_what_was_seen_at_the_routers_former_address_is_forgotten() -> None:
+    machine, former = Reachability(), "/ip4/45.80.10.3/tcp/4077"
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 3600.0))
+    machine.saw("45.0.0.1", former)
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 1800.0))
+    assert machine.observed() == (former,)
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.9", 4077, 4077, 3600.0))
+    assert machine.places(()) == ("/ip4/45.80.10.9/tcp/4077",)
