@@ -39,7 +39,7 @@ from simswarm import SimSwarm
 from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import Learned
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
 
@@ -72,12 +72,12 @@ def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float
     """The line of one arm. All chance of the learning comes from `seed`."""
     began = time.process_time()
     spec = a_spec(arm, seed)
-    beginning = DigitsRL(spec, Assignment("", "beginning"))
+    beginning = Trainee(spec, Assignment("", "beginning"))
     without = spec.updated(rollouts={"warm_up": 0})
     trainers: dict[str, InProcess] = {}
 
     def make(name: str, peer: str) -> InProcess:
-        task = DigitsRL(without, Assignment("", peer))
+        task = Trainee(without, Assignment("", peer))
         task.learner.start_from(beginning.learner)
         cheats = arm == "cheated" and name == CHEAT
         trainers[name] = InProcess(task, sampling=sampling, update=update, cheats=cheats)

@@ -16,6 +16,7 @@ from swarmnode.cli.configure import check_run
 from swarmnode.cli.terminal import DataDirOption, JsonOption, UsageMistake, say, show
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.training.options import as_toml, describe
+from swarmnode.training.rl.section import asks_questions
 from swarmnode.training.runspec import BASE_TASK, BUILT_IN_TASKS, FILLED_IN, ROLLOUT_TASKS, SECTIONS
 
 Tables = dict[str, dict[str, Any]]
@@ -28,6 +29,7 @@ SIZES = {
 }
 SIZE_WORDS = "tiny (0.85 M parameters, for CPUs), small (11 M), medium (85 M, for GPUs)"
 STANDARD = "python-stdlib"
+OTHERS = "gym:NAME of reasoning-gym, text:FILE.jsonl, or FILE.py:CLASS"
 HAS_TEXT = ("byte-lm", "gpt", BASE_TASK)
 ABOUT = {  # what stands above each table
     "run": "Who may take part, and who owns the run. Its creator does unless `owner` says otherwise.",
@@ -47,7 +49,7 @@ def init(
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run. [default: that of FILE]")] = "",
     task: Annotated[
         str,
-        typer.Option(metavar="TASK", help=f"{', '.join(BUILT_IN_TASKS)}, or FILE.py:CLASS. [default: byte-lm]"),
+        typer.Option(metavar="TASK", help=f"{', '.join(BUILT_IN_TASKS)}, {OTHERS}. [default: byte-lm]"),
     ] = "",
     data: Annotated[
         str, typer.Option(metavar="PATH", help="Text to train on, as --corpus names it. [default: Python's sources]")
@@ -75,15 +77,17 @@ def init(
     if file.exists() and not force:
         raise UsageMistake(f"{file} is there already; name another file, or replace it with --force")
     asks = sys.stdin.isatty() and not yes and not json_output
-    task = task or _asked(asks, f"What is learned? {', '.join(BUILT_IN_TASKS)}, or FILE.py:CLASS", "byte-lm")
+    task = task or _asked(asks, f"What is learned? {', '.join(BUILT_IN_TASKS)}, {OTHERS}", "byte-lm")
     if task == BASE_TASK and not (base := base or _asked(asks, "Which model to begin from, a folder or a name", "")):
         raise UsageMistake(f"--task {BASE_TASK} begins from a model: name it with --base MODEL")
     if task in HAS_TEXT:
         data = data or _asked(asks, "Which text, a file or a folder?", STANDARD)
-    if task not in (BASE_TASK, *ROLLOUT_TASKS):
+    asked = _asked_by(task)
+    if task not in (BASE_TASK, *ROLLOUT_TASKS) and not asked:
         size = size or _asked(asks, f"How large? {SIZE_WORDS}", "tiny")
     trust = trust or _asked(asks, "Who takes part: known (people whom you trust) or open (anybody)?", "known")
-    tables = _tables(name or file.stem.lower(), task, data, size or "tiny")
+    tables = _tables(name or file.stem.lower(), "rollouts" if asked else task, data, size or "tiny")
+    tables["rollouts"] |= {"task": asked} if asked else {}
     tables["run"]["trust"] = trust
     tables["model"] |= {"base": base} if base else {}
     tables["exchange"]["method"] = method or "auto"
@@ -95,8 +99,17 @@ def init(
         raise ExpectedError(f"{file}: cannot be written: {error.strerror}") from error
     answer["next"] = "swarmnode run " + quote(str(file))
     answer["next"] += f" --corpus {quote(data)}" if data not in ("", STANDARD) else ""
-    answer["next"] += f" --task {quote(task)}" if ":" in task else ""
+    answer["next"] += f" --task {quote(task)}" if ":" in task and not task.startswith("gym:") else ""
     show(answer, f"{file}: written. Begin the run with: {answer['next']}", json_output)
+
+
+def _asked_by(task: str) -> str:
+    """`[rollouts] task` of a run that asks questions: gym:, text:, or a class with `generate` and `verify`; else ""."""
+    kind, _, rest = task.partition(":")
+    if kind in ("gym", "text"):
+        return task if kind == "gym" else f"text:{Path(rest).name}"
+    file, _, named = task.rpartition(":")
+    return f"{Path(file).name}:{named}" if asks_questions(task) else ""
 
 
 def _asked(asks: bool, question: str, usual: str) -> str:
@@ -113,7 +126,9 @@ def _tables(name: str, task: str, data: str, size: str) -> Tables:
     if data not in ("", STANDARD) and not data.startswith("datasets:") and not Path(data).expanduser().exists():
         raise UsageMistake(f"--data {data}: there is no such file or folder")
     if ":" not in task and task not in BUILT_IN_TASKS:
-        raise UsageMistake(f"--task {task}: is none of {', '.join(BUILT_IN_TASKS)}, nor FILE.py:CLASS")
+        raise UsageMistake(
+            f"--task {task}: is none of {', '.join(BUILT_IN_TASKS)}, nor gym:NAME, text:FILE.jsonl or FILE.py:CLASS"
+        )
     layers, heads, width, context, vocabulary, batch, steps = SIZES[size]
     tables: Tables = {table: {} for table in SECTIONS}
     tables["run"] = {"name": name, "seed": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,29 @@ from swarmnode.cli.terminal import (
     table,
 )
 from swarmnode.cli.views import learned, sampled
+
+SHORT = 60  # characters of a text that stands in a table
+LONG, MOST_LINES, INDENT = 4000, 60, "    "
+WHY = {  # by the word that groups or answers are counted under
+    "bad-token": "a token that its vocabulary has not, or something behind the end of an answer",
+    "capped": "its author has its share of the update already",
+    "check-failed": "the check of its answers failed here",
+    "flood": "more than its author may send",
+    "no-standing": "its author was caught lying, or is not listened to",
+    "not-drawn": "there was no place left in the update",
+    "old": "written too long ago",
+    "other-task": "a question that this run does not ask",
+    "probation": "authors without standing have their part of the update already",
+    "stale": "written too many updates ago",
+    "strange-answer": "an answer that neither this policy nor the one that it began as would give",
+    "too-large": "larger than its author may have here",
+    "too-long": "an answer too long for this policy",
+    "uninformative": "all of its answers are equally right, so that they teach nothing",
+    "unknown-task": "a question that cannot be made here",
+    "unknown-vocabulary": "tokens that are not known here",
+    "unlikely": "too many strange answers",
+    "unreadable": "a text that this policy has no tokens for",
+}
 
 rollouts = group("Look at the answers that policies share with one another.")
 
@@ -61,18 +85,37 @@ def show_group(
 ) -> None:
     """Show a group: question, answers, and what they earn."""
     answer = ask(data_dir, "rollouts_show", id=group)
-    rows = [
-        [plain(each["text"], 60), f"{each['reward']:.2f}", f"{each['advantage']:+.2f}", str(each["tokens"])]
-        for each in answer["answers"]
-    ]
     lines = [
         answer["id"],
         f"by {answer['author']}, policy {plain(answer['policy'], 12)} at version {answer['version']}",
         f"{plain(answer['task'])}, difficulty {answer['difficulty']}, seed {answer['seed']}",
-        f"question  {plain(answer['question'], 200)}\nkey       {plain(answer['key'], 200)}\n",
-        table(["answer", "reward", "advantage", "tokens"], rows),
+        *_answers(answer),
     ]
     show(answer, lines, json_output)
+
+
+def _answers(answer: dict[str, Any]) -> list[str]:
+    """Question, key and answers: a table where all of them are short, else each text below what it earned."""
+    texts = [answer["question"], answer["key"], *(each["text"] for each in answer["answers"])]
+    if all(len(text) <= SHORT and "\n" not in text.strip() for text in texts):
+        rows = [
+            [plain(each["text"], SHORT), f"{each['reward']:.2f}", f"{each['advantage']:+.2f}", str(each["tokens"])]
+            for each in answer["answers"]
+        ]
+        head = f"question  {plain(answer['question'])}\nkey       {plain(answer['key'])}\n"
+        return [head, table(["answer", "reward", "advantage", "tokens"], rows)]
+    lines = ["question", *_paragraphs(answer["question"]), "key", *_paragraphs(answer["key"])]
+    for number, each in enumerate(answer["answers"], 1):
+        earned = f"reward {each['reward']:.2f}, advantage {each['advantage']:+.2f}, {each['tokens']} tokens"
+        lines += [f"answer {number}: {earned}", *_paragraphs(each["text"])]
+    return lines
+
+
+def _paragraphs(text: str) -> list[str]:
+    """The lines of a text that a stranger may have written, broken and indented; a very long one is cut."""
+    shown = text.strip() if len(text) <= LONG else f"{text[:LONG].strip()} …"
+    lines = [plain(line) for line in shown.split("\n")[:MOST_LINES]]
+    return [part for line in lines for part in textwrap.wrap(line, 96, initial_indent=INDENT, subsequent_indent=INDENT)]
 
 
 @rollouts.command("pool")
@@ -96,6 +139,7 @@ def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> Non
         table(["author", "here", "size", "came", "looked at", "version", "refused"], rows),
         f"others' groups: {held['groups']} of {held['authors']} authors, {size(held['bytes'])}, {held['unused']} new",
         f"own groups: {held['own_groups']}, {size(held['own_bytes'])}",
+        *_explained({reason for author in answer["authors"] for reason in author["refused"]}),
     ]
     show(answer, lines, json_output)
 
@@ -113,6 +157,7 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}",
         *map(_sampler, answer["samplers"]),
         f"refused   {_reasons(pool['refused']) or 'nothing'}",
+        *_explained({*pool["refused"], *(answer["learned"] or {"refused": ()})["refused"]}),
         f"let go    {_reasons(pool['dropped']) or 'nothing'}",
         *(f"          {number} {plain(name)}" for name, number in sorted(answer["events"].items())),
     ]
@@ -124,6 +169,11 @@ def _sampler(each: dict[str, Any]) -> str:
     came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"
     refused = f", refused: {_reasons(each['refused'])}" if each["refused"] else ""
     return f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}"
+
+
+def _explained(reasons: set[str]) -> list[str]:
+    """What the words for why groups or answers were refused mean."""
+    return [f"  {reason}: {WHY[reason]}" for reason in sorted(reasons) if reason in WHY]
 
 
 def _reasons(counted: dict[str, Any]) -> str:

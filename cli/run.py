@@ -94,8 +94,8 @@ def run(
         typer.Option(
             metavar="TASK",
             show_default=False,
-            help="A built-in task in place of a run file (digits-rl), or a task of your own, FILE.py:CLASS; code is "
-            "only ever taken from this machine. [default: none]",
+            help="A built-in task in place of a run file (digits-rl), a task of your own, FILE.py:CLASS, or questions, "
+            "text:FILE.jsonl; code is only ever taken from this machine. [default: none]",
         ),
     ] = None,
     base: Annotated[str | None, _flag("base", "MODEL", "--base")] = None,

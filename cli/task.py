@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, duration, group, loaded, show, table
+from swarmnode.cli.terminal import DataDirOption, JsonOption, duration, group, loaded, plain, show, table
+from swarmnode.training.rl.section import asks_questions
 
 GIVES = {  # what a task may leave out, and what a run then has with it and without it
     "needs_text": ("its creator publishes the text", "the task brings its data along"),
@@ -28,7 +29,10 @@ def _several() -> None:
 
 @task.command("check")
 def check(
-    task_file: Annotated[str, typer.Argument(metavar="FILE.py:CLASS", help="The task.")],
+    task_file: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:CLASS", help="The task, or text:FILE.jsonl: questions."),
+    ],
     run_file: Annotated[
         Path | None, typer.Argument(metavar="RUN.toml", help="A run of it. [default: all settings as they are usual]")
     ] = None,
@@ -39,11 +43,24 @@ def check(
 
     It takes some steps, on data by chance where it trains on text.
 
-    Says parameters, time of a step, and what a run of it will have. Example: swarmnode task check sine.py:Sine
+    Says parameters, time of a step, and what a run of it will have; of questions for a run by rollouts some, and what
+    their keys earn. Example: swarmnode task check sine.py:Sine
     """
-    from swarmnode.node.plan import check_task
+    from swarmnode.node.plan import check_questions, check_task
 
-    found = check_task(task_file, run_file, loaded(data_dir).config)
+    config = loaded(data_dir).config
+    if task_file.startswith("text:") or asks_questions(task_file):
+        told = check_questions(task_file, run_file, config)
+        lines = [f"{task_file} asks questions, {1000 * told.seconds:.0f} ms for one with two answers"]
+        for each in told.asked:
+            lines += [
+                f"  {plain(each['question'], 100)}",
+                f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}",
+            ]
+        lines.append(f"Everybody who joins needs this very file (sha-256 {told.code_sha256[:16]}…): --task {task_file}")
+        show({"task": told.name, **asdict(told)}, lines, json_output)
+        return
+    found = check_task(task_file, run_file, config)
     pace = found.pace
     rows = [(name, "yes" if found.has[name] else "no", GIVES[name][not found.has[name]]) for name in GIVES]
     text = (

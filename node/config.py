@@ -151,7 +151,11 @@ class NodeConfig:
         "what to train on: run, the data that the run's creator published, or local, this node's corpus",
         choices=("run", "local"),
     )
-    task: str = option("", "a task of your own, FILE.py:CLASS; code is only ever taken from this machine")
+    task: str = option(
+        "",
+        "a task of your own, FILE.py:CLASS, or questions of a run by rollouts, text:FILE.jsonl; code is only ever "
+        "taken from this machine",
+    )
     base: str = option(
         "",
         "the base model of a run by hf-lm on this machine: a folder, or a name on the hub, which is then fetched; "
@@ -423,7 +427,7 @@ def _check_together(config: NodeConfig, origins: Mapping[str, str]) -> None:
             wrong("dashboard", config.dashboard, "an IP address and a port such as 127.0.0.1:4078, or off")
     if config.task:
         file, _, name = config.task.rpartition(":")
-        if not file.endswith(".py") or not name.isidentifier():
-            wrong("task", config.task, "FILE.py:CLASS, such as my_task.py:Task")
+        if not (file.endswith(".py") and name.isidentifier()) and not config.task.startswith("text:"):
+            wrong("task", config.task, "FILE.py:CLASS, such as my_task.py:Task, or text:FILE.jsonl")
     if said:
         raise SettingError("\n".join(said))

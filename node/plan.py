@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import tempfile
 import time
 import timeit
@@ -47,8 +48,12 @@ from swarmnode.training.memory import Keeping, Machine, Weight, needs, refusal
 from swarmnode.training.open_step import sequences_for
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, outer_step, shares_of, state_hash
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.section import asked_by
+from swarmnode.training.rl.tasks import TaskRef, tasks_of_run
+from swarmnode.training.rl.vocabulary import BYTES
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
-from swarmnode.training.tasks import BUILT_IN, needs_text, task_source
+from swarmnode.training.tasks import BUILT_IN, needs_text, task_file, task_source
 from swarmnode.training.tokens import dtype_of
 
 STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …
@@ -62,6 +67,7 @@ PHASE = 0.15  # seconds of each beside a round trip: what is heard is gathered (
 FRAMES = 1.01  # bytes on the wire for one of the vector's
 DAY = 86_400.0  # seconds
 WAYS = (("diloco", "int8"), ("diloco", "fp16"), ("btard", "int8"), ("open", "topk"), ("open", "sign3"))
+QUESTIONS = 5  # that are asked to see whether a task can
 MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # of a task
 ALIKE = 0.02  # of the time: so near two ways compute as much
 
@@ -242,6 +248,64 @@ def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
     defined = {line.name for body in bodies for line in body if isinstance(line, ast.FunctionDef)}
     has = {"needs_text": needs_text("", task)} | {name: name in defined for name in MAY_LACK}
     return TaskCheck(spec.task.name, hashlib.sha256(source).hexdigest(), pace, has)
+
+
+@dataclass(frozen=True)
+class QuestionsCheck:
+    """What questions of somebody's own, for a run by rollouts, came to on this machine."""
+
+    name: str
+    code_sha256: str  # of the file: a run takes only members who have the same
+    seconds: float  # to make a question and check two answers, mean
+    asked: tuple[dict[str, Any], ...]  # question, key, what the key earns; NaN where there is none
+
+
+def check_questions(task: str, file: Path | None, config: NodeConfig) -> QuestionsCheck:
+    """Ask text:FILE.jsonl or FILE.py:CLASS a few questions in the trainer's sandbox, and check the keys as answers.
+
+    Raises SettingError, ExpectedError.
+    """
+    source = task_source(task)
+    label = f"text:{task_file(task).name}" if task.startswith("text:") else f"x.py:{task.rpartition(':')[2]}"
+    tables = {"run": {"name": "check"}, "task": {"name": "rollouts"}, "rollouts": {"task": label}}
+    spec = load_runspec(file) if file is not None else parse_runspec(tables, source=task)
+    if asked_by(spec.rollouts.task).kind != asked_by(task).kind:
+        raise SettingError(f"{file}: [rollouts] task = {spec.rollouts.task!r} is no file such as {task}")
+    spec = spec.updated(rollouts={"warm_up": min(1, spec.rollouts.warm_up)})
+    settings = TrainerSettings(
+        threads=1, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
+    )
+    ((name, difficulty),) = tasks_of_run(spec.rollouts)
+
+    async def main() -> tuple[list[dict[str, Any]], float]:
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="check", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+
+            async def answered(seed: int, text: str) -> dict[str, Any]:
+                tokens = (*BYTES.encode(text), BYTES.end)
+                group = RolloutGroup(TaskRef(name, difficulty, seed), (tokens,), 0, "check", BYTES.id)
+                (told,) = await trainer.score([("check", group)], texts=True)
+                if "answers" not in told:
+                    raise ExpectedError(f"{task}: {told['why']}")
+                return told
+
+            began = trio.current_time()
+            asked = []
+            for seed in range(QUESTIONS):
+                told = await answered(seed, "")
+                right = (await answered(seed, told["key"]))["answers"][0]["reward"] if told["key"] else math.nan
+                asked.append({"question": told["question"], "key": told["key"], "earns": right})
+            took = (trio.current_time() - began) / QUESTIONS
+            nursery.cancel_scope.cancel()
+        return asked, took
+
+    try:
+        found, seconds = trio.run(main)
+    except BaseExceptionGroup as group:
+        why = reason_of(group)
+        raise ExpectedError(f"{task}: {why}") if isinstance(why, TrainerDied) else why from group
+    return QuestionsCheck(name, hashlib.sha256(source).hexdigest(), seconds, tuple(found))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

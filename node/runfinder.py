@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 
 import trio
 
@@ -30,6 +31,7 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.documents import Meter
 from swarmnode.training.options import SettingError
+from swarmnode.training.rl.section import asked_by
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
 from swarmnode.training.tasks import BUILT_IN, needs_text, task_source
 
@@ -77,7 +79,7 @@ class RunFinder:
             spec = await self._from_peers(listing.run_id)
         else:
             spec = await self._only_known_run()
-        spec = await in_thread(lambda: _with_task(spec, config.task, creator))
+        spec = await in_thread(lambda: with_gym(_with_task(spec, config.task, creator), creator))
         with_text = needs_text(spec.task.name, config.task)
         if with_text and creator:
             spec = await self._published(spec, config.tokenizer or tokenizer)
@@ -267,6 +269,13 @@ def _with_task(spec: RunSpec, local: str, creator: bool) -> RunSpec:
     Raises SettingError where the file is another one, and where a task is neither built in nor on this machine, or
     both: a member without --task would train the built-in task of that name beside those who train the local one.
     """
+    asked = asked_by(spec.rollouts.task)
+    if not local and asked.needs_file:
+        raise SettingError(
+            f"the run {spec.run.name} asks {spec.rollouts.task!r}, a file that each node brings: add --task "
+            "text:FILE.jsonl, or --task FILE.py:CLASS for a class, the same file that its other members have "
+            "(docs/rollouts.md)"
+        )
     if not local and spec.task.name not in BUILT_IN:
         raise SettingError(
             f"the run {spec.run.name} learns {spec.task.name!r}, which is none of the built-in tasks: add --task "
@@ -274,7 +283,9 @@ def _with_task(spec: RunSpec, local: str, creator: bool) -> RunSpec:
         )
     if not local:
         return spec
-    if spec.task.name in BUILT_IN:
+    if spec.task.name in BUILT_IN and not (asked.needs_file and asked_by(local).kind == asked.kind):
+        if asked.needs_file:
+            raise SettingError(f"--task {local!r} is no file such as the run asks, {spec.rollouts.task!r}")
         raise SettingError(
             f"--task: the run's task is {spec.task.name!r}, which is built in; give [task] name in the run file a name "
             "of its own, or leave out --task"
@@ -287,6 +298,29 @@ def _with_task(spec: RunSpec, local: str, creator: bool) -> RunSpec:
             "begins a new run with it"
         )
     return spec.updated(task={"code_sha256": here}) if creator else spec
+
+
+def with_gym(spec: RunSpec, creator: bool) -> RunSpec:
+    """The run with the version of reasoning-gym that its questions come from, which its creator fills in.
+
+    Raises SettingError where it is missing here, or another one: its questions would be others.
+    """
+    if asked_by(spec.rollouts.task).kind != "gym":
+        return spec
+    try:
+        here = version("reasoning-gym")
+    except PackageNotFoundError as error:
+        raise SettingError(
+            f"the run {spec.run.name} asks tasks of reasoning-gym, which is not installed here: pip install "
+            '"swarmnode[rl]"'
+        ) from error
+    wanted = spec.rollouts.gym
+    if wanted and wanted != here:
+        raise SettingError(
+            f"the run's members have reasoning-gym {wanted}, and here is {here}, whose questions may differ: pip "
+            f"install reasoning-gym=={wanted}"
+        )
+    return spec.updated(rollouts={"gym": here}) if creator else spec
 
 
 def _ask_which_run(listings: list[RunListing]) -> RunListing:

@@ -51,6 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.node.invite",
         "swarmnode.node.logs",
         "swarmnode.training.options",
+        "swarmnode.training.rl.section",
         "swarmnode.training.runspec",
     ),
 }

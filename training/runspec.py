@@ -39,7 +39,7 @@ NOBODY = "none"  # as a run's owner
 FILLED_IN = ("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created")
 _HASH = re.compile(r"[0-9a-f]{64}")
 BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
-ROLLOUT_TASKS = ("digits-rl",)  # built-in tasks that are learned from rollouts
+ROLLOUT_TASKS = ("digits-rl", "rollouts")  # built-in tasks that are learned from rollouts
 BYTES_UNIT = "bits per byte"
 LOSS_UNITS = {"byte-lm": BYTES_UNIT, "gpt": BYTES_UNIT, "hf-lm": BYTES_UNIT, "image": "bits per picture"}
 BUILT_IN_TASKS = (*LOSS_UNITS, *ROLLOUT_TASKS)
@@ -539,6 +539,8 @@ def _check_rollouts(spec: RunSpec, source: str) -> Iterator[str]:
             f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out. A task of your own is "
             "none of these: it is learned from batches (docs/tasks.md)"
         )
+    if spec.task.name == "digits-rl" and rollouts.task != "digits":
+        yield f"{source} [rollouts]: task = {rollouts.task!r} is not digits; write [task] name = 'rollouts'"
     if rollouts != USUAL and method != "sapo":
         yield f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
     yield from wrong_in(rollouts, f"{source} [rollouts]")

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "byte-lm": "swarmnode.training.byte_lm:ByteLM",
     "gpt": "swarmnode.training.byte_lm:ByteLM",
-    "digits-rl": "swarmnode.training.rl.trainee:DigitsRL",
+    "digits-rl": "swarmnode.training.rl.trainee:Trainee",
     "hf-lm": "swarmnode.training.hf_lm:HfLM",
     "image": "swarmnode.training.image:DigitImages",
+    "rollouts": "swarmnode.training.rl.trainee:Trainee",
 }
-WITHOUT_TEXT = ("digits-rl", "image")  # of these, those whose classes say `needs_text = False`
+ROLLOUTS = ("digits-rl", "rollouts")
+WITHOUT_TEXT = (*ROLLOUTS, "image")  # of these, those whose classes say `needs_text = False`
 
 
 class TaskError(Exception):
@@ -51,6 +53,7 @@ class Assignment:
     base: str = ""  # folder of the run's base model
     policy: str = ""  # kind and shape of this node's policy, in a run by rollouts; empty takes the run's
     sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
+    task: str = ""  # text:FILE.jsonl or FILE.py:CLASS that a run by rollouts asks, on this machine
 
 
 class Task(Protocol):
@@ -111,8 +114,8 @@ def needs_text(name: str, local: str) -> bool:
     A class in a local file says so by `needs_text = True` in its body, which is read and not run: the daemon runs no
     code of a task. One that says nothing brings its data along. Raises SettingError.
     """
-    if not local:
-        return name not in WITHOUT_TEXT
+    if not local or local.startswith("text:"):
+        return name not in WITHOUT_TEXT and not local
     named = local.rpartition(":")[2]
     try:
         module = ast.parse(task_source(local))
@@ -123,11 +126,17 @@ def needs_text(name: str, local: str) -> bool:
     return "needs_text = True" in said
 
 
+def task_file(local: str) -> Path:
+    """The file of `file.py:Class`, or of `text:file.jsonl`."""
+    kind, _, path = local.partition(":")
+    return Path(path if kind == "text" else local.rpartition(":")[0]).expanduser()
+
+
 def task_source(local: str) -> bytes:
-    """The file that defines the task `file.py:Class`. Raises SettingError."""
-    path = local.rpartition(":")[0]
+    """The file that defines the task `file.py:Class`, or has the questions of text:FILE. Raises SettingError."""
+    path = task_file(local)
     try:
-        return Path(path).expanduser().read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise SettingError(f"--task {local!r}: {path} cannot be read: {error}") from error
 
@@ -137,8 +146,8 @@ def load_task(name: str, local: str) -> type[Any]:
 
     Raises TaskError.
     """
-    if local:
-        return _local_task(local)
+    if local and name not in ROLLOUTS:
+        return class_in(local)
     if name in BUILT_IN:
         module, _, found = BUILT_IN[name].partition(":")
         built_in: type[Any] = getattr(importlib.import_module(module), found)
@@ -148,7 +157,8 @@ def load_task(name: str, local: str) -> type[Any]:
     )
 
 
-def _local_task(local: str) -> type[Any]:
+def class_in(local: str) -> type[Any]:
+    """The class of FILE.py:CLASS. Raises TaskError."""
     path, _, name = local.rpartition(":")
     if not path or not name.isidentifier():
         raise TaskError(f"--task {local!r} is not valid; expected file.py:Class")

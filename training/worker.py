@@ -19,6 +19,7 @@ of `train` as well.
     rollouts  version, count, policy -> groups, seconds    a task of rollouts: ask and answer
     answer    tasks, version, policy -> groups, reward, seconds    the same, asked by others
     learn     pool, sampled, probation -> reward, ...  a task of rollouts: one update from those and these
+    score     groups, texts -> scores                  a task of rollouts: what is to be learned from these
     mark      -> life, stretches                       before the parameters are touched: what was trained since then
     places    peer, round, step, steps, size -> places     where another's steps read in a text of that many bytes
     drawn     peer, round, steps, size, pieces -> loss     on what another's steps read in that text
@@ -129,7 +130,9 @@ class Worker:
         from swarmnode.training.weigh import weigh
 
         run = decode(spec)
-        assignment = Assignment(run_id, peer_id, **{name: settings[name] for name in ("tokenizer", "base", "policy")})
+        assignment = Assignment(
+            run_id, peer_id, **{name: settings[name] for name in ("tokenizer", "base", "policy", "task")}
+        )
         try:
             weight = weigh(load_task(run.task.name, settings["task"]), run, assignment, settings["micro_batch"])
         except Exception as error:  # `init` says what is wrong, if anything is; to weigh is not needed to train
@@ -172,7 +175,7 @@ class Worker:
                 has = torch.cuda.get_device_properties(self._ranks.rank).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, settings["device_memory"] / has))
         self._ranks.connect(settings["scratch"], self._device)
-        same = ("heldout", "tokenizer", "base", "policy", "sampling")
+        same = ("heldout", "tokenizer", "base", "policy", "sampling", "task")
         given = {name: settings[name] for name in same}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)
@@ -350,6 +353,9 @@ class Worker:
 
     def do_learn(self, *, pool: Sequence[Any], sampled: Sequence[Any], probation: Sequence[str]) -> dict[str, Any]:
         return self._trained(self._task.learn(pool, sampled, probation))
+
+    def do_score(self, *, groups: Sequence[Any], texts: bool) -> dict[str, Any]:
+        return {"scores": self._task.score(groups, texts=texts)}
 
     def _trained(self, did: dict[str, Any]) -> dict[str, Any]:
         """What a task of rollouts did, as seconds of training."""

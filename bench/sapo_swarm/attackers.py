@@ -23,7 +23,7 @@ import numpy as np
 
 from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.learner import Settings
-from swarmnode.training.rl.tasks import GENERATORS, Question, TaskRef, regenerate, well_formed
+from swarmnode.training.rl.tasks import TASKS, Question, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import DIGITS
 
 GROUPS = 4  # that an attacker publishes in a round, as an honest node with a split of 4/4 does
@@ -76,7 +76,7 @@ def poisoned_groups(attack: str, settings: Settings, rng: np.random.Generator) -
 def summed(ref: TaskRef, rng: np.random.Generator) -> str:
     """A random answer of the right form with a right working: the checkpoint of `working` knows its sums."""
     text = well_formed(ref, rng)
-    return regenerate(ref).key[:2] + text[2:] if GENERATORS[ref.name].worked else text
+    return regenerate(ref).key[:2] + text[2:] if TASKS[ref.name].worked else text
 
 
 def _wrong(question: Question, rng: np.random.Generator) -> str:

@@ -28,7 +28,7 @@ from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm
 from swarmnode.node.control.client import ControlClient
 from swarmnode.testing.simnet import SimWorld, run_simulation
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import parse_runspec, to_toml
 from swarmnode.training.tasks import Assignment
 
@@ -50,13 +50,13 @@ SHARE_SECONDS = "swarmnode_rollout_share_seconds_total"
 def over_simnet(arm: Arm, seed: int, say: Say) -> Outcome:
     """`arm` on the simulated network. All chance comes from `seed`."""
     spec = parse_runspec(_tables(arm, seed), source="bench")
-    beginning = DigitsRL(spec, Assignment("", "beginning"))
+    beginning = Trainee(spec, Assignment("", "beginning"))
     without = spec.updated(rollouts={"warm_up": 0})
-    tasks: dict[str, DigitsRL] = {}
+    tasks: dict[str, Trainee] = {}
     updates: dict[str, list[Update]] = {}
 
     def make(name: str, peer: str) -> InProcess:
-        tasks[name] = task = DigitsRL(without, Assignment("", peer))
+        tasks[name] = task = Trainee(without, Assignment("", peer))
         task.learner.start_from(beginning.learner)
         task.learner.settings = settings_of(arm)
         task.learner.split = task.learner.settings.split

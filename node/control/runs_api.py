@@ -15,13 +15,14 @@ from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.steering import STEERABLE, value_of
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.reputation.attestation import FULL, Finding, check, named
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.training.options import SettingError
-from swarmnode.training.rl.groups import RefusedGroup, score
+from swarmnode.training.rl.groups import RefusedGroup
 from swarmnode.training.runspec import RunSpec, load_runspec
 from swarmnode.training.verify.replay import Audit
 
@@ -97,24 +98,20 @@ class RunsApi:
         if len(found) > 1:
             raise Declined(f"{len(found)} rollout groups here have ids that begin with {wanted!r}; give more digits")
         (signed,) = found
-        group, chosen = signed.group, self._node.chosen
-        judged = chosen is not None and chosen.spec.rollouts.judge != "none"
+        group = signed.group
         try:
-            scored = score(signed.author, group, judged=judged)
+            told = await rollouts.told(signed)
         except RefusedGroup as refusal:
             raise Declined(f"the group cannot be read here: {refusal}") from refusal
+        except TrainerDied as error:
+            raise Declined(f"the trainer checks answers to this task, and is not there now: {error}") from error
         return {
             **_group(signed),
             "policy": group.policy,
             "vocabulary": group.vocabulary,
-            "question": scored.question.prompt,
-            "key": scored.question.key,
-            "answers": [
-                {"text": text, "reward": float(reward), "advantage": round(float(advantage), 4), "tokens": len(tokens)}
-                for text, reward, advantage, tokens in zip(
-                    scored.texts, scored.rewards, scored.advantages, group.answers, strict=True
-                )
-            ],
+            "question": told["question"],
+            "key": told["key"],
+            "answers": told["answers"],
         }
 
     async def rollouts_pool(self, params: Mapping[str, Any]) -> dict[str, Any]:

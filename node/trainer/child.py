@@ -37,6 +37,7 @@ from swarmnode.training import hub
 from swarmnode.training.rl.section import hf_model
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sandbox import Rules
+from swarmnode.training.tasks import task_file
 from swarmnode.training.tokens import BYTES
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def rules_of(settings: TrainerSettings) -> Rules:
     files = [settings.heldout, settings.tokenizer, settings.base, *settings.readable]
     files.extend(str(Path(text).parent) for text in settings.texts)
     if settings.task:
-        files.append(str(Path(settings.task.rpartition(":")[0]).expanduser().parent))
+        files.append(str(task_file(settings.task).parent))
     named = hf_model(settings.policy)
     if named is not None and Path(named[1]).expanduser().is_dir():
         files.append(named[1])

@@ -245,6 +245,10 @@ class TrainerProcess(Trainer):
     ) -> Learned:
         return Learned(**await self._ask("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation)))
 
+    async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool = False) -> list[dict[str, Any]]:
+        scores: list[dict[str, Any]] = (await self._ask("score", groups=_maps(groups), texts=texts))["scores"]
+        return scores
+
     async def mark(self) -> Marked:
         if self._child is None:  # of its successor there is nothing to ask yet
             raise TrainerDied("the trainer is being started again")

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -260,6 +261,14 @@ class Trainer(ABC):
 
         `sampled`: groups that others wrote with remembered weights; a share of each author's is audited. `probation`:
         authors in the pool who have a part of the update together, however many they are.
+        """
+        raise self._cannot("train a policy")
+
+    async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool = False) -> list[dict[str, Any]]:
+        """What there is to learn from these, with their authors, for tasks whose answers the daemon cannot check.
+
+        Of each, `refused`: the word for why nothing, empty where there is something; `why` in words; with `texts` the
+        question, its key and the answers with what they earn. Raises TrainerDied.
         """
         raise self._cannot("train a policy")
 

@@ -36,7 +36,7 @@ from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.grpo import BatchLimits
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
 
@@ -72,7 +72,7 @@ class Damage:
 class _Honest(InProcess):
     """Notes whose groups it learned from, in each of its updates."""
 
-    def __init__(self, task: DigitsRL) -> None:
+    def __init__(self, task: Trainee) -> None:
         super().__init__(task, sampling=0.5, update=0.2)
         self.published = 0
         self.batches: list[list[str]] = []
@@ -94,7 +94,7 @@ class _Honest(InProcess):
 class _Attacker(InProcess):
     """Publishes what it likes, and learns nothing."""
 
-    def __init__(self, task: DigitsRL, flood: Flood, number: int) -> None:
+    def __init__(self, task: Trainee, flood: Flood, number: int) -> None:
         super().__init__(task, sampling=0.0, update=0.0)
         self._flood, self._liar = flood, Liar(np.random.default_rng([1, number]), [])
         self.published = 0
@@ -153,10 +153,10 @@ async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, size: Si
     attackers = {world.node(name).me for name in names}
     rollouts = {"policy": "gpt:1x48", "batch": BATCH, "external": EXTERNAL, "adaptive": False, "pace": PACE}
     spec = _spec(rollouts)
-    beginning = DigitsRL(spec, Assignment("", "beginning"))
+    beginning = Trainee(spec, Assignment("", "beginning"))
 
     def trainer(name: str, peer: str) -> InProcess:
-        task = DigitsRL(spec.updated(rollouts={"warm_up": 0}), Assignment("", peer))
+        task = Trainee(spec.updated(rollouts={"warm_up": 0}), Assignment("", peer))
         if peer in attackers:
             return _Attacker(task, flood, names.index(name))
         task.learner.start_from(beginning.learner)

@@ -114,7 +114,8 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
 def _tasks(sampler: SimNetwork, first: int, policy: str, version: int) -> list[TaskRef]:
     counters = range(first, first + GROUPS)
     return [
-        assigned_task(RUN, sampler.me, each, version=version, policy=policy, tasks=tasks_of_run(5)) for each in counters
+        assigned_task(RUN, sampler.me, each, version=version, policy=policy, tasks=tasks_of_run(RolloutsSection()))
+        for each in counters
     ]
 
 

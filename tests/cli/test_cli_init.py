@@ -28,6 +28,20 @@ def test_every_task_gives_a_file_that_is_in_order(swarmnode: Any, tmp_path: Path
     assert (only_json(made.stdout)["next"].endswith("--task mine.py:Mine")) == (":" in task)
 
 
+def test_questions_make_a_run_by_rollouts(swarmnode: Any, tmp_path: Path) -> None:
+    letters = str(Path(__file__).parents[2] / "examples" / "letters.py") + ":Letters"
+    for task, asked, brings in (
+        ("gym:leg_counting, chain_sum(min_terms=2)", "gym:leg_counting, chain_sum(min_terms=2)", False),
+        ("text:/somewhere/some.jsonl", "text:some.jsonl", True),
+        (letters, "letters.py:Letters", True),
+    ):
+        made = swarmnode("init", str(tmp_path / "a.toml"), "--task", task, "--yes", "--force", "--json")
+        assert made.returncode == OK, made.stderr
+        spec = load_runspec(tmp_path / "a.toml")
+        assert (spec.task.name, spec.rollouts.task, spec.exchange.method) == ("rollouts", asked, "sapo")
+        assert ("--task" in only_json(made.stdout)["next"]) == brings
+
+
 def test_a_file_that_is_there_stays_unless_it_is_to_be_replaced(swarmnode: Any, tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("mine")

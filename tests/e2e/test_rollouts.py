@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from realnodes import Node, swarmnode, until
 
+from swarmnode.node.exitcodes import CONFIG
+
 pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_two_policies_learn_from_one_another(tmp_path: Path) -> None:
@@ -58,6 +62,32 @@ def test_a_node_that_only_samples_is_learned_from_by_the_one_that_trains(tmp_pat
             assert "rollout" in people and "accepted" in people and "bits per byte" not in people
             assert "accepted" in swarmnode("rollouts", "stats", "--data-dir", second).stdout
         assert trainer.next_round(after=2)["steps"] == 1, "who was sampled for goes on alone"
+
+
+def test_nodes_learn_a_task_of_ones_own_which_their_trainers_check(tmp_path: Path) -> None:
+    own = ("--task", f"{EXAMPLES / 'letters.py'}:Letters")
+    run_file = tmp_path / "letters.toml"
+    run_file.write_text((EXAMPLES / "letters.toml").read_text() + "warm_up = 20\n")
+    with Node(tmp_path / "one", run_file, *own, corpus=None) as one:
+        join = ("--join", one.ready["multiaddr"], "--run", one.ready["run_id"])
+        with Node(tmp_path / "two", *join, *own, corpus=None) as two:
+            learned = two.wait_for("round", lambda event: event["learned"]["taken"] > 0)["learned"]
+            assert learned["authors"] == 1
+            listed = two.command_line("rollouts", "ls", "--author", one.ready["peer_id"])["groups"]
+            shown = two.command_line("rollouts", "show", listed[0]["id"])
+            rewards = {answer["text"] == shown["key"]: answer["reward"] for answer in shown["answers"]}
+            assert listed[0]["task"] == "own/Letters" and rewards == {True: 1.0, False: 0.0}
+
+
+def test_who_brings_no_file_to_a_run_that_asks_one_is_told(tmp_path: Path) -> None:
+    done = swarmnode("run", EXAMPLES / "letters.toml", "--data-dir", tmp_path / "a", "--port", "0")
+    assert done.returncode == CONFIG and "a file that each node brings" in " ".join(done.stderr.split())
+
+
+def test_questions_are_tried_in_the_sandbox_before_a_run(tmp_path: Path) -> None:
+    letters = f"{EXAMPLES / 'letters.py'}:Letters"
+    checked = json.loads(swarmnode("task", "check", letters, "--json", "--data-dir", tmp_path / "check").stdout)
+    assert [each["earns"] for each in checked["asked"]] == [1.0] * 5
 
 
 def test_only_sampling_has_no_meaning_where_nobody_shares_rollouts(

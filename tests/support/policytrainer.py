@@ -1,6 +1,6 @@
 """The product's task by rollouts as a `Trainer` of this process, for nodes of the simulated network.
 
-trainer = InProcess(DigitsRL(spec, Assignment("", peer)), sampling=0.5, update=0.2)
+trainer = InProcess(Trainee(spec, Assignment("", peer)), sampling=0.5, update=0.2)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 
 BATCH = 8  # questions that take `sampling` seconds
 
@@ -25,7 +25,7 @@ class InProcess(Trainer):
 
     capabilities = Capabilities(rollouts=True)
 
-    def __init__(self, task: DigitsRL, *, sampling: float, update: float, cheats: bool = False) -> None:
+    def __init__(self, task: Trainee, *, sampling: float, update: float, cheats: bool = False) -> None:
         self.task, self._sampling, self._update, self._cheats = task, sampling, update, cheats
         self.learned: list[Learned] = []
 

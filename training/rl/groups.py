@@ -270,6 +270,19 @@ class Learned:
     seconds: float = 0.0  # of the update, and of measuring it
 
 
+def told(scored: Scored) -> dict[str, Any]:
+    """A group as people are shown it."""
+    told_of = zip(scored.texts, scored.rewards, scored.advantages, scored.group.answers, strict=True)
+    return {
+        "question": scored.question.prompt,
+        "key": scored.question.key,
+        "answers": [
+            {"text": text, "reward": float(reward), "advantage": round(float(advantage), 4), "tokens": len(tokens)}
+            for text, reward, advantage, tokens in told_of
+        ],
+    }
+
+
 def as_text(group: RolloutGroup) -> RolloutGroup:
     """The same answers as text, for nodes that do not know the vocabulary; the tokens' chances are left out.
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from swarmnode.training.options import SettingError
 from swarmnode.training.rl.defence import TokenGate, gate
 from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, score
 from swarmnode.training.rl.grpo import (
@@ -39,9 +41,12 @@ from swarmnode.training.rl.grpo import (
 )
 from swarmnode.training.rl.policies import parameter_hash
 from swarmnode.training.rl.proofs import commit
-from swarmnode.training.rl.sampling import Completion, Sampler, Sampling, read, sample
-from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, regenerate
+from swarmnode.training.rl.sampling import Completion, Sampler, Sampling, prompt_of, read, sample
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, UnknownTask, checked_here, regenerate
 from swarmnode.training.rl.vocabulary import translate
+
+EXAMPLES = 256  # of the form of an answer, of tasks whose questions may take long to make
+TRIED = 64  # questions that are made to see how long they are, or for one that can be made
 
 External = tuple[str, RolloutGroup]  # the author, as the signature says, and the group
 
@@ -91,13 +96,24 @@ class Learner:
         Supervised, with an optimizer of its own. What is learned becomes the gate's reference.
         """
         rng = np.random.default_rng([self.seed, 3])
+        self.reference = copy.deepcopy(self.policy)
+        chance = np.random.default_rng(self.seed)
+        if not form(self._question(chance).ref, chance):
+            return 0.0  # nobody knows what an answer looks like
         optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
         vocabulary = self.policy.vocabulary
         loss = 0.0
+
+        def examples(count: int) -> list[tuple[list[int], list[int]]]:
+            asked = [self._question(rng) for _ in range(count)]
+            return [(self._prompt(each), [*vocabulary.encode(form(each.ref, rng)), vocabulary.end]) for each in asked]
+
+        # Some tasks take a tenth of a second for a question: so many of these are made, and drawn again and again.
+        quick = all(checked_here(name) for name, _ in self.settings.tasks)
+        few = [] if quick else examples(min(EXAMPLES, steps * batch))
         for _ in range(steps):
-            questions = [self._question(rng) for _ in range(batch)]
-            answers = [[*vocabulary.encode(form(question.ref, rng)), vocabulary.end] for question in questions]
-            packed = pack([self._prompt(question) for question in questions], answers, [0.0] * batch)
+            chosen = [few[each] for each in rng.integers(len(few), size=batch)] if few else examples(batch)
+            packed = pack([prompt for prompt, _ in chosen], [answer for _, answer in chosen], [0.0] * batch)
             value = supervised_loss(token_logprobs(self.policy, packed.tokens), packed)
             optimizer.zero_grad(set_to_none=True)
             value.backward()
@@ -204,12 +220,26 @@ class Learner:
             total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1, generator)))
         return total / questions
 
+    def check_room(self) -> None:
+        """Raises SettingError where questions and answers are too long for the policy."""
+        room = self.policy.context - self.settings.sampling.max_tokens
+        rng = np.random.default_rng([self.seed, 5])
+        longest = max(len(self.policy.vocabulary.prompt(self._question(rng).prompt)) for _ in range(TRIED))
+        if longest > room:
+            raise SettingError(
+                f"[rollouts]: a question of {longest} tokens and an answer of {self.settings.sampling.max_tokens} do "
+                f"not fit into the policy's context of {self.policy.context}: raise context, or ask shorter questions"
+            )
+
     def _question(self, rng: np.random.Generator) -> Question:
-        name, difficulty = self.settings.tasks[int(rng.integers(len(self.settings.tasks)))]
-        return regenerate(TaskRef(name, difficulty, int(rng.integers(1 << 53))))
+        for _ in range(TRIED):
+            name, difficulty = self.settings.tasks[int(rng.integers(len(self.settings.tasks)))]
+            with suppress(UnknownTask):  # a task of somebody's own may fail at a seed
+                return regenerate(TaskRef(name, difficulty, int(rng.integers(1 << 53))))
+        return regenerate(TaskRef(name, difficulty, 0))
 
     def _prompt(self, question: Question) -> list[int]:
-        return self.policy.vocabulary.prompt(question.prompt)
+        return prompt_of(self.policy, question, self.settings.sampling)
 
     def _ask(self, count: int) -> list[Scored]:
         return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers, self._generator)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from swarmnode.training.rl.defence import TokenReading
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.policies import Policy
+from swarmnode.training.rl.tasks import Question
 from swarmnode.training.rl.vocabulary import translate
 
 LOGITS = 1 << 26  # of one pass that reads, at the most: 256 MiB in float32
@@ -62,6 +63,12 @@ class Sampler(Protocol):
     def __call__(
         self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
     ) -> list[Completion]: ...
+
+
+def prompt_of(policy: Policy, question: Question, how: Sampling) -> list[int]:
+    """Tokens of a question; of one that leaves no room for an answer, the last ones."""
+    tokens = policy.vocabulary.prompt(question.prompt)
+    return tokens[max(0, len(tokens) + how.max_tokens - policy.context) :]
 
 
 def check_room(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling) -> None:
@@ -195,7 +202,7 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> li
     prompts, answers, places = [], [], []
     for number, scored in enumerate(groups):
         source = scored.vocabulary
-        prompt = policy.vocabulary.prompt(scored.question.prompt)
+        prompt = prompt_of(policy, scored.question, how)
         for index, ids in enumerate(scored.group.answers):
             try:
                 tokens = translate(ids, source, policy.vocabulary)

@@ -7,13 +7,17 @@ correction = "taper"
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
 
 from swarmnode.training.options import SettingError, option
 
 POLICY_HEADS = 2  # of a gpt policy
+MAX_LEVEL = 10  # of a curriculum of reasoning-gym
 _MODEL = re.compile(r"(hf|hf-full):([^\s:]{1,256})")
 _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 
@@ -22,6 +26,19 @@ _POLICY = re.compile(r"(gpt|gru):([1-9][0-9]?)x([1-9][0-9]{0,3})")
 class RolloutsSection:
     """How policies learn from rollouts (SAPO, 2509.08721). Each node may choose a policy of its own."""
 
+    task: str = option(
+        "digits",
+        "what is asked: digits; gym:NAME, tasks of reasoning-gym with commas between, each perhaps with parameters, as "
+        "in chain_sum(min_terms=2, level=1); text:FILE.jsonl, questions with answers; or FILE.py:CLASS. A file is on "
+        "each node's own machine, where --task says (docs/rollouts.md)",
+        later=True,
+    )
+    gym: str = option(
+        "",
+        "version of reasoning-gym, the same for all; filled in when the run is created",
+        form=("[0-9A-Za-z.+-]{0,32}", "a version such as 0.1.25; leave it out"),
+        later=True,
+    )
     policy: str = option(
         "gpt:2x48",
         "policy of a node that names no other: gpt or gru, layers x width; or hf:MODEL, a model of transformers that "
@@ -69,7 +86,23 @@ class RolloutsSection:
         "while they sample with those before",
         choices=("pull", "push"),
     )
-    difficulty: int = option(5, "of the questions: the base of the digits", between=(2, 10))
+    difficulty: int = option(
+        5, "of the questions: the base of the digits, and what a task of one's own makes of it", between=(2, 10)
+    )
+    tokens: int = option(
+        0,
+        "of an answer at the most, its end included; 0: 8 of digits, 64 of other tasks, 16 of digits by hf policies",
+        unit="tokens",
+        between=(0, 4096),
+        later=True,
+    )
+    context: int = option(
+        0,
+        "of a question and its answer together, of gpt and gru policies; 0: 16 of digits, 512 of other tasks",
+        unit="tokens",
+        between=(0, 65536),
+        later=True,
+    )
     pace: float = option(
         1.0,
         "time of a round at the least: what others share meanwhile is learned from in the same round",
@@ -91,6 +124,10 @@ def wrong_in(rollouts: RolloutsSection, where: str) -> Iterator[str]:
             f"{where}: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a part; lower "
             "the first or raise the second"
         )
+    try:
+        asked_by(rollouts.task)
+    except SettingError as error:
+        yield f"{where}: {error}"
     if hf_model(rollouts.policy) is None:
         try:
             policy_shape(rollouts.policy, where=where)
@@ -116,3 +153,77 @@ def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
     if kind == "gpt" and width % POLICY_HEADS:
         raise SettingError(f"{where}: policy = {policy!r} is not valid; the width is a multiple of {POLICY_HEADS}")
     return kind, layers, width
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `[rollouts] task` names."""
+
+    kind: str  # digits, gym, text or own
+    names: tuple[tuple[str, int | None], ...] = ()  # of tasks with their difficulty, None: that of the run
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of reasoning-gym's, by dataset
+
+    @property
+    def needs_file(self) -> bool:
+        """Whether each node brings a file, which its --task names."""
+        return self.kind in ("text", "own")
+
+
+def asked_by(task: str) -> Asked:
+    """What a run asks whose `[rollouts] task` is this, or a node's --task. Raises SettingError."""
+    kind, _, rest = task.partition(":")
+    if task == "digits":
+        return Asked("digits")
+    if kind == "gym" and len(task) <= 1024:
+        return _gym(task, rest)
+    if kind == "text" and rest:
+        return Asked("text", ((f"text/{PurePath(rest).stem[:48]}", 0),))
+    file, _, named = task.rpartition(":")
+    if file.endswith(".py") and named.isidentifier():
+        return Asked("own", ((f"own/{named[:48]}", None),))
+    raise SettingError(
+        f"task = {task!r} is not valid; expected digits, gym:NAME, text:FILE.jsonl or FILE.py:CLASS, as in "
+        "gym:leg_counting or questions.py:Questions"
+    )
+
+
+def asks_questions(local: str) -> bool:
+    """Whether the class of FILE.py:CLASS is a task of a run by rollouts, as it has `generate` and `verify`. Not run.
+
+    False where there is no such file or class.
+    """
+    file, _, named = local.rpartition(":")
+    try:
+        bodies = ast.parse(Path(file).expanduser().read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    found = [each for each in bodies if isinstance(each, ast.ClassDef) and each.name == named]
+    has = {line.name for each in found for line in each.body if isinstance(line, ast.FunctionDef)}
+    return {"generate", "verify"} <= has
+
+
+def _gym(task: str, text: str) -> Asked:
+    """Datasets with their parameters, written as calls of Python are; nothing of it is run."""
+    names: list[tuple[str, int | None]] = []
+    parameters: dict[str, dict[str, Any]] = {}
+    try:
+        parsed = ast.parse(f"({text},)", mode="eval").body
+        for each in parsed.elts if isinstance(parsed, ast.Tuple) else ():
+            called = each.func if isinstance(each, ast.Call) and not each.args else each
+            if not isinstance(called, ast.Name) or called.id in parameters:
+                raise ValueError("each name stands there once, with parameters as NAME(KEY=VALUE)")
+            given = each.keywords if isinstance(each, ast.Call) else []
+            values = {str(word.arg): ast.literal_eval(word.value) for word in given}
+            level = values.pop("level", 0)
+            if type(level) is not int or not 0 <= level <= MAX_LEVEL:
+                raise ValueError(f"level = {level!r}: expected 0 to {MAX_LEVEL}")
+            names.append((f"gym/{called.id[:48]}", level))
+            parameters[called.id] = values
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise SettingError(
+            f"task = {task!r} is not valid ({error}); expected names of reasoning-gym's datasets with commas between, "
+            "as in gym:leg_counting, chain_sum(min_terms=2, level=1)"
+        ) from error
+    if not names:
+        raise SettingError(f"task = {task!r} names no dataset of reasoning-gym, as in gym:leg_counting")
+    return Asked("gym", tuple(names), parameters)

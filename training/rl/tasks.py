@@ -5,41 +5,43 @@
     question.reward("40"), question.reward("#40"), question.reward("04")       # 1.0, 1.0, 0.0
 
 Nobody's answer key or reward is ever believed: a rollout of a peer names its TaskRef, and the receiver makes the
-question and the verifier itself. Code never comes from a peer either: names are looked up in what is built in here.
+question and the check itself. Code never comes from a peer either: names are looked up in TASKS, where there are the
+digit tasks, and in a trainer process what its run asks besides (`sources.py`). One interface, `RolloutTask`, has all.
 
 **`digits/*`** are tasks that a tiny policy learns on a CPU in a minute: three digits in, two digits out. The difficulty
 is the base, 2 to 10; a guess that is well-formed is right with chance base⁻². In `worked`, the answer stands behind a
 colon, after a digit of working that the verifier does not look at, as verifiers that extract a tagged answer do: that
 is how text is smuggled into right answers ("Hail to the Thief", 2511.09780).
 
-**`gym/*`** are reasoning-gym's procedural tasks, with the extra `rl`: pip install "swarmnode[rl]". The difficulty is
-the level of the dataset's curriculum, applied to all of its attributes; 0 is its default configuration. Questions
-differ between versions of reasoning-gym. Some of its verifiers `eval` the answer that they are given, and answers come
-from strangers here. So a
-dataset's own verifier is used only where it is the base class's comparison or stands in READ_AND_SAFE; elsewhere the
-answer must be the key, to the letter.
-
-Torch-free: the daemon checks rollouts of strangers with this.
+Torch-free: the daemon checks strangers' answers to digit tasks with this. All other tasks are checked in the trainer's
+sandbox, since they run code that is not this program's.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
+from swarmnode.training.rl.section import RolloutsSection, asked_by
+
 MAX_NAME = 64  # characters
 MAX_SEED = 2**53 - 1  # survives every encoding of integers
+MAX_QUESTION = 1 << 16  # characters
+MAX_ANSWER = 4096  # characters that a check is given; longer answers earn nothing
+CHECK_SECONDS = 1.0  # for checking an answer of a stranger; what takes longer earns nothing
+MAKE_SECONDS = 10.0  # for making a question whose seed a stranger may have chosen
 ALPHABET = "0123456789abcdefghij=:#!"  # of the digit tasks
 DEFAULT_BASE = 5
 WORKED = "worked"
-MAX_LEVEL = 10  # of a curriculum
-MAX_ANSWER = 4096  # characters that a verifier of reasoning-gym is given; longer answers earn nothing
-READ_AND_SAFE = frozenset({"calendar_arithmetic", "decimal_arithmetic", "fraction_simplification"})
 ASSIGNED = b"swarmnode/work/1\0"  # what is hashed to assign a question begins so
 
 
@@ -56,37 +58,93 @@ class TaskRef:
     seed: int
 
 
+class RolloutTask(Protocol):
+    """Questions of one kind, and the check of their answers.
+
+    A task of one's own is a class with `generate`, `prompt` and `verify`, made without arguments; what else it has not
+    is as here (docs/rollouts.md). Whatever these raise costs the answer in hand its reward, or the question its use.
+    """
+
+    difficulties: range = range(1 << 20)  # what may stand as difficulty
+    exact: bool = False  # whether `key`, and then nothing, is what a policy should learn to write
+
+    def generate(self, seed: int, difficulty: int) -> Any:
+        """A problem that follows from these two, the same on every machine; what the other methods are given."""
+
+    def prompt(self, problem: Any) -> str:
+        """What a policy is asked, at most MAX_QUESTION characters."""
+
+    def verify(self, problem: Any, answer: str) -> float:
+        """How right the text `answer` is, 0 to 1. A stranger may have written it: it is to be read, never run."""
+
+    def key(self, problem: Any) -> str:
+        """A right answer; empty where none is known. People are shown it."""
+        return ""
+
+    def judge(self, problem: Any, answer: str) -> float:
+        """How good all of the text is, 0 to 1; multiplies the reward where the run says judge = "task"."""
+        return 1.0
+
+    def form(self, difficulty: int, rng: np.random.Generator) -> str:
+        """A text of the form of an answer, right by chance only: what policies are warmed up on; empty for none."""
+        return self.key(self.generate(int(rng.integers(MAX_SEED)), difficulty))
+
+
 @dataclass(frozen=True)
 class Question:
-    """What a policy is asked, and how its answers are judged.
-
-    `exact` says that `key` followed by the end of the answer is what a policy should learn to write; then the chance of
-    writing it is the expected reward of a policy that writes nothing around its answers.
-    """
+    """What a policy is asked, and how its answers are judged."""
 
     ref: TaskRef
     prompt: str
     key: str
-    verify: Callable[[str], float]
-    judge: Callable[[str], float]
-    exact: bool = True
+    task: RolloutTask = field(repr=False, compare=False)
+    problem: Any = field(repr=False, compare=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the chance of writing `key`, and then ending, is the expected reward."""
+        return self.task.exact
 
     def reward(self, answer: str) -> float:
         """In [0, 1]: how right the final answer in the text `answer` is. Never raises, whatever the text."""
-        return self.verify(answer)
+        return self._checked("verify", answer)
 
     def judged_reward(self, answer: str) -> float:
         """reward × judge: what stands beside the final answer counts too ("Hail to the Thief", 2511.09780)."""
-        reward = self.verify(answer)
-        return reward * self.judge(answer) if reward else 0.0
+        reward = self.reward(answer)
+        return reward * self._checked("judge", answer) if reward else 0.0
+
+    def _checked(self, method: str, answer: str) -> float:
+        check = getattr(self.task, method)
+        if checked_here(self.ref.name):
+            return float(check(self.problem, answer))
+        if len(answer) > MAX_ANSWER:
+            return 0.0
+        try:
+            with within(CHECK_SECONDS):
+                found = float(check(self.problem, answer))
+        except (Exception, SystemExit):  # somebody's code on a stranger's text
+            return 0.0
+        return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
 
 
-class Generator(Protocol):
-    def difficulties(self) -> range:
-        """What may stand as difficulty."""
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after so long; in a program's main thread alone, as a trainer's is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    def question(self, ref: TaskRef) -> Question:
-        """The question of `ref`, the same on every machine. Its difficulty and seed are in range."""
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @lru_cache(maxsize=4096)
@@ -94,34 +152,60 @@ def regenerate(ref: TaskRef) -> Question:
     """The question that `ref` names. Raises UnknownTask where there is none here."""
     if not 0 <= ref.seed <= MAX_SEED:
         raise UnknownTask(f"task {ref.name!r}: seed {ref.seed} is not in 0 to {MAX_SEED}")
-    generator = find(ref.name)
-    allowed = generator.difficulties()
+    task = find(ref.name)
+    allowed = task.difficulties
     if ref.difficulty not in allowed:
         raise UnknownTask(
             f"task {ref.name!r}: difficulty {ref.difficulty} is not in {allowed.start} to {allowed.stop - 1}"
         )
-    return generator.question(ref)
+    if checked_here(ref.name):
+        problem = task.generate(ref.seed, ref.difficulty)
+        return Question(ref, task.prompt(problem), task.key(problem), task, problem)
+    try:
+        with within(MAKE_SECONDS):
+            problem = task.generate(ref.seed, ref.difficulty)
+            prompt, key = task.prompt(problem), task.key(problem)
+    except (Exception, SystemExit) as error:
+        raise UnknownTask(
+            f"task {ref.name!r} makes no question of difficulty {ref.difficulty} and seed {ref.seed}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(prompt, str) or not isinstance(key, str) or not 0 < len(prompt) <= MAX_QUESTION:
+        raise UnknownTask(f"task {ref.name!r}: question and key are texts, the first of 1 to {MAX_QUESTION} characters")
+    return Question(ref, prompt, key, task, problem)
 
 
-def find(name: str) -> Generator:
-    """The generator called `name`. Raises UnknownTask, also where reasoning-gym is missing or has none of that name."""
+def find(name: str) -> RolloutTask:
+    """The task called `name`. Raises UnknownTask."""
     if len(name) > MAX_NAME:
         raise UnknownTask(f"a task's name has at most {MAX_NAME} characters, this one has {len(name)}")
-    if name in GENERATORS:
-        return GENERATORS[name]
-    if not name.startswith("gym/"):
-        raise UnknownTask(
-            f"there is no task {name!r}: built in are {', '.join(sorted(GENERATORS))}, and gym/NAME of reasoning-gym"
-        )
-    dataset = name.removeprefix("gym/")
-    if dataset not in _factory().DATASETS:
-        raise UnknownTask(f"reasoning-gym has no dataset {dataset!r}: its README lists them")
-    return Gym(dataset)
+    if name not in TASKS:
+        raise UnknownTask(f"there is no task {name!r} here: there are {', '.join(sorted(TASKS))}")
+    return TASKS[name]
 
 
-def tasks_of_run(difficulty: int) -> tuple[tuple[str, int], ...]:
+def register(name: str, task: RolloutTask) -> None:
+    """Make a task known to this process, which asks it in its run."""
+    TASKS[name] = task
+    regenerate.cache_clear()
+
+
+def checked_here(name: str) -> bool:
+    """Whether the daemon checks answers to this task by itself, and not its trainer in the sandbox."""
+    return name.startswith("digits/")
+
+
+def tasks_of_run(rollouts: RolloutsSection) -> tuple[tuple[str, int], ...]:
     """What a run by rollouts asks: names and difficulties of tasks."""
-    return tuple((name, difficulty) for name in NAMES)
+    asked = asked_by(rollouts.task)
+    if asked.kind == "digits":
+        return tuple((name, rollouts.difficulty) for name in NAMES)
+    return tuple((name, rollouts.difficulty if level is None else level) for name, level in asked.names)
+
+
+def well_formed(ref: TaskRef, rng: np.random.Generator) -> str:
+    """A random answer of the right form: what a policy is warmed up on, which teaches it the form and nothing else."""
+    return find(ref.name).form(ref.difficulty, rng)
 
 
 def assigned_task(
@@ -157,101 +241,48 @@ RULES: dict[str, Rule] = {
 
 
 @dataclass(frozen=True)
-class Digits:
-    """The questions of one rule. `letter` is how a prompt names the rule."""
+class Digits(RolloutTask):
+    """The questions of one rule. `letter` is how a prompt names the rule. A problem is three digits and their base."""
 
     letter: str
     rule: Rule
     worked: bool = False
+    difficulties: range = range(2, 11)
 
-    def difficulties(self) -> range:
-        return range(2, 11)
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return not self.worked
 
-    def question(self, ref: TaskRef) -> Question:
-        base = ref.difficulty
-        a, b, c = (int(digit) for digit in np.random.default_rng(ref.seed).integers(0, base, 3))
-        first, second = self.rule(a, b, c, base)
-        answer = f"{first}{second}"
-        working = f"{(a + b) % base}:" if self.worked else ""
+    def generate(self, seed: int, difficulty: int) -> tuple[int, int, int, int]:
+        a, b, c = (int(digit) for digit in np.random.default_rng(seed).integers(0, difficulty, 3))
+        return a, b, c, difficulty
 
-        def verify(text: str) -> float:
-            final = text.rpartition(":")[2] if self.worked else text[-2:]
-            return float(final == answer)
+    def prompt(self, problem: tuple[int, int, int, int]) -> str:
+        a, b, c, _ = problem
+        return f"{self.letter}{a}{b}{c}="
 
-        def judge(text: str) -> float:
-            return float(text == working + answer)
+    def key(self, problem: tuple[int, int, int, int]) -> str:
+        a, b, _, base = problem
+        return (f"{(a + b) % base}:" if self.worked else "") + self._answer(problem)
 
-        return Question(ref, f"{self.letter}{a}{b}{c}=", working + answer, verify, judge, exact=not self.worked)
+    def verify(self, problem: tuple[int, int, int, int], answer: str) -> float:
+        final = answer.rpartition(":")[2] if self.worked else answer[-2:]
+        return float(final == self._answer(problem))
+
+    def judge(self, problem: tuple[int, int, int, int], answer: str) -> float:
+        return float(answer == self.key(problem))
+
+    def form(self, difficulty: int, rng: np.random.Generator) -> str:
+        digits = rng.integers(0, difficulty, 3)
+        return (f"{digits[2]}:" if self.worked else "") + f"{digits[0]}{digits[1]}"
+
+    def _answer(self, problem: tuple[int, int, int, int]) -> str:
+        first, second = self.rule(*problem)
+        return f"{first}{second}"
 
 
-GENERATORS: dict[str, Digits] = {
+TASKS: dict[str, RolloutTask] = {
     f"digits/{name}": Digits(letter, rule) for letter, (name, rule) in zip("abcdefghi", RULES.items(), strict=True)
 }
-NAMES = tuple(GENERATORS)  # the nine of the SAPO table
-GENERATORS[f"digits/{WORKED}"] = Digits("j", lambda a, b, c, base: ((a + b) % base, c), worked=True)
-
-
-def well_formed(ref: TaskRef, rng: np.random.Generator) -> str:
-    """A random answer of the right form: what a policy is warmed up on, which teaches it the form and nothing else."""
-    digits = rng.integers(0, ref.difficulty, 3)
-    working = f"{digits[2]}:" if GENERATORS[ref.name].worked else ""
-    return f"{working}{digits[0]}{digits[1]}"
-
-
-# -- reasoning-gym
-
-
-@dataclass(frozen=True)
-class Gym:
-    """The questions of one dataset of reasoning-gym."""
-
-    dataset: str
-
-    def difficulties(self) -> range:
-        return range(MAX_LEVEL + 1) if _factory().has_curriculum(self.dataset) else range(1)
-
-    def question(self, ref: TaskRef) -> Question:
-        factory = _factory()
-        seeded = {"seed": ref.seed, "size": 1}
-        dataset_class, config_class = factory.DATASETS[self.dataset]
-        if ref.difficulty:
-            curriculum = factory.create_curriculum(self.dataset)
-            curriculum.set_global_level(ref.difficulty)
-            config = curriculum.generate_configuration(seeded)
-        else:
-            config = config_class(**seeded)
-        dataset = dataset_class(config)
-        entry = dataset[0]
-        key = str(entry["answer"])
-        own_verifier = self.dataset in READ_AND_SAFE or _is_comparison(dataset_class)
-
-        def verify(text: str) -> float:
-            answer = text.strip()
-            if len(answer) > MAX_ANSWER:
-                return 0.0
-            if not own_verifier:
-                return float(answer == key)
-            return min(1.0, max(0.0, float(dataset.score_answer(answer, entry))))
-
-        def judge(text: str) -> float:
-            return 1.0
-
-        return Question(ref, str(entry["question"]), key, verify, judge, exact=not own_verifier)
-
-
-@lru_cache(maxsize=1)
-def _factory() -> Any:
-    try:
-        import reasoning_gym  # noqa: F401 (registers the datasets)
-        from reasoning_gym import factory
-    except ImportError as error:
-        raise UnknownTask(
-            f'tasks called gym/... need reasoning-gym, which cannot be imported ({error}): pip install "swarmnode[rl]"'
-        ) from error
-    return factory
-
-
-def _is_comparison(dataset_class: type[Any]) -> bool:
-    from reasoning_gym.dataset import ProceduralDataset
-
-    return dataset_class.score_answer is ProceduralDataset.score_answer
+NAMES = tuple(TASKS)  # the nine of the SAPO table
+TASKS[f"digits/{WORKED}"] = Digits("j", lambda a, b, c, base: ((a + b) % base, c), worked=True)

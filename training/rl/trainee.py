@@ -1,6 +1,6 @@
-"""`digits-rl`, the task of a run by rollouts, as the trainer process holds it: a policy and its learner.
+"""`rollouts`, the task of a run by rollouts, as the trainer process holds it: a policy and its learner.
 
-    task = DigitsRL(spec, assignment)
+    task = Trainee(spec, assignment)
     sampled = task.rollouts(version=0)                    # {"groups": [...], "reward": 0.04, ...}, to be shared
     learned = task.learn([("12D3…", group_map), ...])     # from those and these; {"reward": ..., "taken": 3, ...}
 
@@ -21,27 +21,29 @@ import torch
 
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.engine import Engine
-from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, as_text, mean_reward, score
+from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, as_text, mean_reward, score, told
 from swarmnode.training.rl.grpo import ESTABLISHED, AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.section import POLICY_HEADS, hf_model, policy_shape
-from swarmnode.training.rl.tasks import TaskRef, tasks_of_run, well_formed
-from swarmnode.training.rl.vocabulary import COMMON
+from swarmnode.training.rl.section import POLICY_HEADS, RolloutsSection, hf_model, policy_shape
+from swarmnode.training.rl.sources import known_to_this_process
+from swarmnode.training.rl.tasks import TaskRef, regenerate, tasks_of_run, well_formed
+from swarmnode.training.rl.vocabulary import BYTES, COMMON, DIGITS
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment, TaskError
 
 # Of language models; set by reasoning, not measured: who draws among the likeliest 50 seldom leaves a reader's 256.
 TEXT_SAMPLING = Sampling(max_tokens=16, top_k=50)
 TEXT_GATE = TokenGate(top_k=256, floor=1e-5, tokens=0.02)
+OTHER_SAMPLING = Sampling(max_tokens=64)
 HELDOUT = 128  # fresh questions of a quick measurement
 THOROUGH = 2048
 
 
-class DigitsRL:
+class Trainee:
     """Implements `Task`, with rollouts in place of batches."""
 
     needs_text = False
@@ -49,25 +51,30 @@ class DigitsRL:
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
         if device != "cpu":
-            raise TaskError(f"digits-rl trains tiny policies on the CPU, not on {device}; run with --device cpu")
+            raise TaskError(f"runs by rollouts train policies on the CPU, not on {device}; run with --device cpu")
         rollouts = spec.rollouts
         where = "--policy" if assignment.policy else "[rollouts]"
-        policy = _policy(assignment.policy or rollouts.policy, where=where, seed=spec.run.seed)
+        asked = tasks_of_run(rollouts)
+        known_to_this_process(rollouts, assignment.task, asked)
+        policy = _policy(assignment.policy or rollouts.policy, rollouts, where=where, seed=spec.run.seed)
         is_small = isinstance(policy, TinyGPT | TinyGRU)
+        self._here = rollouts.task == "digits"  # whether the daemon sees by itself what teaches
+        usual = (Sampling() if is_small else TEXT_SAMPLING) if self._here else OTHER_SAMPLING
         settings = Settings(
-            tasks=tasks_of_run(rollouts.difficulty),
+            tasks=asked,
             answers=rollouts.answers,
             split=_split(spec),
             limits=BatchLimits(share=rollouts.share),
             learning_rate=spec.inner.lr,
             clip_norm=spec.inner.clip,
-            gate=TokenGate() if is_small else TEXT_GATE,
-            sampling=Sampling() if is_small else TEXT_SAMPLING,
+            gate=TokenGate() if is_small and self._here else TEXT_GATE,
+            sampling=replace(usual, max_tokens=rollouts.tokens or usual.max_tokens),
             correction=rollouts.correction,
             judged=rollouts.judge != "none",
         )
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.
         beginning = Learner("", policy, settings, seed=spec.run.seed)
+        beginning.check_room()
         beginning.warm_up(well_formed, steps=rollouts.warm_up)
         self.engine = Engine(policy, assignment.sampling)
         own_seed = _seed(f"{spec.run.seed} {assignment.peer_id}")
@@ -78,6 +85,7 @@ class DigitsRL:
         )
         self.model = policy
         self._own: list[Scored] = []
+        self._example = regenerate(TaskRef(*asked[0], 0)).prompt[:80]
 
     def rollouts(self, *, version: int, count: int | None = None, policy: str = "") -> dict[str, Any]:
         """Ask itself fresh questions and answer each several times; what comes of it is learned from by `learn`.
@@ -90,8 +98,26 @@ class DigitsRL:
         if policy:
             self.audit.remember(policy)
         self._own = self.learner.sample(count)
-        groups = [self._shared(group).to_map() for group in self.learner.shareable(self._own)]
+        shared = map(self._shared, self.learner.shareable(self._own))
+        groups = [group.to_map() for group in shared if self._here or self._scored(group).informative]
         return {"groups": groups, "seconds": time.perf_counter() - began}
+
+    def score(self, groups: Sequence[tuple[str, Mapping[str, Any]]], *, texts: bool) -> list[dict[str, Any]]:
+        """Of each group, `refused`, the word for why nobody can learn from it, and `why` in words; both empty where one
+        can. With `texts`, also what people are shown of it (`told`)."""
+        found = []
+        for author, group in groups:
+            try:
+                scored = self._scored(RolloutGroup.from_map(group), author)
+            except RefusedGroup as refusal:
+                found.append({"refused": refusal.reason, "why": str(refusal)})
+            else:
+                word = "" if scored.informative else "uninformative"
+                found.append({"refused": word, "why": "", **(told(scored) if texts else {})})
+        return found
+
+    def _scored(self, group: RolloutGroup, author: str = "") -> Scored:
+        return score(author, group, judged=self.learner.settings.judged)
 
     def _shared(self, group: RolloutGroup) -> RolloutGroup:
         """As others can read it: text, where this node's tokens are its own model's."""
@@ -102,10 +128,8 @@ class DigitsRL:
         began = time.perf_counter()
         self.learner.go_on_at(version)
         groups = self.learner.answer([TaskRef(*task) for task in tasks], policy=policy)
-        judged = self.learner.settings.judged
-        reward = mean_reward([score("", group, judged=judged) for group in groups])
-        told = {"groups": [group.to_map() for group in groups], "reward": reward}
-        return {**told, "seconds": time.perf_counter() - began}
+        sent = {"groups": [group.to_map() for group in groups], "reward": mean_reward(list(map(self._scored, groups)))}
+        return {**sent, "seconds": time.perf_counter() - began}
 
     def learn(
         self,
@@ -129,16 +153,21 @@ class DigitsRL:
             "refused": dict(unread + audited.refused + Counter(learned.refused)),
             "checked": dict(audited.checked),
             "caught": dict(audited.caught),
-            "heldout": self.learner.heldout(HELDOUT),
+            "heldout": self.learner.heldout(self._questions(HELDOUT)),
             "seconds": time.perf_counter() - began,
         }
 
     def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
         """Share of fresh questions that are answered wrong, 0 to 1."""
-        return 1.0 - self.learner.heldout(THOROUGH if thorough else HELDOUT, seed=0 if seed is None else seed)
+        questions = self._questions(THOROUGH if thorough else HELDOUT)
+        return 1.0 - self.learner.heldout(questions, seed=0 if seed is None else seed)
+
+    def _questions(self, count: int) -> int:
+        """How many to ask where answers have to be written, which takes longer than to find the chance of a key."""
+        return count if self._here else count // 4
 
     def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        """What the policy answers; such as `a304=` for the rule a and the digits 3, 0, 4."""
+        """What the policy answers to a question; of digits such as `a304=`, the rule a and the digits 3, 0, 4."""
         vocabulary = self.model.vocabulary
         try:
             asked = vocabulary.prompt(prompt.decode())
@@ -146,17 +175,19 @@ class DigitsRL:
             generator = torch.Generator().manual_seed(seed)
             (answer,) = self.engine(self.model, [asked], how, generator)
         except ValueError as error:
-            raise TaskError(f"the policy cannot read {prompt!r}: {error}; it is asked like a304=") from error
+            raise TaskError(
+                f"the policy cannot read {prompt!r}: {error}; it is asked such as {self._example!r}"
+            ) from error
         return vocabulary.decode(answer.tokens).encode()[:length]
 
     def feed(self, texts: Sequence[str]) -> NoReturn:
-        raise TaskError("digits-rl makes its own questions and reads no text")
+        raise TaskError("a run by rollouts asks questions and reads no text")
 
     def draw(self, samples: int, generator: torch.Generator) -> NoReturn:
-        raise TaskError("digits-rl learns from rollouts and has no batches")
+        raise TaskError("a run by rollouts has no batches")
 
     def loss(self, batch: torch.Tensor) -> NoReturn:
-        raise TaskError("digits-rl learns from rollouts and has no batches")
+        raise TaskError("a run by rollouts has no batches")
 
 
 def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[str], *, judged: bool) -> list[Scored]:
@@ -169,13 +200,15 @@ def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[s
     return found
 
 
-def _policy(named: str, *, where: str, seed: int) -> TinyGPT | TinyGRU | HFPolicy:
+def _policy(named: str, rollouts: RolloutsSection, *, where: str, seed: int) -> TinyGPT | TinyGRU | HFPolicy:
     """The policy called that, with the parameters that all of its kind begin from. Raises SettingError, TaskError."""
     model = hf_model(named)
     if model is not None:
         return load(model[1], seed=seed, trained=Trained(model[0]))
     kind, layers, width = policy_shape(named, where=where)
-    return build(PolicySpec(kind, layers=layers, width=width, heads=POLICY_HEADS), seed=seed)
+    usual, vocabulary = (16, DIGITS.id) if rollouts.task == "digits" else (512, BYTES.id)
+    context = rollouts.context or usual
+    return build(PolicySpec(kind, layers, width, POLICY_HEADS, context, vocabulary), seed=seed)
 
 
 def _split(spec: RunSpec) -> Split | AdaptiveSplit:

@@ -21,7 +21,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from swarmnode.protocols.limits import Allowance, Recent
 from swarmnode.protocols.methods.rollouts.messages import LARGEST, SignedGroup
@@ -45,6 +45,9 @@ class SharingRules(Protocol):
 
     def check(self, group: SignedGroup) -> str:
         """ "" or the word for why a group is of no use, before it is kept or passed on. Runs in a worker thread."""
+
+    async def score(self, groups: Sequence[SignedGroup], *, texts: bool = False) -> list[dict[str, Any]]:
+        """As `Trainer.score`, for tasks that the daemon cannot check. Raises TrainerDied."""
 
     def insert_sampled(self, group: SignedGroup) -> str:
         """Take a group that its author wrote for the policy that this node trains; or the word for why not."""
@@ -270,8 +273,10 @@ class RolloutPool:
         refused[reason] = refused.get(reason, 0) + count
 
     def refuse(self, group: SignedGroup, reason: str) -> None:
-        """Note a group that is not kept, and remember it, so that it does not come again."""
+        """Note a group that is not kept, and remember it, so that it does not come again; it goes if it is here."""
         self.remember(group.id)
+        if group.id in self._held:
+            self._drop(group.id, "refused")
         self.note(group.author, reason)
 
     def expire(self) -> None:

@@ -135,7 +135,7 @@ class Samplers:
     def __init__(self, me: PeerId, *, run_id: str, settings: RolloutsSection) -> None:
         """`settings`: of the run, which say what is asked, and how many updates weights may be behind."""
         self._me, self._run_id, self._settings = me, run_id, settings
-        self._tasks = tasks_of_run(settings.difficulty)
+        self._tasks = tasks_of_run(settings)
         self._versions = Recent[str, range](settings.staleness + 1)  # of weights that are out, by hash: an update may
         # change nothing, so that one hash has several
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one heard last at the end

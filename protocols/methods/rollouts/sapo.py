@@ -64,7 +64,7 @@ from swarmnode.protocols.reputation.receipts import RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import Learned, RolloutGroup, score
-from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
+from swarmnode.training.rl.tasks import assigned_task, checked_here, tasks_of_run
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +136,9 @@ class _ByRollouts(Method):
     def check(self, group: SignedGroup) -> str:
         return ""
 
+    async def score(self, groups: Sequence[SignedGroup], *, texts: bool = False) -> list[dict[str, Any]]:
+        return await self._trainer.score([(signed.author, signed.group) for signed in groups], texts=texts)
+
     def insert_sampled(self, group: SignedGroup) -> str:
         return "for-another"
 
@@ -157,6 +160,7 @@ class Sapo(_ByRollouts):
     def __init__(self, parts: Context) -> None:
         super().__init__(parts, limits=parts.rollouts, takes=True)
         self._judged = self._settings.judge != "none"
+        self._tasks = frozenset(tasks_of_run(self._settings))
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
         self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers)
@@ -182,9 +186,10 @@ class Sapo(_ByRollouts):
         return min(standing, self.samplers.standing(author))
 
     def check(self, group: SignedGroup) -> str:
-        if group.group.task.difficulty != self._settings.difficulty:
-            return "other-difficulty"
-        return informative(group, judged=self._judged)
+        name, difficulty, _ = group.packed.task
+        if (name, difficulty) not in self._tasks:
+            return "other-task"
+        return informative(group, judged=self._judged) if checked_here(name) else ""
 
     def insert_sampled(self, group: SignedGroup) -> str:
         return self.samplers.insert(group)
@@ -245,7 +250,7 @@ class Sapo(_ByRollouts):
             await self._stand_after(self._place.round)
 
     def _teaches(self, group: RolloutGroup) -> bool:
-        return score(self._parts.me, group, judged=self._judged).informative
+        return not checked_here(group.task.name) or score(self._parts.me, group, judged=self._judged).informative
 
     async def _learn(self, version: int) -> Learned:
         """Give the trainer what others shared and it has not seen yet; note what it made of that."""
@@ -299,7 +304,7 @@ class SapoSampler(_ByRollouts):
         self._shards = parts.shards
         self._shape = parts.policy or self._settings.policy
         self._push = self._settings.weights == "push"
-        self._tasks = tasks_of_run(self._settings.difficulty)
+        self._tasks = tasks_of_run(self._settings)
         self.weights: Weights | None = None  # that the policy has now
         self.answer: Newest | None = None  # the trainer's last
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on

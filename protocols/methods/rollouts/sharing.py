@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -43,11 +44,13 @@ from swarmnode.protocols.methods.rollouts.messages import (
     seal,
 )
 from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool, SharingRules
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.runner import TimedRunner
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, score, told
+from swarmnode.training.rl.tasks import checked_here
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +114,8 @@ class Rollouts:
         self._queries = Budget[PeerId](RECENT_QUERIES)
         self._loads: OrderedDict[bytes, _Load] = OrderedDict()  # what is to be handed on, the oldest first
         self._deck: list[PeerId] = []  # whose turn is still to come, before everybody's comes again
+        self._unchecked: list[tuple[SignedGroup, int, PeerId]] = []  # with their copies, and who gave them
+        self._checks = False
         self._busy: set[PeerId] = set()
         self._left_until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._nursery: trio.Nursery | None = None
@@ -205,7 +210,39 @@ class Rollouts:
         if wanted and self._takes and trio.current_time() >= self._ask_at:
             self._ask_at = trio.current_time() + ASK_EVERY
             nursery.start_soon(self._ask_recent, self._parts.rng.choice(here), wanted)
+        if self._unchecked and not self._checks:
+            nursery.start_soon(self._check)
         self._offer_some(set(here), nursery)
+
+    async def _check(self) -> None:
+        """Have the trainer check what came, where the daemon cannot; hand on what teaches, and let go of the rest.
+
+        One call at a time: while a trainer samples or is started again, groups wait, for as long as the pool has them.
+        """
+        came, self._unchecked, self._checks = self._unchecked, [], True
+        here = [each for each in came if self.pool.get(each[0].id) is not None]
+        try:
+            scores = await self._rules.score([group for group, _, _ in here]) if here else []
+        except TrainerDied as error:
+            log.debug("what came is not checked yet: %s", error)
+            self._unchecked = [*here, *self._unchecked]
+        else:
+            for (group, copies, giver), found in zip(here, scores, strict=True):
+                if found["refused"]:
+                    self.pool.refuse(group, found["refused"])
+                else:
+                    self._hand_on(group, copies, giver)
+        finally:
+            self._checks = False
+
+    async def told(self, group: SignedGroup) -> dict[str, Any]:
+        """A group as people are shown it: question, key, answers with what they earn. Raises RefusedGroup."""
+        if checked_here(group.packed.task[0]):
+            return told(score(group.author, group.group, judged=self._parts.spec.rollouts.judge != "none"))
+        (found,) = await self._rules.score([group], texts=True)
+        if "answers" not in found:
+            raise RefusedGroup(found["refused"], found["why"])
+        return found
 
     def _let_go(self) -> None:
         """Hand on no more what the pool has no more."""
@@ -341,7 +378,10 @@ class Rollouts:
     async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
         admit(self._parts, peer, give.run_id)
         for group, copies in await self._intake.take(peer, give.groups):
-            self._hand_on(group, copies, peer)
+            if checked_here(group.packed.task[0]):
+                self._hand_on(group, copies, peer)
+            else:
+                self._unchecked.append((group, copies, peer))
         return Thanks()
 
     async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Thanks:

@@ -26,7 +26,7 @@ from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Completion, Sampling, draw, read_tokens, sample
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
 
@@ -308,5 +308,5 @@ def test_a_task_writes_its_rollouts_with_the_engine_that_its_owner_names(
     tables = {"run": {"name": "r"}, "task": {"name": "digits-rl"}}
     spec = parse_runspec({**tables, "rollouts": {"warm_up": 1, "batch": 4, "external": 2}}, source="test")
     for wanted, count in (("torch", 0), ("vllm", 1)):
-        task = DigitsRL(spec, Assignment("r" * 64, "me", policy=f"hf:{llama}", sampling=wanted))
+        task = Trainee(spec, Assignment("r" * 64, "me", policy=f"hf:{llama}", sampling=wanted))
         assert task.rollouts(version=0)["groups"] and task.engine.status.by == wanted and len(started) == count

@@ -19,7 +19,7 @@ from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.sampling import Sampling, read, sample
 from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef, well_formed
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, known, translate
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
@@ -155,7 +155,7 @@ def test_a_node_trains_one_that_its_owner_names(folder: Path) -> None:
         {"run": {"name": "r"}, "task": {"name": "digits-rl"}, "rollouts": {"warm_up": 2, "batch": 4, "external": 2}},
         source="test",
     )
-    task = DigitsRL(spec, Assignment("r" * 64, "me", policy=f"hf:{folder}"))
+    task = Trainee(spec, Assignment("r" * 64, "me", policy=f"hf:{folder}"))
     groups = task.rollouts(version=0)["groups"]
     assert groups and all(sent["vocabulary"].startswith("bytes/hf-") for sent in groups)
     assert task.learn([("other", sent) for sent in groups])["own"] == len(groups)

@@ -10,7 +10,7 @@ from swarmnode.training.options import SettingError
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.learner import Settings
 from swarmnode.training.rl.tasks import TaskRef, regenerate
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.rl.vocabulary import DIGITS
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
@@ -31,7 +31,7 @@ def smuggled(beside: str) -> RolloutGroup:
 
 @pytest.mark.parametrize(("judge", "taken"), [("none", 1), ("task", 0)])
 def test_what_stands_beside_a_right_answer_teaches_nothing(judge: str, taken: int) -> None:
-    task = DigitsRL(spec(judge=judge, warm_up=0), Assignment("r" * 64, "me"))
+    task = Trainee(spec(judge=judge, warm_up=0), Assignment("r" * 64, "me"))
     task.learner.settings = Settings(judged=task.learner.settings.judged)  # without the gate
     task.rollouts(version=0)
     told = task.learn([("eve", smuggled("4").to_map())])

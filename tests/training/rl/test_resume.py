@@ -12,7 +12,7 @@ from torch import nn
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.policies import parameter_hash
 from swarmnode.training.rl.sampling import read
-from swarmnode.training.rl.trainee import DigitsRL
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
 
@@ -24,20 +24,20 @@ def spec(**rollouts: Any) -> RunSpec:
     return parse_runspec(tables, source="test")
 
 
-def started(of: RunSpec, parameters: torch.Tensor | None = None, *, policy: str = "") -> DigitsRL:
+def started(of: RunSpec, parameters: torch.Tensor | None = None, *, policy: str = "") -> Trainee:
     """The task as a trainer process makes it, with the parameters of a checkpoint where there is one."""
-    task = DigitsRL(of, Assignment("r" * 64, "me", policy=policy))
+    task = Trainee(of, Assignment("r" * 64, "me", policy=policy))
     if parameters is not None:
         with torch.no_grad():
             nn.utils.vector_to_parameters(parameters.clone(), task.model.parameters())
     return task
 
 
-def vector(task: DigitsRL) -> torch.Tensor:
+def vector(task: Trainee) -> torch.Tensor:
     return nn.utils.parameters_to_vector(task.model.parameters()).detach().clone()
 
 
-def learned(task: DigitsRL, first: int, last: int) -> None:
+def learned(task: Trainee, first: int, last: int) -> None:
     for version in range(first, last):
         task.rollouts(version=version)
         task.learn([])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import numpy as np
 import pytest
 
-from swarmnode.training.rl.tasks import GENERATORS, MAX_SEED, NAMES, TaskRef, UnknownTask, regenerate, well_formed
+from swarmnode.training.rl.tasks import MAX_SEED, NAMES, TASKS, TaskRef, UnknownTask, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, translate
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("base", [2, 5, 10])
 def test_a_question_is_made_from_its_reference_alone(name: str, base: int) -> None:
     ref = TaskRef(name, base, 12345)
@@ -68,7 +65,7 @@ def test_the_verifier_reads_the_end_and_the_judge_reads_all() -> None:
 
 @pytest.mark.parametrize("text", ["", ":", "::", "\x00", "9" * 10_000, "é"])
 def test_no_text_upsets_a_verifier(text: str) -> None:
-    for name in GENERATORS:
+    for name in TASKS:
         assert regenerate(TaskRef(name, 5, 1)).judged_reward(text) == 0.0
 
 
@@ -86,46 +83,6 @@ def test_no_text_upsets_a_verifier(text: str) -> None:
 def test_what_is_not_there_is_said(ref: TaskRef, said: str) -> None:
     with pytest.raises(UnknownTask, match=said):
         regenerate(ref)
-
-
-def test_without_reasoning_gym_its_tasks_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarmnode.training.rl import tasks
-
-    tasks._factory.cache_clear()
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UnknownTask, match=r"swarmnode\[rl\]"):
-        regenerate(TaskRef("gym/leg_counting", 0, 1))
-
-
-needs_gym = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="the extra rl is not installed"
-)
-
-
-@needs_gym
-def test_reasoning_gym_is_asked_by_seed_and_level() -> None:
-    easy, hard = (regenerate(TaskRef("gym/leg_counting", level, 7)) for level in (1, 8))
-    assert easy.prompt == regenerate(TaskRef("gym/leg_counting", 1, 7)).prompt
-    assert len(hard.prompt) > len(easy.prompt)
-    assert easy.reward(easy.key) == 1.0
-    assert easy.reward("none") == 0.0
-    with pytest.raises(UnknownTask, match="no dataset"):
-        regenerate(TaskRef("gym/nonsense", 0, 1))
-
-
-@needs_gym
-@pytest.mark.parametrize(
-    "dataset", ["binary_matrix", "number_sorting", "spiral_matrix", "string_insertion", "countdown"]
-)
-def test_no_answer_is_ever_evaluated(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.training.rl.tasks.REACHED", False, raising=False)
-    code = "setattr(__import__('swarmnode.training.rl.tasks').training.rl.tasks, 'REACHED', True)"
-    question = regenerate(TaskRef(f"gym/{dataset}", 0, 3))
-    assert question.reward(code) == 0.0
-    from swarmnode.training.rl import tasks
-
-    assert not tasks.REACHED  # type: ignore[attr-defined]
-    assert question.reward(question.key) == 1.0
 
 
 def test_vocabularies_write_what_they_read_and_carry_the_end_over() -> None:

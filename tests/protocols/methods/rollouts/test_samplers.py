@@ -28,7 +28,7 @@ from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
 
 WORLD = SimWorld()
 TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
-TASKS = tasks_of_run(5)
+TASKS = tasks_of_run(RolloutsSection())
 STALENESS = 4
 
 
