@@ -200,8 +200,7 @@ def _whose(run: dict[str, Any]) -> str:
 @_with_options_of_run(_OF_A_SEED)
 def seed(
     max_peers: Annotated[
-        int,
-        typer.Option(min=1, max=4096, metavar="N", help="Peers to be connected to at the most."),
+        int, typer.Option(min=1, max=4096, metavar="N", help="Peers to be connected to at the most.")
     ] = SEED_PEERS,
     **options: Any,
 ) -> None:

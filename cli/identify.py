@@ -35,10 +35,7 @@ def identify(
     ] = None,
     join: Annotated[
         bool,
-        typer.Option(
-            "--join",
-            help="Print the line that joins this node elsewhere, and a QR code. [default: peer id]",
-        ),
+        typer.Option("--join", help="Print the line that joins this node elsewhere, and a QR code. [default: peer id]"),
     ] = False,
     mine: Annotated[
         int | None,

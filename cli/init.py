@@ -48,8 +48,7 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The run file to write.")] = Path("run.toml"),
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run. [default: that of FILE]")] = "",
     task: Annotated[
-        str,
-        typer.Option(metavar="TASK", help=f"{', '.join(BUILT_IN_TASKS)}, {OTHERS}. [default: byte-lm]"),
+        str, typer.Option(metavar="TASK", help=f"{', '.join(BUILT_IN_TASKS)}, {OTHERS}. [default: byte-lm]")
     ] = "",
     data: Annotated[
         str, typer.Option(metavar="PATH", help="Text to train on, as --corpus names it. [default: Python's sources]")

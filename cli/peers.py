@@ -251,8 +251,7 @@ def _print_reply(text: str, json_output: bool) -> None:
 
 def bw(
     peer: Annotated[
-        str | None,
-        typer.Option("--peer", metavar="PEER", help="Only with this peer. [default: all]"),
+        str | None, typer.Option("--peer", metavar="PEER", help="Only with this peer. [default: all]")
     ] = None,
     protocol: Annotated[
         str | None,

@@ -29,10 +29,7 @@ def _several() -> None:
 
 @task.command("check")
 def check(
-    task_file: Annotated[
-        str,
-        typer.Argument(metavar="FILE.py:CLASS", help="The task, or text:FILE.jsonl: questions."),
-    ],
+    task_file: Annotated[str, typer.Argument(metavar="FILE.py:CLASS", help="The task, or text:FILE.jsonl: questions.")],
     run_file: Annotated[
         Path | None, typer.Argument(metavar="RUN.toml", help="A run of it. [default: all settings as they are usual]")
     ] = None,

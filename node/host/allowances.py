@@ -110,10 +110,7 @@ class HostAllowance:
         self.streams = 0
         self.bytes_in = 0  # at all sockets, since the start
         self.bytes_out = 0
-        self.received_of, self.sent_of = (
-            Counter[str](),
-            Counter[str](),
-        )  # bytes, by protocol
+        self.received_of, self.sent_of = (Counter[str](), Counter[str]())  # bytes, by protocol
         self.up, self.down = TokenBucket(up), TokenBucket(down)
         self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
         self._peers: WeakValueDictionary[PeerId, PeerAllowance] = WeakValueDictionary()

@@ -19,6 +19,7 @@ from libp2p.abc import IRawConnection
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import (
@@ -373,7 +374,7 @@ def _reason(error: BaseException) -> str:
         return f"answers as another peer{', ' + other[1] if other else ''}"
     if isinstance(error, trio.TooSlowError):
         return "no answer"
-    if isinstance(error, (SwarmException, Unreachable)):
+    if isinstance(error, (SwarmException, OpenConnectionError, Unreachable)):
         return str(error)
     log.debug("a handshake that made no sense: %r", error)
     return "no node of this kind answers, another program perhaps"

@@ -22,11 +22,7 @@ from typing import Any, Protocol
 
 import trio
 from aioquic.quic import events
-from aioquic.quic.connection import (
-    CONNECTION_LIMIT_FRAME_CAPACITY,
-    MAX_STREAM_DATA_FRAME_CAPACITY,
-    QuicConnection,
-)
+from aioquic.quic.connection import CONNECTION_LIMIT_FRAME_CAPACITY, MAX_STREAM_DATA_FRAME_CAPACITY, QuicConnection
 from aioquic.quic.packet import QuicFrameType
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID

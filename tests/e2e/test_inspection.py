@@ -58,10 +58,11 @@ def test_id_of_another_node_is_what_it_says_of_itself(three: list[Node]) -> None
 
 def test_bw_counts_by_protocol_and_by_peer(three: list[Node]) -> None:
     a, b, c = three
+    of_b = ("bw", "--interval", "0.2", "--peer", id_of(b))
+    until(lambda: any("kad" in name for name in a.command_line(*of_b)["protocols"]))
     told = a.command_line("bw", "--interval", "0.2")
     assert {id_of(b), id_of(c)} <= told["peers"].keys() and told["total"]["in"] > 0
-    assert any("kad" in name for name in told["protocols"])
-    with_b = a.command_line("bw", "--interval", "0.2", "--peer", id_of(b), "--protocol", "kad")
+    with_b = a.command_line(*of_b, "--protocol", "kad")
     assert with_b["protocols"] and all("kad" in name for name in with_b["protocols"])
     for name, counted in with_b["protocols"].items():
         assert counted["in"] <= a.command_line("bw", "--interval", "0.2")["protocols"][name]["in"]

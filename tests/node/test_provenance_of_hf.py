@@ -210,12 +210,14 @@ def test_a_gguf_has_the_tensors_of_a_gpt_bit_for_bit_and_gives_its_logits(tmp_pa
 
 def test_the_words_of_a_gguf_of_bytes_are_the_letters_of_bytes(tmp_path: Path) -> None:
     """Checked by hand with llama.cpp as well (docs/provenance.md): it makes one token of each byte of a text."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     spec = parse_runspec({"run": {"name": "t"}, "model": {"layers": 1, "heads": 2, "width": 16}}, source="t.toml")
     tensors = {name: value.detach().numpy() for name, value in GPT(spec.model).named_parameters()}
     write_gguf(tmp_path / "out.gguf", spec, tensors, b"")
     fields = gguf.GGUFReader(tmp_path / "out.gguf").fields
     letters = fields["tokenizer.ggml.tokens"].contents()
-    by_letter = {letter: byte for byte, letter in transformers.convert_slow_tokenizer.bytes_to_unicode().items()}
+    by_letter = {letter: byte for byte, letter in bytes_to_unicode().items()}
     assert [by_letter[letter] for letter in letters] == list(range(256))
     assert fields["tokenizer.ggml.eos_token_id"].contents() == 0
     left, right = fields["tokenizer.ggml.merges"].contents()[0].split()

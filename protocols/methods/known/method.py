@@ -143,7 +143,7 @@ class Diloco(Method):
 
     def status(self) -> Mapping[str, Any]:
         population = self.rounds.population
-        return {"population": {"factor": population.factor}} if population.every else {}
+        return {"population": {"factor": population.factor}} if population is not None else {}
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REFUSED, lambda: dict(self.steering.refused))

@@ -68,11 +68,11 @@ def next_factor(me: PeerId, own: float, trials: Mapping[PeerId, Trial], rng: ran
 
 
 class Population:
-    """One member's factor in one run. Without [inner] population in the run's file it stays 1."""
+    """One member's factor in one run with [inner] population in its file."""
 
     def __init__(self, parts: Context) -> None:
         self._parts = parts
-        self.every = parts.spec.inner.population if parts.state is not None and parts.sync is not None else 0  # rounds
+        self._every = parts.spec.inner.population  # rounds of a period
         self.factor = 1.0
         self._losses: dict[int, float] = {}  # by round of this period, without its first
         self._period = -1  # the last one that was compared
@@ -90,15 +90,13 @@ class Population:
 
     async def begin(self, round: int, members: Collection[PeerId]) -> bool:
         """Before the steps of `round`, which `members` take: whether the factor is another now."""
-        if not self.every:
-            return False
         before = self.factor
         if not self._recalled:  # who comes back goes on as it was, until others' words are compared
             self._recalled = True
             if (known := await self._heard(self._parts.me)) is not None:
                 self.factor = known.factor
-        period = round // self.every - 1
-        if round % self.every == 1 and period >= self._period and len(members) > 1:
+        period = round // self._every - 1
+        if round % self._every == 1 and period >= self._period and len(members) > 1:
             self._period = period + 1  # a round may begin more than once
             heard = {peer: trial for peer in members if (trial := await self._heard(peer)) is not None}
             trials = {peer: trial for peer, trial in heard.items() if trial.period == period}
@@ -110,19 +108,19 @@ class Population:
 
     async def measure(self, round: int) -> None:
         """After the steps of `round`, while the trainer has their result; at the end of a period, tell the others."""
-        inner, place = self._parts.spec.inner, round % self.every if self.every else 0
+        inner, place = self._parts.spec.inner, round % self._every
         if place == 0:
             self._losses = {}
             return
-        due = [each for each in range(round - place + 1, round - place + self.every) if inner.measured_after(each)]
+        due = [each for each in range(round - place + 1, round - place + self._every) if inner.measured_after(each)]
         if round in due:
             self._losses[round] = await loss_of(self._parts.trainer)
         whole = bool(due) and self._losses.keys() == set(due) and all(map(math.isfinite, self._losses.values()))
-        if place < self.every - 1 or not whole:  # what diverged is told to nobody, and follows the best
+        if place < self._every - 1 or not whole:  # what diverged is told to nobody, and follows the best
             return
         assert self._parts.sync is not None
         loss = sum(self._losses.values()) / len(self._losses)
-        word = {"period": round // self.every, "factor": self.factor, "loss": loss}
+        word = {"period": round // self._every, "factor": self.factor, "loss": loss}
         try:
             await self._parts.sync.write(KEY, word)
         except (StateError, InvalidRecord) as error:

@@ -35,6 +35,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import OuterState, outer_step, state_hash
+from swarmnode.training.runspec import InnerSection
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class DilocoRounds:
         self._parts = parts
         self._me, self._spec = parts.me, parts.spec  # the spec is as its owner steered it
         self._trainer, self._runner = parts.trainer, parts.runner
-        self.population = Population(parts)
+        self.population = Population(parts) if parts.spec.inner.population and parts.sync is not None else None
         self._agreement, self._acceptor = agreement, agreement.acceptor
         self._allreduce = allreduce
         self._catch_up = CatchUp(
@@ -123,8 +124,13 @@ class DilocoRounds:
         spec = self._acceptor.steering.now.spec
         if spec is not self._spec:
             self._spec = spec
-            self._trainer.steer(self.population.applied(spec.inner))
+            self._trainer.steer(self._inner)
             self._allreduce.encode_by(spec.exchange.codec)
+
+    @property
+    def _inner(self) -> InnerSection:
+        """The values that this node's own steps go by."""
+        return self._spec.inner if self.population is None else self.population.applied(self._spec.inner)
 
     async def _state_at(self, head: RoundHead, sources: tuple[PeerId, ...]) -> OuterState:
         """The state at `head`: the one held already, the common initial one, or fetched. Raises CatchUpFailed."""
@@ -152,12 +158,15 @@ class DilocoRounds:
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
         here, self._exchanged = self._acceptor.position, None
-        if await self.population.begin(here.round, (*here.voters, *here.joiners)):
-            self._trainer.steer(self.population.applied(self._spec.inner))
-        steered = {**self._acceptor.steering.now.values, **self.population.told(self._spec.inner)}
+        steered = dict(self._acceptor.steering.now.values)
+        if self.population is not None:
+            if await self.population.begin(here.round, (*here.voters, *here.joiners)):
+                self._trainer.steer(self._inner)
+            steered |= self.population.told(self._spec.inner)
         self.phase = "training"
         worked = await self._train(here)
-        await self.population.measure(here.round)
+        if self.population is not None:
+            await self.population.measure(here.round)
         gradient = await self._unsettled()
         if not await self._runner(lambda: is_finite(gradient)):
             logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)

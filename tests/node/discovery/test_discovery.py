@@ -86,7 +86,7 @@ def test_join_address_that_nobody_answers_is_reported_and_tried_until_it_does() 
 def test_join_addresses_that_cannot_work_are_explained_and_never_dialled() -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         node = world.node("node")
-        wrong = ("/ip4/10.0.0.1/udp/4077/quic-v1", "10.0.0.1:4077", "/ip4/10.0.0.1/tcp/4077/p2p/12D3KooWCut")
+        wrong = ("/ip4/10.0.0.1/udp/4077/webrtc-direct", "10.0.0.1:4077", "/ip4/10.0.0.1/tcp/4077/p2p/12D3KooWCut")
         discovery = await start(nursery, node, node.addresses[0], *wrong)
         assert discovery.gave_up, "somebody waits who could know"
         await trio.sleep(60)
