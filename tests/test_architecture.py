@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.options",
         "swarmnode.training.outer",
         "swarmnode.training.rl.groups",
+        "swarmnode.training.rl.patches",
         "swarmnode.training.rl.section",
         "swarmnode.training.rl.tasks",
         "swarmnode.training.runspec",

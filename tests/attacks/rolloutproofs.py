@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from adversaries.samplers import Batch, Honest, SamplerLie
 from rolloutnodes import RUN
+from sentweights import as_sent
 
 from swarmnode.protocols.methods.rollouts.messages import seal
 from swarmnode.protocols.methods.rollouts.samplers import Samplers
@@ -60,10 +61,10 @@ def versions() -> list[torch.nn.Module]:
     """The policy before each update, and after the last."""
     learner = Learner("trainer", build(PolicySpec(layers=1, width=48, heads=4), seed=1), Settings(), seed=1)
     learner.warm_up(well_formed)
-    seen = [copy.deepcopy(learner.policy)]
+    seen = [as_sent(copy.deepcopy(learner.policy))]
     for _ in range(UPDATES):
         learner.learn(learner.sample(), [])
-        seen.append(copy.deepcopy(learner.policy))
+        seen.append(as_sent(copy.deepcopy(learner.policy)))
     return seen
 
 

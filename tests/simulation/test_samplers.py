@@ -7,16 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 from simpolicy import SimPolicy
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
+from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, Vector
 from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
-from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.rl.patches import widened
+from swarmnode.training.rl.tasks import NAMES, TaskRef
 
 STALENESS = 4  # the run's bound, by default
 Body = Callable[[SimSwarm], Awaitable[None]]
@@ -202,12 +206,56 @@ def test_samplers_fetch_weights_from_one_another_and_keep_the_newest_only() -> N
         weights = [sampler_of(swarm, name).weights for name in "cdef"]
         assert all(each is not None and each.trainer == swarm.peer("a") for each in weights)
         assert all(newest.newest.version - each.version <= STALENESS for each in weights if each is not None)
-        shelves = [sampler_of(swarm, name)._shards for name in "cdef"]
+        shelves = [sampler_of(swarm, name)._weights._shards for name in "cdef"]
         assert sum(shelf.counts["chunks_served"] for shelf in shelves) > 4, "not all of them from the trainer"
         assert all(len(shelf._store.recent(99)) <= 2 for shelf in shelves)
         assert len(newest._shards._store.recent(99)) == STALENESS + 1
 
     simulate(body, trainers="a", samplers="cdef")
+
+
+class LargePolicy(SimPolicy):
+    """With parameters that no update changes, so that patches are small."""
+
+    IDLE = 4000
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of([("shares", (len(NAMES),)), ("idle", (self.IDLE,))])
+
+    def parameters(self) -> Vector:
+        return np.concatenate((super().parameters(), np.full(self.IDLE, 0.5, np.float32)))
+
+    def load(self, vector: Vector) -> None:
+        super().load(vector[: len(NAMES)])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_changed_is_fetched_as_patches_and_all_of_it_where_one_is_lost(lost: bool) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(10, *"ac")
+        trainer, sampler = trainer_of(swarm, "a"), sampler_of(swarm, "c")
+        assert trainer.broadcast.newest is not None and len(trainer.broadcast.newest.patches) == MAX_PATCHES
+        fetch, served = sampler._weights, trainer.broadcast._shards.counts["bytes_served"]
+        before = fetch.patched
+        assert before >= 5, "all but the first"
+        if lost:  # what the trainer puts out from now on are patches that it forgets, or has not right
+            put = trainer.broadcast._put
+
+            async def put_and_forget(content: bytes) -> bytes:
+                return await put(content if len(content) > LargePolicy.IDLE else b"no patch")
+
+            trainer.broadcast._put = put_and_forget  # type: ignore[method-assign]
+        await swarm.round_done(20, *"ac")
+        assert sampler.weights is not None and trainer.broadcast.newest.version - sampler.weights.version <= 1
+        assert np.array_equal(swarm.nodes["c"].trainer.parameters(), widened(fetch._held[1]))
+        whole = 2 * (LargePolicy.IDLE + len(NAMES))
+        sent = trainer.broadcast._shards.counts["bytes_served"] - served
+        assert fetch.patched - before <= 1 if lost else fetch.patched - before >= 8
+        assert sent > 8 * whole if lost else sent < whole
+        assert learned(swarm, "a")[19]["sampled"] > 0, "they are the weights that their groups are audited by"
+
+    simulate(body, trainers="a", samplers="c", odd={"a": LargePolicy, "c": LargePolicy})
 
 
 def test_who_is_told_of_new_weights_fetches_them_while_it_samples() -> None:

@@ -22,6 +22,7 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup, mean_reward, score
+from swarmnode.training.rl.patches import rounded, widened
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
@@ -56,7 +57,7 @@ class SimPolicy(Trainer):
     ) -> tuple[list[RolloutGroup], float]:
         await self._work()
         if policy:
-            self._remembered[policy] = self._shares.copy()
+            self._remembered[policy] = widened(rounded(self._shares))
         rng = np.random.default_rng([version, *self._peer_id.encode()])
         policy = f"shares of {self._peer_id[-8:]}"
         tasks = [

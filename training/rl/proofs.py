@@ -38,6 +38,7 @@ from torch import nn
 
 from swarmnode.training.rl.defence import Floats, Reading, SumOfDraws, improbable, looks_drawn, misclaimed, repetition
 from swarmnode.training.rl.groups import Scored
+from swarmnode.training.rl.patches import rounded
 from swarmnode.training.rl.sampling import Sampling, read
 
 CHUNK = 32  # tokens
@@ -148,9 +149,7 @@ def _greatest(values: Floats) -> Ints:
 
 def _bits(values: Floats) -> Ints:
     """The 16 bits of each value in bfloat16, rounded to nearest even; below P for finite numbers."""
-    raw = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.int64)
-    rounded = (raw + 0x7FFF + (raw >> 16 & 1)) >> 16
-    return np.minimum(rounded, P - 1)
+    return np.minimum(rounded(np.ascontiguousarray(values, np.float32)).astype(np.int64), P - 1)
 
 
 def _modulus(places: Ints) -> int:
@@ -193,7 +192,7 @@ def _inverses() -> Ints:
 # Nats: log-probabilities travel rounded, and bfloat16 on a GPU moves them by 1.2e-3; one update moves them by 3e-2.
 ROUNDED = 5e-3
 POOLED = (16, 256)  # groups of an author that the sampling test pools: few tell soon, many tell small differences
-EXACT = 5e-4  # nats, where both sides compute in 32 bits: 1.5e-4 at most was seen, 7e-4 at least of bfloat16 weights
+EXACT = 5e-4  # nats, where both sides compute in 32 bits: 1.5e-4 at most was seen, 7e-4 at least of other weights
 AUTHORS = 256  # of whom something is remembered; the one met first is forgotten first
 CLAIMED = 64  # groups of an author of which the answers' likeness is pooled
 SURE = 20.0  # of `improbable`: 2e-9 of honest authors are beyond
@@ -228,9 +227,9 @@ class RolloutAudit:
         self._drawn: dict[str, deque[SumOfDraws]] = defaultdict(lambda: deque(maxlen=max(POOLED)))
 
     def remember(self, policy_hash: str) -> None:
-        """Keep the weights that the policy has now, called `policy_hash`."""
+        """Keep the weights that others sample with from now on, called `policy_hash`: the policy's, as bf16."""
         with torch.no_grad():
-            self._weights[policy_hash] = nn.utils.parameters_to_vector(self._policy.parameters()).cpu().clone()
+            self._weights[policy_hash] = nn.utils.parameters_to_vector(self._policy.parameters()).bfloat16().cpu()
         self._weights.move_to_end(policy_hash)
         while len(self._weights) > self._keep:
             self._weights.popitem(last=False)
@@ -279,8 +278,8 @@ class RolloutAudit:
         if self._judge is None:
             self._judge = copy.deepcopy(self._policy)
         with torch.no_grad():
-            device = next(self._judge.parameters()).device
-            nn.utils.vector_to_parameters(self._weights[policy_hash].to(device).clone(), self._judge.parameters())
+            whole = self._weights[policy_hash].to(next(self._policy.parameters()), copy=True)
+            nn.utils.vector_to_parameters(whole, self._judge.parameters())
         return self._judge
 
     def _lie(self, scored: Scored, reading: Reading) -> str:

@@ -42,20 +42,19 @@ from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Meth
 from swarmnode.protocols.methods.rollouts.intake import informative
 from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
-from swarmnode.protocols.methods.rollouts.samplers import (
+from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
+from swarmnode.protocols.methods.rollouts.sharing import Rollouts
+from swarmnode.protocols.methods.rollouts.weights import (
     Newest,
     NoWeights,
-    Samplers,
-    SamplerTally,
     Weights,
     WeightsBroadcast,
+    WeightsFetch,
     WeightsQuery,
     ask,
-    fetch_weights,
     hash_of,
     open_weights,
 )
-from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.trainer import Answered, Sampled, Trainer, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
@@ -64,6 +63,7 @@ from swarmnode.protocols.reputation.receipts import RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import Learned, RolloutGroup, score
+from swarmnode.training.rl.patches import Words, rounded
 from swarmnode.training.rl.tasks import assigned_task, checked_here, tasks_of_run
 
 log = logging.getLogger(__name__)
@@ -283,7 +283,8 @@ class Sapo(_ByRollouts):
         if not self.broadcast.wanted:
             return
         try:
-            await self.broadcast.publish(self._trainer.parameters(), version=place.round, policy=place.state_hash)
+            words = await self._parts.runner(self._words)
+            await self.broadcast.publish(words, version=place.round, policy=place.state_hash)
         except ShardError as error:
             self._parts.observer.warn("weights", f"those who sample for this node get no new weights: {error}")
         else:
@@ -291,8 +292,11 @@ class Sapo(_ByRollouts):
 
     async def _stand_after(self, round: int) -> Place:
         """Having done so many rounds, with the parameters that the trainer has."""
-        parameters = self._trainer.parameters()
-        return self._stand(round, await self._parts.runner(lambda: hash_of(parameters)))
+        return self._stand(round, await self._parts.runner(lambda: hash_of(self._words())))
+
+    def _words(self) -> Words:
+        """The policy as others sample with it."""
+        return rounded(self._trainer.parameters())
 
 
 class SapoSampler(_ByRollouts):
@@ -301,7 +305,7 @@ class SapoSampler(_ByRollouts):
     def __init__(self, parts: Context) -> None:
         self.trainer: PeerId | None = None
         super().__init__(parts, limits=replace(parts.rollouts, copies=2), takes=False)  # this node's and the trainer's
-        self._shards = parts.shards
+        self._weights = WeightsFetch(parts.shards, parts.runner)
         self._shape = parts.policy or self._settings.policy
         self._push = self._settings.weights == "push"
         self._tasks = tasks_of_run(self._settings)
@@ -489,18 +493,15 @@ class SapoSampler(_ByRollouts):
         if self._next is None and self.weights is not None and self.weights.policy == newest.policy:
             self.weights = newest
             return
-        if newest.size != 4 * self._trainer.layout.parameters or newest.shape != self._shape:
+        if newest.size != 2 * self._trainer.layout.parameters or newest.shape != self._shape:
             log.warning("the weights of %s are not of a policy %s", newest.trainer, self._shape)
             return
         try:
-            parameters = await fetch_weights(newest, shards=self._shards, runner=self._parts.runner)
+            parameters = await self._weights.fetch(newest)
         except (ShardError, NoWeights) as error:
             log.info("weights of version %d do not come: %s", newest.version, error)
             return
-        before, self._next = self._next, (newest, parameters)
-        for old in (before[0] if before is not None else None, self.weights):
-            if old is not None and old.shard != newest.shard:
-                await self._shards.drop(old.shard)
+        self._next = (newest, parameters)
 
     # -- sampling
 

@@ -109,14 +109,14 @@ class QuantisedTo4(Quantised):
     bits = 4
 
 
-class HalfPrecision(SamplerLie):
-    name = "quantised: bfloat16"
+class Float8(SamplerLie):
+    name = "quantised: float8"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
         policy = copy.deepcopy(batch.versions[-1])
         with torch.no_grad():
             for parameter in policy.parameters():
-                parameter.copy_(parameter.bfloat16().float())
+                parameter.copy_(parameter.to(torch.float8_e4m3fn).float())
         return batch.written(policy, batch.tasks)
 
 
@@ -194,7 +194,7 @@ def everyone() -> list[SamplerLie]:
         Stale(),
         QuantisedTo4(),
         Quantised(),
-        HalfPrecision(),
+        Float8(),
         Greedy(),
         CherryPicked(),
         EmptyProof(),

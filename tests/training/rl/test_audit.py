@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from sentweights import as_sent
 
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
@@ -26,10 +27,10 @@ def versions() -> list[TinyGPT]:
     """A policy before each of some updates, and after the last."""
     learner = Learner("trainer", build(SPEC, seed=1), Settings(), seed=1)
     learner.warm_up(well_formed)
-    seen = [copy.deepcopy(learner.policy)]
+    seen = [as_sent(copy.deepcopy(learner.policy))]
     for _ in range(24):
         learner.learn(learner.sample(), [])
-        seen.append(copy.deepcopy(learner.policy))
+        seen.append(as_sent(copy.deepcopy(learner.policy)))
     return seen
 
 
@@ -84,11 +85,11 @@ def test_older_weights_under_a_newer_name_are_caught(behind: int, reason: str) -
         assert verdict.refused == {"dishonest": len(groups)}
 
 
-def test_weights_rounded_to_16_bits_are_caught_in_one_batch() -> None:
+def test_weights_rounded_to_8_bits_are_caught_in_one_batch() -> None:
     rounded = copy.deepcopy(versions()[-1])
     with torch.no_grad():
         for parameter in rounded.parameters():
-            parameter.copy_(parameter.bfloat16().float())
+            parameter.copy_(parameter.to(torch.float8_e4m3fn).float())
     for seed in range(30):
         verdict = an_audit(seed=seed).check(sampled(rounded, says=versions()[-1], seed=seed))
         assert verdict.caught == {"s": "logprobs"} and not verdict.passed

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentweights import as_sent
 from tinymodels import folder_of
 
 from swarmnode.training.rl import engine
@@ -219,6 +220,7 @@ def test_a_prompt_that_does_not_fit_is_refused_as_the_sampler_in_torch_does(
 def test_what_it_samples_passes_an_audit(folder: Path, started: list[TorchEngine]) -> None:
     policy = load(str(folder), seed=1)
     moved(policy, 1)
+    as_sent(policy)
     audit = RolloutAudit(policy, share=1.0, seed=1, how=HOW)
     audit.remember("these")
     node = Learner("h", policy, Settings(sampling=HOW), seed=2, sampler=VLLMSampler(policy))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sentweights import as_sent
 from tinymodels import WORDS, folder_of
 
 from swarmnode.training.rl.groups import as_text, score
@@ -181,6 +182,7 @@ def test_who_samples_with_a_language_models_adapters_passes_its_audit_and_with_o
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
+    as_sent(policy)
     audit = RolloutAudit(policy, share=1.0, seed=1, how=HOW)
     audit.remember("these")
     tasks = [TaskRef("digits/swap", 5, seed) for seed in range(6)]

@@ -65,6 +65,9 @@ for seed, how in enumerate(hows):
     ]
     if not how.temperature:
         told["checks"].append([answer.tokens for answer in written(sample, how)] == [a.tokens for a in answers])
+with torch.no_grad():
+    for parameter in policy.parameters():  # as they are sent
+        parameter.copy_(parameter.bfloat16())
 audit = RolloutAudit(policy, share=1.0, seed=1, how=hows[0])
 audit.remember("these")
 node = Learner("h", policy, Settings(sampling=hows[0]), seed=2, sampler=sampler)

@@ -12,16 +12,8 @@ from rolloutnodes import RUN, group
 
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
-from swarmnode.protocols.methods.rollouts.samplers import (
-    MOST,
-    REFUND,
-    SKIPS,
-    NoWeights,
-    Samplers,
-    Weights,
-    open_weights,
-    seal_weights,
-)
+from swarmnode.protocols.methods.rollouts.samplers import MOST, REFUND, SKIPS, Samplers
+from swarmnode.protocols.methods.rollouts.weights import NoWeights, Patch, Weights, open_weights, seal_weights
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
@@ -172,7 +164,14 @@ def test_questions_follow_from_who_asks_when_and_with_which_weights() -> None:
     assert all(regenerate(task) for task in drawn)
 
 
-WEIGHTS = Weights(TRAINER.me, 7, 3, "ab" * 32, "gpt:2x48", bytes(32), 400)
+PATCHES = (Patch(b"\1" * 32, b"\2" * 32), Patch(b"\3" * 32, b"\4" * 32))
+WEIGHTS = Weights(TRAINER.me, 7, 3, "ab" * 32, "gpt:2x48", bytes(32), 400, PATCHES)
+
+
+def test_patches_lead_from_any_version_that_one_begins_at() -> None:
+    assert WEIGHTS.since("01" * 32) == PATCHES and WEIGHTS.since("03" * 32) == PATCHES[1:]
+    assert not WEIGHTS.since("ab" * 32) and not WEIGHTS.since("02" * 32)
+    assert WEIGHTS.shards == {bytes(32), b"\2" * 32, b"\4" * 32}
 
 
 def test_weights_are_their_trainers_alone() -> None:

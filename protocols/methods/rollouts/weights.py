@@ -1,0 +1,292 @@
+"""Weights of a policy that one node trains and others sample with: their name, their shards, and who puts them out.
+
+    rollouts.weights   sampler → trainer: what is newest, and what came of my groups?         Newest
+
+Where the run says "push", the trainer answers as soon as there are newer weights than those that the sampler names.
+
+Weights (SHARDCAST, INTELLECT-2 2505.07291) are one shard: bf16, little-endian, in the layout's order. Between versions
+that differ little there is a patch beside it, a shard as well (`training.rl.patches`; PULSE, 2602.03839), so that who
+has an older version fetches what changed since. What names them is signed by the trainer and has a counter that only
+grows, the number of updates, and the hash of all bytes. Samplers fetch shards from the trainer and from one another,
+and check the hash of what they put together; where a patch is lost or wrong, they fetch all bytes. A trainer broadcasts
+while somebody asks, once a round; nobody else pays for it. Who may fail when, and what is then true: a trainer that is
+silent or gone leaves its samplers without new weights, and they stop when those they have are too old to be of use; a
+sampler that dies costs what was on its way; one that asks too often is refused as "busy".
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.limits import Allowance, Budget, Recent
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, TIMEOUT
+from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
+from swarmnode.protocols.methods.rollouts.sharing import admit
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.scoring import Kind, Violations
+from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.protocols.wire import WireError, decode, plain
+from swarmnode.training.rl.patches import BadPatch, Words, applied, between, widened
+
+log = logging.getLogger(__name__)
+
+WEIGHTS = "rollouts.weights"
+MAX_PATCHES = 8  # versions over which patches lead to the newest
+WORTH_IT = 0.5  # of the bytes of all weights: a patch of more is not put out
+MAX_SIGNED = 2048  # bytes of Weights
+OFFERS = Domain("weights", 3, MAX_SIGNED)  # what trainers sign; 2 had float32, and no patches
+ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
+HELD_FOR = 5.0  # seconds for which a question waits for newer weights
+MAX_SAMPLERS = 256  # that are counted, who asked last
+QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
+
+Vector = NDArray[np.float32]
+
+
+class NoWeights(Exception):
+    """What came are not the weights that the trainer signed. The message says why."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What makes one version of another."""
+
+    base: bytes  # sha-256 of the version before
+    shard: bytes
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a trainer signs: one version of its policy."""
+
+    trainer: str
+    counter: int  # grows with each version of this trainer's, over its restarts too
+    version: int  # updates that the policy has seen
+    policy: str  # sha-256 of all bytes, hex
+    shape: str  # of the policy, such as gpt:2x48: who samples has one of the same
+    shard: bytes
+    size: int  # bytes
+    patches: tuple[Patch, ...] = ()  # each from the version that the one before it leads to; the last leads here
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.trainer) <= MAX_AUTHOR or len(self.policy) != 64 or len(self.shape) > MAX_AUTHOR:
+            raise WireError("Weights: no trainer, hash or shape")
+        if not (0 <= self.counter <= MAX_COUNTER and 0 <= self.version <= MAX_COUNTER and 0 < self.size <= 1 << 40):
+            raise WireError("Weights: counter, version or size out of range")
+        if len(self.patches) > MAX_PATCHES or {len(self.shard), *(len(part) for part in self._parts())} != {32}:
+            raise WireError("Weights: no shard, or no patches")
+
+    def _parts(self) -> Iterator[bytes]:
+        for patch in self.patches:
+            yield from (patch.base, patch.shard)
+
+    @property
+    def shards(self) -> set[bytes]:
+        return {self.shard, *(patch.shard for patch in self.patches)}
+
+    def since(self, policy: str) -> tuple[Patch, ...]:
+        """What leads here from those weights; empty where nothing does."""
+        bases = [patch.base.hex() for patch in self.patches]
+        return self.patches[bases.index(policy) :] if policy in bases else ()
+
+
+@dataclass(frozen=True)
+class WeightsQuery:
+    run_id: str
+    samples: bool = False  # I sample for you
+    after: int = -1  # counter of weights that I know: answer when there are newer ones, or after HELD_FOR
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest weights of a peer that trains a policy, where they are out, and how the asker stands with it."""
+
+    shape: str = ""  # of the policy, such as gpt:2x48
+    payload: bytes = b""  # of Weights; empty where none are out yet: ask again
+    signature: bytes = b""
+    samplers: int = 0  # others that sample for it
+    tally: SamplerTally = field(default_factory=SamplerTally)  # of the asker's groups
+
+
+def hash_of(words: Words) -> str:
+    """sha-256 of a policy's words (P,) in hex, little-endian."""
+    return hashlib.sha256(words.astype("<u2").tobytes()).hexdigest()
+
+
+def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> Envelope:
+    """What travels of weights of this node's own."""
+    return OFFERS.seal(plain(weights), sign, run_id)
+
+
+def open_weights(envelope: Envelope, *, run_id: str, trainer: PeerId, verify: Verify) -> Weights:
+    """What `trainer` signed for this run. Raises NoWeights."""
+    try:
+        weights = decode(Weights, envelope.payload, limit=MAX_SIGNED)
+    except WireError as error:
+        raise NoWeights(f"{trainer} names no weights: {error}") from error
+    if weights.trainer != trainer:
+        raise NoWeights(f"{trainer} names weights that are not its own")
+    try:
+        OFFERS.open(envelope, trainer, verify, run_id)
+    except InvalidEnvelope as error:
+        raise NoWeights(f"weights of {trainer} are refused: {error}") from error
+    return weights
+
+
+class WeightsFetch:
+    """A sampler's side: the weights that it had last, and newer ones by the shortest way."""
+
+    def __init__(self, shards: Shards, runner: Runner) -> None:
+        self._shards, self._runner = shards, runner
+        self._held: tuple[Weights, Words] | None = None
+        self.patched = 0  # versions that came as patches
+
+    async def fetch(self, weights: Weights) -> Vector:
+        """The parameters (P,), from the trainer and whoever else has them. Raises ShardError or NoWeights."""
+        held = self._held
+        way = weights.since(held[0].policy) if held is not None else ()
+        try:
+            words = await self._patched(held[1], way, weights) if held is not None and way else await self._all(weights)
+        except (ShardError, NoWeights, BadPatch) as error:
+            if not way:
+                raise
+            log.info("version %d is fetched as a whole, since patches lead nowhere: %s", weights.version, error)
+            words = await self._all(weights)
+        self._held = weights, words
+        for shard in (held[0].shards if held is not None else set()) - weights.shards:
+            await self._shards.drop(shard)
+        return widened(words)
+
+    async def _patched(self, words: Words, way: Sequence[Patch], weights: Weights) -> Words:
+        raw = [await self._content(patch.shard, weights, range(1, weights.size)) for patch in way]
+
+        def patched() -> Words:
+            return _checked(functools.reduce(applied, raw, words), weights)
+
+        words = await self._runner(patched)
+        self.patched += 1
+        return words
+
+    async def _all(self, weights: Weights) -> Words:
+        content = await self._content(weights.shard, weights, range(weights.size, weights.size + 1))
+        return await self._runner(lambda: _checked(np.frombuffer(content, "<u2"), weights))
+
+    async def _content(self, shard: bytes, weights: Weights, sizes: range) -> bytes:
+        await self._shards.fetch(shard, providers=[weights.trainer], sizes=sizes, announce=False)
+        return await self._shards.content(shard)
+
+
+def _checked(words: Words, weights: Weights) -> Words:
+    """These words, if they are those that were signed. Raises NoWeights."""
+    if hash_of(words) != weights.policy:
+        raise NoWeights(f"the weights that {weights.trainer} signed do not have their hash")
+    if not np.isfinite(widened(words)).all():
+        raise NoWeights(f"the weights of {weights.trainer} are not all numbers")
+    return words
+
+
+class WeightsBroadcast:
+    """A trainer's side: puts out the newest weights while somebody asks for them."""
+
+    def __init__(self, parts: Context, shards: Shards, samplers: Samplers) -> None:
+        self._parts, self._shards, self._samplers = parts, shards, samplers
+        self._shape = parts.policy or parts.spec.rollouts.policy
+        self.violations = Violations("weights")
+        self._newest: tuple[Weights, Envelope] | None = None
+        self._words: Words | None = None  # of the newest
+        self._patches: deque[Patch] = deque(maxlen=MAX_PATCHES)
+        self._out: deque[set[bytes]] = deque(maxlen=parts.spec.rollouts.staleness + 1)  # shards of each version
+        self._counter = 0
+        self._asked = Recent[PeerId, float](MAX_SAMPLERS)  # trio time of the last question
+        self._queries = Budget[PeerId](QUERIES)
+        self._changed = trio.Event()  # newer weights are out
+        parts.rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody samples for this node."""
+        return bool(self._askers())
+
+    @property
+    def newest(self) -> Weights | None:
+        return self._newest[0] if self._newest is not None else None
+
+    async def publish(self, words: Words, *, version: int, policy: str) -> None:
+        """Put out these words (P,), whose `hash_of` is `policy`. Raises ShardError where there is no room."""
+        newest, runner = self.newest, self._parts.runner
+        if newest is not None and newest.policy == policy:  # an update that changed nothing
+            shard = newest.shard
+        else:
+            shard = await self._put(words.astype("<u2").tobytes())
+            before = self._words
+            patch = await runner(lambda: between(before, words)) if newest is not None and before is not None else b""
+            if newest is not None and 0 < len(patch) < WORTH_IT * words.nbytes:
+                self._patches.append(Patch(bytes.fromhex(newest.policy), await self._put(patch)))
+            else:
+                self._patches.clear()
+            self._words = words
+        self._counter = max(self._counter + 1, self._parts.now())
+        size, patches = words.nbytes, tuple(self._patches)
+        weights = Weights(self._parts.me, self._counter, version, policy, self._shape, shard, size, patches)
+        self._newest = (weights, seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.sign))
+        self._samplers.know(policy, version)
+        late = self._out[0] if len(self._out) == self._out.maxlen else set()
+        self._out.append(weights.shards)
+        for gone in late.difference(*self._out):
+            await self._shards.drop(gone)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _put(self, content: bytes) -> bytes:
+        """The shard that these bytes are now."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
+                source = Path(folder) / "weights"
+                await self._parts.runner(lambda: source.write_bytes(content))
+                return await self._shards.put(source, announce=False)
+        except OSError as error:
+            raise ShardError(f"the folder for temporary files takes no weights: {error}") from error
+
+    def _askers(self) -> list[PeerId]:
+        now = trio.current_time()
+        return [peer for peer, at in self._asked.items() if now - at <= ASKED_WITHIN]
+
+    async def _on_query(self, peer: PeerId, query: WeightsQuery) -> Newest:
+        admit(self._parts, peer, query.run_id)
+        if not self._queries.take(peer, 1):
+            self.violations.note(peer, "asks too often for weights", Kind.LOAD)
+            raise Refuse("busy", f"at most {QUERIES.rate:g} questions for weights a second")
+        self._asked.pop(peer, None)
+        if query.samples:
+            self._asked[peer] = trio.current_time()
+        if query.after >= self._counter:
+            with trio.move_on_after(HELD_FOR):
+                await self._changed.wait()
+        payload, signature = self._newest[1] if self._newest is not None else (b"", b"")
+        samplers = sum(asker != peer for asker in self._askers())
+        return Newest(self._shape, payload, signature, samplers, self._samplers.tally(peer))
+
+
+async def ask(rpc: Rpc, peer: PeerId, query: WeightsQuery) -> Newest | None:
+    """What a peer says of its weights; None where it does not answer, or trains nothing."""
+    try:
+        return await rpc.call(peer, WEIGHTS, query, Newest, timeout=TIMEOUT + (HELD_FOR if query.after >= 0 else 0))
+    except CallError as error:
+        log.debug("%s does not tell of weights: %s", peer, error)
+        return None
