@@ -373,8 +373,7 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         f"routing table  {in_table} in {number_of(len(kept), 'bucket')}: {sizes}",
         f"connected      {number_of(answer['connected'], 'peer')} that speak Kademlia",
         f"announced      {number_of(answer['provided_keys'], 'key')} by this node",
-        f"kept           providers of {number_of(answer['provider_keys'], 'key')}, "
-        f"{number_of(answer['records'], 'value')} of {size(answer['record_bytes'])}, for others",
+        f"kept           providers of {number_of(answer['provider_keys'], 'key')}, for others",
     ]
     show(answer, lines, json_output)
 

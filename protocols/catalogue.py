@@ -6,8 +6,8 @@ A member of a run signs a *listing*: at most 1 KiB that says what the run is and
 announces KEY in the DHT, and answers the call `listings`. A node in no run, such as a seed, asks whoever connects to
 it, keeps what they sign for themselves, and hands that on; who searches asks its peers and the providers of KEY.
 
-Messages: `listings` (no fields) is answered by Listings, each with its author and a record of the DHT's form
-(`dht.records`), the most believable first.
+Messages: `listings` (no fields) is answered by Listings, each with its author and a sealed envelope (`crdt.envelope`)
+of a DatedListing, the most believable first.
 
 What liars can do, and what is then true, is in docs/finding.md: nobody can forge or bring back another's listing, a
 keeper gives up listings of the network (/24) that has most of them, and a run is found only when an author answers and
@@ -28,24 +28,25 @@ from time import time as wall_clock  # seconds since 1970
 
 import trio
 
+from swarmnode.crdt.envelope import SEAL, Domain, InvalidEnvelope, unsealed
 from swarmnode.protocols.calls.rpc import CallError, Rpc
-from swarmnode.protocols.dht.records import BadRecord, DhtRecord, record_key, seal, unseal
 from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import network_of, spread
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
-from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.runspec import decode as decode_spec
 
 log = logging.getLogger(__name__)
 
-NAME = "listing"  # of the record
 KEY = hashlib.sha256(b"swarmnode catalogue 1").digest()  # under which members of listed runs are found in the DHT
 MAX_LISTING = 1024  # bytes, signature included
+LISTINGS = Domain("listing", 1, MAX_LISTING - SEAL)  # what members sign
 MAX_PLACES = 2  # addresses of its author in a listing
 LIFETIME = 3600.0  # seconds
+SKEW = 300.0  # seconds that an author's clock may be ahead of ours
 SIGN_AGAIN = 60.0  # seconds after which a listing is signed anew for who asks: its round and members changed
 KEPT = 256  # listings that a node keeps for others, and takes from one source
 ASK_AGAIN, ASK_SOON = 600.0, 15.0  # seconds until a keeper asks a peer again; and one that had nothing to list yet
@@ -79,6 +80,14 @@ class ListedRun:
 
 
 @dataclass(frozen=True)
+class DatedListing:
+    """What is signed."""
+
+    listing: ListedRun
+    signed: int  # ms since 1970, by the author's clock; it is good for LIFETIME from then on
+
+
+@dataclass(frozen=True)
 class ListingsQuery:
     pass
 
@@ -99,8 +108,11 @@ class GenuineListing:
     author: PeerId
     listing: ListedRun
     signed: int  # ms since 1970, by the author's clock
-    expires: int  # likewise
     record: bytes
+
+    def expired(self, now: float) -> bool:
+        """At `now`, seconds since 1970."""
+        return now * 1000 >= self.signed + LIFETIME * 1000
 
 
 @dataclass
@@ -120,30 +132,32 @@ class FoundRun:
         return self.spec.owner in self.witnesses
 
 
+class NoListing(ValueError):
+    """Bytes that are no listing, or not of whom they are said to be; the message says why."""
+
+
 def sealed(network: Network, listing: ListedRun) -> bytes:
-    """The record of a listing of one's own, from now on. Raises BadRecord("oversize")."""
-    now = int(wall_clock() * 1000)
-    record = seal(network.sign, DhtRecord(network.me, NAME, encode(listing), now, now + int(LIFETIME * 1000)))
-    if len(record) > MAX_LISTING:
-        raise BadRecord("oversize", f"a listing has at most {MAX_LISTING} bytes, not {len(record)}")
-    return record
+    """A listing of one's own, signed now. Raises EncodingError above MAX_LISTING bytes."""
+    return LISTINGS.seal(plain(DatedListing(listing, int(wall_clock() * 1000))), network.sign).sealed
 
 
 def opened(network: Network, told: SignedListing, now: float) -> GenuineListing:
-    """A listing of somebody's; `now` in seconds since 1970. Raises BadRecord."""
-    if len(told.record) > MAX_LISTING:
-        raise BadRecord("oversize", f"a listing has at most {MAX_LISTING} bytes, not {len(told.record)}")
-    record = unseal(record_key(told.author, NAME), told.record, verify=network.verify, now=now)
-    if record.expires - record.sequence > LIFETIME * 1000:
-        raise BadRecord("too-far", f"a listing is good for {LIFETIME:.0f} s at the most")
+    """A listing of somebody's, which may have expired; `now` in seconds since 1970. Raises NoListing."""
+    envelope = unsealed(told.record, max_size=LISTINGS.max_size)
+    if envelope is None:
+        raise NoListing(f"it is no envelope of at most {MAX_LISTING} bytes")
     try:
-        listing = decode(ListedRun, record.value)
-    except WireError as error:
-        raise BadRecord("malformed", str(error)) from None
-    numbers = (listing.parameters, listing.members, listing.round, listing.memory, listing.rate)
+        dated = decode(DatedListing, envelope.payload)
+        LISTINGS.open(envelope, told.author, network.verify)
+    except (WireError, InvalidEnvelope) as error:
+        raise NoListing(str(error)) from None
+    listing = dated.listing
+    numbers = (listing.parameters, listing.members, listing.round, listing.memory, listing.rate, dated.signed)
     if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
-        raise BadRecord("malformed", "a listing with a false run id, number or too many addresses")
-    return GenuineListing(told.author, listing, record.sequence, record.expires, told.record)
+        raise NoListing("it has a false run id, number or too many addresses")
+    if dated.signed > (now + SKEW) * 1000:
+        raise NoListing(f"it is dated {dated.signed / 1000 - now:.0f} s ahead, at most {SKEW:.0f}")
+    return GenuineListing(told.author, listing, dated.signed, told.record)
 
 
 class Catalogue:
@@ -193,8 +207,8 @@ class Catalogue:
 
     def keep(self, entry: GenuineListing, network: str) -> None:
         """Keep a listing whose author is connected from `network`, if there is room or others have more of it."""
-        now = wall_clock() * 1000
-        self._kept = {author: kept for author, kept in self._kept.items() if kept[0].expires > now}
+        now = wall_clock()
+        self._kept = {author: kept for author, kept in self._kept.items() if not kept[0].expired(now)}
         before = self._kept.get(entry.author)
         if before is not None and before[0].signed >= entry.signed:
             return
@@ -208,8 +222,8 @@ class Catalogue:
 
     def _ranked(self) -> list[GenuineListing]:
         """What is kept: one listing of each run before a second, runs listed from most networks first."""
-        now = wall_clock() * 1000
-        kept = [(entry, network) for entry, network in self._kept.values() if entry.expires > now]
+        now = wall_clock()
+        kept = [(entry, network) for entry, network in self._kept.values() if not entry.expired(now)]
         networks: dict[bytes, set[str]] = {}
         for entry, network in kept:
             networks.setdefault(entry.listing.run_id, set()).add(network)
@@ -239,10 +253,10 @@ class Catalogue:
         entries: list[GenuineListing] = []
         for each in told.listings[:KEPT]:
             try:
-                entries.append(opened(self._network, each, wall_clock()))
-            except (BadRecord, ValueError) as error:
-                if getattr(error, "why", "") == "expired":
-                    continue
+                entry = opened(self._network, each, wall_clock())
+                if not entry.expired(wall_clock()):
+                    entries.append(entry)
+            except NoListing as error:
                 self._rpc.violations.note(peer, f"a listing: {error}", Kind.LIE)
                 break  # it checks what it hands on, or it lies
             await trio.lowlevel.checkpoint()  # a signature takes 0.1 ms

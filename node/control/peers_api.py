@@ -33,7 +33,7 @@ CONNECT_WITHIN = 10.0  # seconds
 CLOSE_WITHIN = 2.0  # seconds for connections to say goodbye
 MOST_LISTED = 200  # protocols of a peer, and peers in an answer of the DHT
 LINKS = ("connected", "disconnected", "blocked", "unblocked")
-COUNTED = ("records", "record_bytes", "provider_keys", "provided_keys")  # of the metrics of the DHT
+COUNTED = ("provider_keys", "provided_keys")  # of the metrics of the DHT
 KEYS = {"relays": RELAY_KEY, "catalogue": CATALOGUE_KEY}
 KEY_FORMS = "64 hex digits (as a shard's id), a peer id, run/RUN_ID, relays or catalogue"
 

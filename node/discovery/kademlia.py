@@ -1,15 +1,15 @@
 """This node's part in the Kademlia DHT: py-libp2p's `KadDHT` answers others, in server mode, within limits of ours.
 
 Upstream's routing table and handlers are used as they are, but for
-- values and providers: kept in stores of our own (`BoundedProviderStore`, `dht_values.RecordStore`), which are bounded;
+- providers: kept in a store of our own (`BoundedProviderStore`), which is bounded;
+- values: refused, whoever signed them, as nothing here reads any;
 - streams: upstream admits 12 at once and waits for ever for what they say, so 12 silent streams of one stranger end
   a node's part in the DHT. Here each peer may have some, each for a while, and with questions of a bounded size.
 
 Upstream's own lookups are not used. They answer from the local store first (so a node that provides a key finds only
-itself, and a reader of a value sees no newer one for a day), wait up to 10 s for each dead peer, follow whatever closer
-peers a liar invents, and say nothing about failed stores. A `Walk` here asks peer after peer; `protocols.dht.lookup`
-decides whom. `ContentRouting` announces what this node has, again and again, and finds who has what. Announcements are
-paced below the 10 in 10 s that a peer accepts.
+itself), wait up to 10 s for each dead peer, and follow whatever closer peers a liar invents. A `Walk` here asks peer
+after peer; `protocols.dht.lookup` decides whom. `ContentRouting` announces what this node has, again and again, and
+finds who has what. Announcements are paced below the 10 in 10 s that a peer accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,10 +29,9 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.provider_store import ProviderStore
-from libp2p.kad_dht.value_store import ValueStore
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
-from libp2p.records.validator import NamespacedValidator, Validator
+from libp2p.records.validator import NamespacedValidator
 
 from swarmnode.node.host.addresses import with_peer
 from swarmnode.node.host.connections import Connections
@@ -61,17 +59,12 @@ LOOKUP = LookupLimits()
 
 QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
 PROVIDERS = Metric("swarmnode_dht_provider_keys", GAUGE, "keys for which this node remembers who provides them")
-ASKING: ContextVar[PeerId | None] = ContextVar("ASKING", default=None)  # whose stream the task answers
 
 FoundProviders = dict[PeerId, tuple[Address, ...]]
 REPEAT = 600.0  # seconds between announcements of a key; records live for 48 h upstream, peers do not
 PACE = (9, 10.5)  # announcements, seconds: a peer drops the eleventh in 10 s
 MAX_KEYS = 64  # that one node keeps announced
 PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node announces in the DHT")
-
-
-class CheckedStore(ValueStore, Validator):
-    """Where values of others are kept, and what checks them."""
 
 
 class Kademlia(KadDHT):
@@ -84,14 +77,9 @@ class Kademlia(KadDHT):
         self._streams: Counter[PeerId] = Counter()
         self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self.network = network
-        validator = NamespacedValidator({}, strict_validation=True)  # no values, until `serve_values`
+        validator = NamespacedValidator({}, strict_validation=True)  # which refuses every value
         super().__init__(host, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True)
         self.provider_store: BoundedProviderStore = BoundedProviderStore(host, limits)
-
-    def serve_values(self, store: CheckedStore, namespace: str) -> None:
-        """Keep values of `namespace` for others in `store`, as far as it validates them."""
-        self.value_store = store
-        self.set_validator(NamespacedValidator({namespace: store}, strict_validation=True))
 
     async def handle_stream(self, stream: INetStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
@@ -103,7 +91,6 @@ class Kademlia(KadDHT):
             await stream.reset()
             return
         self._streams[peer] += 1
-        ASKING.set(peer)
         try:
             with trio.move_on_after(self.limits.stream) as scope:
                 await self._do_handle_stream(_Measured(stream, self.limits.message))  # type: ignore[arg-type]
@@ -177,34 +164,22 @@ class Kademlia(KadDHT):
         walk = Walk(self, Message(type=kind, key=key))
         return walk, await self.walk(walk)
 
-    async def tell_closest(self, answered: list[PeerId], message: Message) -> tuple[int, int]:
-        """Tell the `CLOSER` closest of those that answered, the anchors among them; how many, and how many took it."""
+    async def tell_closest(self, answered: list[PeerId], message: Message) -> int:
+        """Tell the `CLOSER` closest of those that answered, the anchors among them; how many."""
         anchors = [peer for peer in self.anchors() if peer in answered]
         targets = list(dict.fromkeys((*answered[: CLOSER - len(anchors)], *anchors, *answered)))[:CLOSER]
-        took = 0
 
         async def tell_one(peer: PeerId) -> None:
-            nonlocal took
             with trio.move_on_after(LOOKUP.patience):
                 try:
-                    has_it = await self.tell(peer, message)
-                    took += has_it  # added after waiting: others count meanwhile
+                    await self.exchange(peer, message, silent=True)
                 except NetworkError as error:
                     log.debug("Kademlia: %s: %s", peer, error)
 
         async with trio.open_nursery() as nursery:
             for peer in targets:
                 nursery.start_soon(tell_one, peer)
-        return len(targets), took
-
-    async def tell(self, peer: PeerId, message: Message) -> bool:
-        """Whether `peer` says that it took a record; of a provider it says nothing, and True is returned.
-
-        Raises NetworkError.
-        """
-        silent = message.type == Message.MessageType.ADD_PROVIDER
-        answer = await self.exchange(peer, message, silent=silent)
-        return silent or bool(answer.type == message.type and answer.key == message.key)
+        return len(targets)
 
     async def exchange(self, peer: PeerId, message: Message, *, silent: bool = False) -> Message:
         """The answer of `peer`; with `silent`, of one that may close the stream without (go-libp2p, ADD_PROVIDER).
@@ -246,7 +221,6 @@ class Walk:
         self.question = question
         self.providers = providers if providers is not None else {}
         self._wanted = wanted
-        self.values: list[tuple[PeerId, bytes]] = []  # unchecked, and who gave them
         self.closer: FoundProviders = {}  # who was named as closer, and where it was said to be first
 
     @property
@@ -262,8 +236,6 @@ class Walk:
             return None
         for provider, addresses in self._named(answer.providerPeers):
             self.providers.setdefault(provider, addresses)
-        if answer.record.key == self.question.key and 0 < len(answer.record.value) <= self._kademlia.limits.message:
-            self.values.append((peer, answer.record.value))
         closer = list(self._named(answer.closerPeers))
         for other, addresses in closer:
             self.closer[other] = self.closer.get(other) or addresses
@@ -420,6 +392,6 @@ class ContentRouting:
         answered = await self._kademlia.walk(Walk(self._kademlia, question))
         provided = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
         provided.providerPeers.add(id=here.peer_id.to_bytes(), addrs=[place.to_bytes() for place in here.addrs])
-        asked, _ = await self._kademlia.tell_closest(answered, provided)
+        asked = await self._kademlia.tell_closest(answered, provided)
         if asked and key in self._keys and addresses == self._addresses:
             self._keys[key] = trio.current_time()

@@ -53,10 +53,7 @@ class DhtLimits:
 
     streams: int = 8  # of one peer; go-libp2p keeps one and opens another while that is busy
     stream: float = 30.0  # seconds that a stream of a peer lives
-    message: int = 64 * KIB  # bytes of a question: a record of 16 KiB and twenty peers with addresses take 40
-    records: int = 4096  # values kept for others in all
-    records_per_author: int = 16  # as many as a node of our kind puts: 256 KiB
-    record_bytes: int = 32 * MIB  # of all values kept
+    message: int = 64 * KIB  # bytes of a question: twenty peers with addresses take 24
     provider_keys: int = 8192  # keys with providers in all, of at most 20 each: 60 MiB at the very worst
     keys_per_provider: int = 128  # twice what a node of our kind announces
 

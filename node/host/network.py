@@ -26,7 +26,6 @@ from libp2p.peer.peerstore import PeerStoreError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from swarmnode.node.discovery.dht_values import DhtRecords
 from swarmnode.node.discovery.kademlia import ContentRouting, Kademlia
 from swarmnode.node.discovery.mdns import advertise_and_listen
 from swarmnode.node.host.addresses import (
@@ -108,7 +107,6 @@ class Libp2pNetwork:
         self._host.set_stream_handler(TProtocol(kad), self.handlers.watched(kad, self.kademlia.handle_stream))
         self.scoring.watch(self.kademlia.violations)
         self._routing = ContentRouting(self.kademlia)
-        self.records = DhtRecords(self.kademlia)
         # What a part of the network does by itself.
         self.watch_peers, self.known_addresses = self.connections.watch, self._dialler.known
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
@@ -349,7 +347,6 @@ class Libp2pNetwork:
                     self.connections.nursery = nursery
                     nursery.start_soon(self._notice_arrivals, events, nursery)
                     nursery.start_soon(self._routing.run)
-                    nursery.start_soon(self.records.run)
                     if self._settings.mdns:
                         nursery.start_soon(advertise_and_listen, self.swarm, self, self._settings.max_peers)
                     task_status.started()
@@ -366,7 +363,6 @@ class Libp2pNetwork:
             self._allowance,
             self.kademlia,
             self._routing,
-            self.records,
         ):
             part.measure(metrics)
 
@@ -382,7 +378,6 @@ class Libp2pNetwork:
                 await trio.sleep(0.25)
         if peer in self.connections:
             self._routing.peer_arrived()
-            self.records.peer_arrived()
 
     def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
         return [Multiaddr(without_peer(address)) for address in self.addresses]

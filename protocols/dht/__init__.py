@@ -1,1 +1,1 @@
-"""The distributed hash table, as far as no network library is needed: iterative lookups and signed values."""
+"""The distributed hash table, as far as no network library is needed: iterative lookups."""

@@ -78,11 +78,10 @@ another. In the last line the victim judges its peers about fifty times as fast 
 below, false lengths and answers that nobody reads were measured while the machine was busy, the others earlier, when a
 call without an answer yet was not counted among the delays.
 
-DHT: real hosts in one process. A line passes where no forged value is accepted, no live value is evicted, at least 99 %
-of lookups succeed, and no node keeps more records for others than it has room for, which is 64 here in place of 4096,
-so that an attack need not bring as many. Lying routers search 2^15 key pairs for the identities nearest to each key, in
-advance: those that they name share nine bits and more with it, the nearest honest node some four. The undefended node
-is py-libp2p's KadDHT as installed.
+DHT: real hosts in one process. A line passes where no node keeps a value for others, and at least 99 % of lookups find
+who announced a key. Lying routers search 2^15 key pairs for the identities nearest to each key, in advance: those that
+they name share nine bits and more with it, the nearest honest node some four. The undefended node is py-libp2p's KadDHT
+as installed.
 
 State: 16 simulated nodes with one replicated state, two of them malicious. A line passes where honest nodes hold no
 element that the law forbids and lack none of one another's, all have one state hash, what attackers and strangers

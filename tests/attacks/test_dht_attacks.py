@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)
-def test_no_false_value_no_eviction_and_lookups_succeed_under(adversary: Adversary) -> None:
+def test_no_value_is_kept_and_lookups_succeed_under(adversary: Adversary) -> None:
     adversary.scale = 0.1
     result = trio.run(lambda: dht.damage(adversary))
     assert result.lookups >= 12

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import trio
 
+from swarmnode.crdt.envelope import Domain, Envelope
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols import catalogue
 from swarmnode.protocols.calls.rpc import Rpc
@@ -16,16 +17,19 @@ from swarmnode.protocols.catalogue import (
     KEPT,
     KEY,
     LIFETIME,
+    LISTINGS,
+    SKEW,
     Catalogue,
+    DatedListing,
     GenuineListing,
     ListedRun,
+    NoListing,
     SignedListing,
     opened,
     sealed,
 )
-from swarmnode.protocols.dht.records import BadRecord, DhtRecord, seal
 from swarmnode.protocols.state.membership import RunListing, serve_runs
-from swarmnode.protocols.wire import encode
+from swarmnode.protocols.wire import plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.runspec import encode as encode_spec
@@ -186,26 +190,29 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
         said = listing(spec("a"), node)
         assert len(sealed(node, replace(said, name="n" * 64, task="t" * 64, addresses=("x" * 255,) * 2))) <= 1024
 
-        def told(value: bytes, signed: int, expires: int, name: str = catalogue.NAME) -> SignedListing:
-            return SignedListing(node.me, seal(node.sign, DhtRecord(node.me, name, value, signed, expires)))
+        def told(said: ListedRun, signed: int) -> SignedListing:
+            return SignedListing(node.me, LISTINGS.seal(plain(DatedListing(said, signed)), node.sign).sealed)
 
-        hour, good = int(LIFETIME * 1000), encode(said)
-        assert opened(node, told(good, now, now + hour), now / 1000).listing == said
-        for why, record, at in (
-            ("expired", told(good, now, now + hour), now / 1000 + LIFETIME + 1),
-            ("too-far", told(good, now, now + hour + 1), now / 1000),
-            ("forged", told(good, now, now + hour, name="other"), now / 1000),
-            ("malformed", told(encode(replace(said, run_id=b"short")), now, now + hour), now / 1000),
-            ("malformed", told(b"\x81", now, now + hour), now / 1000),
-            ("oversize", SignedListing(node.me, b"\0" * 1025), now / 1000),
+        good = told(said, now)
+        entry = opened(node, good, now / 1000)
+        assert entry.listing == said
+        assert not entry.expired(now / 1000 + LIFETIME - 1) and entry.expired(now / 1000 + LIFETIME)
+        other = Domain("other", 1, 1024).seal(plain(DatedListing(said, now)), node.sign).sealed
+        for why, record in (
+            ("ahead", told(said, now + int(SKEW * 1000) + 1)),
+            ("not signed by", SignedListing(node.me, other)),
+            ("not signed by", replace(good, author=world.node("other").me)),
+            ("run id", told(replace(said, run_id=b"short"), now)),
+            ("number", told(said, -1)),
+            ("beyond its end", SignedListing(node.me, Envelope(b"\x81", bytes(64)).sealed)),
+            ("no envelope", SignedListing(node.me, bytes(1025))),
         ):
-            with pytest.raises(BadRecord) as refused:
-                opened(node, record, at)
-            assert refused.value.why == why
+            with pytest.raises(NoListing, match=why):
+                opened(node, record, now / 1000)
         keeper = Member(world.node("keeper"), keeps=True).catalogue
-        newer = opened(node, told(encode(replace(said, round=8)), now + 5, now + hour), now / 1000)
-        for entry in (newer, opened(node, told(good, now, now + hour), now / 1000)):
-            keeper.keep(entry, "")
+        newer = opened(node, told(replace(said, round=8), now + 5), now / 1000)
+        for each in (newer, entry):
+            keeper.keep(each, "")
         assert [entry.listing.round for entry in keeper._ranked()] == [8]
 
     simulate(main)

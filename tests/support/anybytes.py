@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,12 +25,11 @@ from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, RangeReader, RangeWriter
 from swarmnode.crdt.record import InvalidRecord, Record, open_element
-from swarmnode.protocols import wire
+from swarmnode.protocols import catalogue, wire
 from swarmnode.protocols.calls import frames as rpc_frames
 from swarmnode.protocols.chain import state as chainstate
 from swarmnode.protocols.chain import statements
 from swarmnode.protocols.chain.statements import InvalidStatement
-from swarmnode.protocols.dht import records as dht_records
 from swarmnode.protocols.methods.known import messages
 from swarmnode.protocols.methods.known.messages import RoundHead, RoundStep
 from swarmnode.protocols.methods.open import join as open_join
@@ -38,6 +37,7 @@ from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.rollouts import messages as rollout_messages
 from swarmnode.protocols.methods.rollouts.messages import InvalidGroup, open_group
 from swarmnode.protocols.methods.rollouts.messages import seal as seal_group
+from swarmnode.protocols.network import Network
 from swarmnode.protocols.peers import hello
 from swarmnode.protocols.state import membership
 from swarmnode.protocols.state import wire as statewire
@@ -238,16 +238,17 @@ def _asks() -> bytes:
     return writer.frame()
 
 
-def _dht_record(raw: bytes) -> None:
-    key = dht_records.record_key(PEER, "addresses")
-    dht_records.unseal(key, raw, verify=lambda *_: True, now=1.8e9)
+def _listing(raw: bytes) -> None:
+    anybody = cast(Network, SimpleNamespace(verify=lambda *_: True))
+    catalogue.opened(anybody, catalogue.SignedListing(PEER, raw), 1.8e9)
+
+
+_LISTED = catalogue.ListedRun(bytes(32), "a", "gpt", "open", "open", False, 1, 2, 3, 4, 5, ("/ip4/192.0.2.1/tcp/1",))
 
 
 def _spec(raw: bytes) -> None:
     assert runspec.encode(runspec.decode(raw)) == raw
 
-
-_DHT_RECORD = dht_records.DhtRecord(PEER, "addresses", b"value", 1, int(1.8e12) + 60_000)
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -292,14 +293,10 @@ TARGETS: dict[str, Target] = {
         Target("chain state", _chain_state, ValueError, (chainstate.genesis(RUN, (PEER,), window=5).encode(),)),
         Target("reconciliation frame", _frame, Malformed, (_asks(),)),
         Target(
-            "DHT record",
-            _dht_record,
-            dht_records.BadRecord,
-            (
-                dht_records.seal(
-                    lambda _: bytes(64), dht_records.DhtRecord(PEER, "head", b"value", 1, int(1.8e12) + 60_000)
-                ),
-            ),
+            "listing",
+            _listing,
+            catalogue.NoListing,
+            (catalogue.LISTINGS.seal(wire.plain(catalogue.DatedListing(_LISTED, 1)), lambda _: bytes(64)).sealed,),
         ),
         Target(
             "run specification",
