@@ -2,14 +2,16 @@
 
     python bench/learning.py --seeds 3 --docs docs        # hours of CPU time; --quick for a look
     python bench/learning.py --only daemons               # one part; what is finished is not run again
+    python bench/learning.py --only menu --most 1         # one run that is not finished yet
 
-Four workers of one process take equal numbers of steps on as much text (learned/workers.py), and are measured on
-held-out text by the loss and by next-word accuracy.
+Four workers (eight in `menu`) of one process take equal numbers of steps on as much text (learned/workers.py), and are
+measured on held-out text by the loss and by next-word accuracy.
 
 rates     synchronous training at several rates, on a seed that nothing else uses: what the other parts use.
 methods   synchronous AdamW and Muon, diloco and open with what the product does where optimizer = "muon".
 curves    diloco over steps, for several H and for the one that grows, at two sizes of a worker's batch.
 daemons   the runs of `methods` by four real nodes on loopback (learned/daemons.py).
+menu      eight workers by each method of low communication, beside synchronous training and one worker alone.
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
 interrupted goes on, and two may share the work. All chance comes from seeds: equal commands give equal losses on one
@@ -36,10 +38,12 @@ from learned.workers import Size, Workers
 from swarmnode.training.runspec import ModelSection, parse_runspec
 from swarmnode.training.verify.replay import DECAY
 
-PARTS = ("rates", "methods", "curves", "daemons")
+PARTS = ("rates", "methods", "curves", "daemons", "menu")
 RATES_SEED = 0  # reported seeds begin at 1
 ADAMW = Arm("synchronous", steps=300, lr=2e-3)
 MUON = Arm("synchronous", steps=300, lr=1e-3, optimizer="muon", muon_lr=4e-3)
+# What the arms of `menu` have in common: AdamW inside, and so many steps in all, of which a round of diloco has 24.
+MENU = Arm("synchronous", steps=144, lr=2e-3)
 
 
 def by_default(method: str) -> Arm:
@@ -81,6 +85,14 @@ class Plan:
         *(replace(by_default("diloco"), interval=interval, grows=False) for interval in (10, 50)),
     )
     batches: tuple[int, ...] = (8, 2)
+    menu_size: Size = field(
+        default_factory=lambda: Size(8, 2, ModelSection(layers=6, heads=4, width=168, context=64), precision="bf16")
+    )
+    menu: tuple[Arm, ...] = (
+        MENU,
+        replace(MENU, method="alone"),
+        replace(MENU, method="diloco", interval=24, codec="int8"),
+    )
 
     def quick(self) -> Plan:
         """The same with one seed and a twentieth of all steps."""
@@ -88,7 +100,7 @@ class Plan:
         def shrunk(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
             return tuple(replace(arm, steps=arm.steps // 20, interval=min(arm.interval, 10)) for arm in arms)
 
-        arms = {name: shrunk(getattr(self, name)) for name in ("rates", "methods", "curves")}
+        arms = {name: shrunk(getattr(self, name)) for name in ("rates", "methods", "curves", "menu")}
         return replace(self, seeds=1, every=self.every // 20, **arms)
 
     def cells(self) -> Iterator[Cell]:
@@ -105,6 +117,9 @@ class Plan:
             for arm in self.methods:
                 if arm.method != "synchronous":
                     yield Cell("daemons", seed, arm, self.size)
+        for seed in range(1, self.seeds + 1):
+            for arm in self.menu:
+                yield Cell("menu", seed, arm, self.menu_size)
 
 
 @dataclass(frozen=True)
@@ -136,8 +151,11 @@ class Results:
 
     def find(self, cell: Cell) -> dict[str, Any] | None:
         """The line of a finished run, whoever finished it, if there is one."""
-        lines = map(json.loads, self._file.read_text(encoding="utf-8").splitlines())
-        return next((line for line in lines if all(line[name] == value for name, value in cell.key.items())), None)
+        for line in map(json.loads, self._file.read_text(encoding="utf-8").splitlines()):
+            line["arm"] = asdict(Arm(**line["arm"]))  # what arms can be told since then is as it is by default
+            if all(line[name] == value for name, value in cell.key.items()):
+                return line
+        return None
 
     def add(self, cell: Cell, found: dict[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -166,6 +184,7 @@ def run(cell: Cell, every: int) -> dict[str, Any]:
         "rounds": outcome.rounds,
         "bytes_per_node": round(outcome.bytes_per_node),
         "accepted": round(outcome.accepted, 4),
+        "wire": [list(exchanges) for exchanges in outcome.wire],
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
@@ -173,8 +192,9 @@ def run(cell: Cell, every: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of `methods` and `daemons`")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of `methods`, `daemons` and `menu`")
     parser.add_argument("--only", choices=PARTS, action="append", help="run only this part, and perhaps others")
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="end after so many runs that were not finished")
     parser.add_argument("--out", type=Path, default=Path("build/learning"), help="folder of finished runs")
     parser.add_argument("--docs", type=Path, help="folder with results.md, whose tables and plot are written anew")
     parser.add_argument("--report-only", action="store_true", help="run nothing; write up what is finished")
@@ -184,9 +204,11 @@ def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     if options.quick:
         plan = plan.quick()
     results = Results((options.out / "quick" if options.quick else options.out) / "results.jsonl")
+    left = options.most
     for cell in plan.cells():
         wanted = not options.report_only and cell.part in (options.only or PARTS)
-        if wanted and results.find(cell) is None:
+        if wanted and left and results.find(cell) is None:
+            left -= 1
             found = run(cell, plan.every)
             results.add(cell, found)
             print(json.dumps({"part": cell.part, **cell.key, **found}), flush=True)

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import learning
 from learned.methods import Arm, Outcome, spec_of, train
-from learned.report import put
+from learned.report import put, simulated_seconds
 from learned.workers import DataParallel, Size, Workers
 
 from swarmnode.node.storage.cutting import publish
@@ -121,22 +121,43 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         rates=shrunk(made.rates[-1:]),
         methods=shrunk(made.methods),
         curves=shrunk(made.curves[:2]),
+        menu=shrunk(made.menu),
+        menu_size=replace(size, workers=2),
     )
     page = tmp_path / "results.md"
-    names = ("methods", "seeds", "curves", "daemons", "rates")
+    names = ("methods", "seeds", "curves", "daemons", "rates", "menu")
     page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names), encoding="utf-8")
     arguments = ["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)]
-    arguments += [f"--only={part}" for part in ("rates", "methods", "curves")]
-    learning.main(arguments, plan)
+    arguments += [f"--only={part}" for part in ("rates", "methods", "curves", "menu")]
+    learning.main([*arguments, "--most", "3"], plan)
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(first) == 3
+    learning.main(arguments, plan)
+    first += [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     # of the curves, those with the usual batch are among the methods already
-    assert Counter(line["part"] for line in first) == {"rates": 1, "methods": 8, "curves": 2}
+    parts = Counter(line["part"] for line in first)
+    assert parts == {"rates": 1, "methods": 8, "curves": 2, "menu": 2 * len(plan.menu)}
     written = page.read_text(encoding="utf-8")
     assert written.count("| diloco | `sign`, H grows to 2,") == 1 and written.count("Not run yet") == 1
+    assert "| alone | AdamW 0.002 | 2 |" in written
     assert (tmp_path / "learning.svg").exists()
     learning.main(arguments, plan)
     assert capsys.readouterr().out == ""
     assert page.read_text(encoding="utf-8") == written
+
+
+def test_one_worker_alone_sends_nothing_and_moves_as_far_as_it_offers(workers: Workers) -> None:
+    outcome = _run(Arm("alone", steps=2, lr=1e-2), workers)
+    workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=2), stream="test")
+    first = workers.train([workers.initial], round=0, steps=2)
+    assert len(first) == 1 and outcome.bytes_per_node == 0
+    np.testing.assert_array_equal(outcome.parameters, workers.initial - first[0])
+
+
+def test_the_wall_clock_counts_what_no_step_hides() -> None:
+    line = {"arm": {"steps": 100}, "wire": [[2_500_000, 0, 2], [250_000, 0, 10], [250_000, 5, 10]]}
+    assert simulated_seconds(line, 20) == pytest.approx(10 + 2 * 1.0 + 10 * 0.1)
+    assert simulated_seconds(line, 2) == pytest.approx(10 + 2 * 10 + 10 * 1.0 + 10 * 0.5)
 
 
 def test_a_page_without_room_for_a_table_is_an_error() -> None:

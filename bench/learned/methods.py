@@ -1,4 +1,4 @@
-"""How simulated workers train together: synchronously, by `diloco`, or by `open`.
+"""How simulated workers train: synchronously, alone, by `diloco`, or by `open`.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,7 +48,7 @@ JUDGES = 3  # of a round, taking turns; nobody judges what it made itself
 class Arm:
     """One way to spend `steps` steps of every worker."""
 
-    method: str  # synchronous, diloco, open
+    method: str  # of METHODS
     steps: int
     lr: float  # of AdamW, inside
     optimizer: str = "adamw"
@@ -69,6 +70,7 @@ class Outcome:
     rounds: int
     bytes_per_node: float  # sent, and as many received
     accepted: float  # share of contributions that counted
+    wire: tuple[tuple[int, int, int], ...]  # bytes that a node sends, inner steps taken meanwhile, so many exchanges
 
 
 class Method(Protocol):
@@ -77,6 +79,7 @@ class Method(Protocol):
     sent: int  # bytes of all workers together
     offered: int  # contributions
     counted: int
+    overlap: int  # inner steps that a worker takes while an exchange is under way; 0: it waits
 
     def advance(self, round: int, steps: int) -> Vector:
         """Train so many steps and exchange once; the shared parameters after it."""
@@ -90,20 +93,25 @@ def train(
     method = METHODS[arm.method](arm, workers, spec, start, stream)
     curve = [(0, *workers.heldout(start))]
     parameters, done, round = start, 0, 0
+    wire: Counter[tuple[int, int]] = Counter()
     while done < arm.steps:
         steps = min(spec.inner.steps_in(round), arm.steps - done)
+        before, exchanges = method.sent, steps if arm.method == "synchronous" else 1
         parameters = method.advance(round, steps)
+        each = builtins.round((method.sent - before) / workers.size.workers / exchanges)
+        wire[each, method.overlap] += exchanges
         measured, done, round = done // every, done + steps, round + 1
         if done // every > measured or done == arm.steps:
             curve.append((done, *workers.heldout(parameters)))
             say(done, curve[-1][1])
     share = method.counted / method.offered if method.offered else 1.0
-    return Outcome(parameters, tuple(curve), round, method.sent / workers.size.workers, share)
+    told = tuple((*what, times) for what, times in sorted(wire.items()))
+    return Outcome(parameters, tuple(curve), round, method.sent / workers.size.workers, share, told)
 
 
 def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
-    """The run of an arm. What is synchronous has no rounds: it trains `every` so many steps, and is measured."""
-    if arm.method == "synchronous":
+    """The run of an arm. What has no rounds trains `every` so many steps, and is measured."""
+    if arm.method in ("synchronous", "alone"):
         return size.spec(
             seed=seed, lr=arm.lr, optimizer=arm.optimizer, muon_lr=arm.muon_lr, steps=every, interval="fixed"
         )
@@ -120,6 +128,8 @@ def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
 class Synchronous:
     """One data-parallel run: a step on the batches of all workers together, after a ring all-reduce of fp32."""
 
+    overlap = 0
+
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
         self._nodes = workers.size.workers
@@ -132,8 +142,25 @@ class Synchronous:
         return self._vector.numpy().copy()
 
 
+class Alone:
+    """The first worker, on its own batches and its own part of the text: what the others do not bring it."""
+
+    overlap = 0
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        self.sent = self.offered = self.counted = 0
+        self._workers, self._parameters = workers, start
+        workers.begin(spec, stream=stream)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        self._parameters = self._parameters - self._workers.train([self._parameters], round=round, steps=steps)[0]
+        return self._parameters
+
+
 class Diloco:
     """The butterfly of protocols/methods/known/allreduce.py among members who all answer."""
+
+    overlap = 0
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
@@ -180,6 +207,8 @@ class Open:
     Workers begin where their residual has them, but with topk (`open_step.carries`). Every
     contribution is fetched by everybody else, so that a node sends and receives R - 1 of them on average.
     """
+
+    overlap = 0
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
@@ -257,6 +286,7 @@ def _seed(text: str) -> int:
 
 METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "synchronous": Synchronous,
+    "alone": Alone,
     "diloco": Diloco,
     "open": Open,
 }

@@ -11,6 +11,9 @@ from typing import Any
 
 Line = dict[str, Any]  # of results.jsonl
 
+STEP_SECONDS = 0.1  # that a step is said to take in the wall clock of `menu`
+LINKS = (100, 20)  # Mbit/s that a node sends at, there
+
 
 def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
     """Write the tables of finished runs, by part, into docs/results.md, and the plot."""
@@ -23,6 +26,7 @@ def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
         ("curves", curves_table(done["curves"])),
         ("daemons", daemons_table(done["daemons"], [*done["methods"]])),
         ("rates", rates_table(done["rates"])),
+        ("menu", menu_table(done["menu"])),
     ):
         text = put(text, name, table or "Not run yet.")
     page.write_text(text, encoding="utf-8")
@@ -129,6 +133,43 @@ def daemons_table(lines: Sequence[Line], simulated: Sequence[Line]) -> str:
     return _markdown((*head, "sent by a node, all traffic", "hashes equal", "took"), rows) if rows else ""
 
 
+def menu_table(lines: Sequence[Line]) -> str:
+    """Each method beside diloco and the synchronous run of the same seeds: the mean, and the worst; what it sends."""
+    sync, diloco = (
+        {line["seed"]: line for line in lines if line["arm"]["method"] == which} for which in ("synchronous", "diloco")
+    )
+    rows = []
+    for seeds in _by_arm(lines):
+        arm, first = seeds[0]["arm"], seeds[0]
+        beside = diloco.get(first["seed"])
+        peak = max(bytes for bytes, _, _ in first["wire"])
+        share = "" if beside is None or not peak else f" ({peak / max(b for b, _, _ in beside['wire']):.3f})"
+        rows.append(
+            (
+                arm["method"],
+                described(arm),
+                str(len(seeds)),
+                _worst([line["loss"] for line in seeds], "{:.4f}"),
+                _worst(_above(seeds, diloco), "{:+.1f} %"),
+                _worst(_above(seeds, sync), "{:+.1f} %"),
+                f"{first['bytes_per_node'] / 1e6:.1f} MB",
+                f"{peak / 1e6:.2f} MB{share}",
+                *(f"{simulated_seconds(first, rate):.0f} s" for rate in LINKS),
+            )
+        )
+    head = ("method", "settings", "seeds", "held-out loss", "above diloco", "above synchronous", "sent by a node")
+    return _markdown((*head, "in one exchange", *(f"at {rate} Mbit/s" for rate in LINKS)), rows) if rows else ""
+
+
+def simulated_seconds(line: Line, rate: float) -> float:
+    """Wall clock of a run where a step takes STEP_SECONDS and a node sends `rate` Mbit/s, whatever else is sent.
+
+    An exchange takes its bytes over the rate, less what is hidden by the steps that are taken meanwhile.
+    """
+    waited = (times * max(0.0, 8e-6 * bytes / rate - overlap * STEP_SECONDS) for bytes, overlap, times in line["wire"])
+    return float(line["arm"]["steps"] * STEP_SECONDS + sum(waited))
+
+
 def rates_table(lines: Sequence[Line]) -> str:
     """Synchronous training at several rates."""
     rows = [
@@ -141,7 +182,7 @@ def rates_table(lines: Sequence[Line]) -> str:
 def described(arm: dict[str, Any]) -> str:
     """An arm's settings in words."""
     rate = f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}" if arm["optimizer"] == "muon" else f"AdamW {arm['lr']:g}"
-    if arm["method"] == "synchronous":
+    if arm["method"] in ("synchronous", "alone"):
         return rate
     words = [f"`{arm['codec']}`", f"H {interval_of(arm)}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}", rate]
     return ", ".join(words)

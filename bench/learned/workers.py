@@ -88,7 +88,10 @@ class Workers:
         ]
 
     def train(self, starts: Sequence[Vector], *, round: int, steps: int) -> list[Vector]:
-        """Each worker's pseudo-gradient, start - theta, float32 (P,), after `steps` inner steps from its start."""
+        """Each worker's pseudo-gradient, start - theta, float32 (P,), after `steps` inner steps from its start.
+
+        Of the first workers only, where there are fewer starts.
+        """
 
         def work(number: int) -> Vector:
             vector = self.vectors[number].numpy()
@@ -96,7 +99,7 @@ class Workers:
             self._loops[number].train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
             return starts[number] - vector
 
-        return self.map(work, range(len(self._loops)))
+        return self.map(work, range(len(starts)))
 
     def heldout(self, parameters: Vector) -> tuple[float, float]:
         """Thorough held-out loss, bits per byte, and next-word accuracy, 0 to 1, on the same windows."""
