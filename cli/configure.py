@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, DataDirOption, JsonOption, group, say, show, table
+from swarmnode.cli.terminal import ConfigOption, flags, group, say, show, table
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
 
@@ -19,8 +19,6 @@ config = group("Check a file of settings, or show those in force.")
 @config.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A run file or a node configuration file, in TOML.")],
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Say what kind of file FILE is, and whether it can be used."""
     tables = read_toml(file)
@@ -36,7 +34,7 @@ def check(
         values = parse_node_table(tables, source=str(file))
         answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
         text = f"{file}: a node configuration, in order. It sets {', '.join(values) or 'nothing'}"
-    show(answer, text, json_output)
+    show(answer, text)
 
 
 def check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -57,20 +55,19 @@ def check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 @config.command("show")
-def show_settings(file: ConfigOption = None, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def show_settings(file: ConfigOption = None) -> None:
     """Show each setting in force and where it came from.
 
     That is the default, the file, the environment or a flag.
     """
-    flags = {} if data_dir is None else {"data_dir": str(data_dir)}
-    found = load_config(file, os.environ, flags)
+    found = load_config(file, os.environ, flags())
     for warning in found.warnings:
         say(f"warning: {warning}")
     values = {field.name: getattr(found.config, field.name) for field in dataclasses.fields(found.config)}
     settings = {key: {"value": _json(value), "origin": found.origins[key]} for key, value in values.items()}
     rows = [(key, as_toml(value), found.origins[key]) for key, value in values.items()]
     answer = {"settings": settings, "warnings": list(found.warnings)}
-    show(answer, table(("KEY", "VALUE", "FROM"), rows), json_output)
+    show(answer, table(("KEY", "VALUE", "FROM"), rows))
 
 
 def _json(value: Any) -> Any:

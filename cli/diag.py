@@ -24,19 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode import __version__
-from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
-    UsageMistake,
-    ask,
-    directory,
-    group,
-    loaded,
-    say,
-    show,
-    size,
-    table,
-)
+from swarmnode.cli.terminal import UsageMistake, ask, directory, group, loaded, say, show, size, table
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.logs import LEVELS, read_tail
 from swarmnode.node.storage.datadir import DataDir, explain
@@ -67,8 +55,6 @@ def level(
     to: Annotated[
         str | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning or error. [default: show them]")
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Set the level of the log, or of one part of it.
 
@@ -77,9 +63,9 @@ def level(
     """
     if to is None and (part or "").upper() in LEVELS:
         part, to = None, part
-    answer = ask(data_dir, "log_level", timeout=10.0, part=part, level=to)
+    answer = ask("log_level", timeout=10.0, part=part, level=to)
     rows = [(name or "(all others)", told.lower()) for name, told in answer["levels"].items()]
-    show(answer, table(("PART", "LEVEL"), rows), json_output)
+    show(answer, table(("PART", "LEVEL"), rows))
 
 
 def diag(
@@ -87,26 +73,24 @@ def diag(
         Path | None,
         typer.Argument(metavar="[FILE]", help="Where to put it. [default: swarmnode-diag-TIME.tar.gz here]"),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write one file for a bug report, with secrets left out.
 
     It has versions, settings, status, peers, netcheck, metrics and the end of the log, with the addresses and ids of
     peers. Works with and without a running node. Example: swarmnode diag report.tar.gz
     """
-    home = DataDir(directory(data_dir))
+    home = DataDir(directory())
     path = file or Path(time.strftime("swarmnode-diag-%Y%m%d-%H%M%S.tar.gz"))
     collected: dict[str, str] = {}
     missing: list[str] = []
-    for name, read in _parts(home, data_dir):
+    for name, read in _parts(home):
         try:
             collected[name] = read()
         except (ExpectedError, SettingError, OSError) as error:
             missing.append(f"{name}: {error}")
     if missing:
         collected["missing.txt"] = "".join(f"{line}\n" for line in missing)
-    secrets = _secrets(home, data_dir)
+    secrets = _secrets(home)
     runs = [run for run in home.known_runs()]
     clean = {name: struck(text, secrets, runs) for name, text in collected.items()}
     try:
@@ -121,23 +105,22 @@ def diag(
     show(
         {"path": str(path.absolute()), "bytes": written, "files": sorted(clean), "missing": missing},
         [f"{path}: {', '.join(sorted(clean))}; {size(written)}", *(f"- lacks {each}" for each in missing)],
-        json_output,
     )
     say("keys, tokens, passphrases and links are left out; addresses and peer ids are in it: look before you send it")
 
 
-def _parts(home: DataDir, data_dir: Path | None) -> Iterator[tuple[str, Any]]:
+def _parts(home: DataDir) -> Iterator[tuple[str, Any]]:
     """Each file of the report, and what reads its text; that may raise."""
     yield "versions.json", lambda: _json(_versions())
-    yield "config.json", lambda: _json(_settings(data_dir))
+    yield "config.json", lambda: _json(_settings())
     for method in ASKED:
         ending = "txt" if method == "metrics" else "json"
-        yield f"{method}.{ending}", lambda method=method: _answer(data_dir, method)
+        yield f"{method}.{ending}", lambda method=method: _answer(method)
     yield "log.jsonl", lambda: "".join(_json(line, indent=None) for line in read_tail(home.logs, LOG_LINES))
 
 
-def _answer(data_dir: Path | None, method: str) -> str:
-    answer = ask(data_dir, method, timeout=10.0)
+def _answer(method: str) -> str:
+    answer = ask(method, timeout=10.0)
     return str(answer["text"]) if method == "metrics" else _json(answer)
 
 
@@ -156,8 +139,8 @@ def _versions() -> dict[str, Any]:
     }
 
 
-def _settings(data_dir: Path | None) -> dict[str, Any]:
-    found = loaded(data_dir)
+def _settings() -> dict[str, Any]:
+    found = loaded()
     return {key: {"value": getattr(found.config, key), "origin": origin} for key, origin in found.origins.items()}
 
 
@@ -165,12 +148,12 @@ def _json(value: Any, indent: int | None = 1) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str) + "\n"
 
 
-def _secrets(home: DataDir, data_dir: Path | None) -> list[str]:
+def _secrets(home: DataDir) -> list[str]:
     """What must not be in the file, as far as this machine knows it; longer ones first."""
     found = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
     files = [home.identity, home.dashboard_token]
     with suppress(ExpectedError, SettingError):
-        passphrase_file = loaded(data_dir).config.passphrase_file
+        passphrase_file = loaded().config.passphrase_file
         files += [Path(passphrase_file).expanduser()] if passphrase_file else []
     for path in files:
         with suppress(OSError):

@@ -16,20 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.run import run
-from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
-    UsageMistake,
-    age,
-    ask,
-    count,
-    plain,
-    say,
-    short_peer,
-    show,
-    size,
-    table,
-)
+from swarmnode.cli.terminal import UsageMistake, age, ask, count, flags, heed, plain, say, short_peer, show, size, table
 from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
@@ -92,6 +79,7 @@ def join(
     if is_link(where) or where.startswith("/"):
         run(join=[where], **options)
         return
+    heed(options["data_dir"], options["json_output"])
     given = {key: options[key] for key in _SEARCH if options[key] is not None}
     DataDir(load_config(options["config_file"], os.environ, given).config.directory).check_free()
     found = _found(where, SEARCH, options["config_file"], given)
@@ -128,8 +116,6 @@ def discover(
             metavar="MULTIADDR", help="Where to find other nodes, as of swarmnode run. [default: the setting]"
         ),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """List runs that want members.
 
@@ -139,7 +125,7 @@ def discover(
     """
     if sort and sort not in _SORTED:
         raise UsageMistake(f"--sort {sort} is none of {', '.join(_SORTED)}")
-    given: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+    given: dict[str, Any] = dict(flags())
     if bootstrap:
         given["bootstrap"] = bootstrap
     found = [
@@ -172,14 +158,13 @@ def discover(
         f"no run was found within {within:g} s. Runs are found through other nodes: name one with --bootstrap, or ask "
         "a member for a link (swarmnode id --join)"
     )
-    show({"runs": found}, text, json_output)
+    show({"runs": found}, text)
 
 
 def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any]) -> list[dict[str, Any]]:
     """What the running daemon finds, or else a node for the moment."""
-    data_dir = Path(given["data_dir"]) if "data_dir" in given else None
     try:
-        answer = ask(data_dir, "discover", timeout=within + 10, wanted=wanted, within=within)
+        answer = ask("discover", timeout=within + 10, wanted=wanted, within=within)
         return list(answer["runs"])
     except NotRunning:
         from swarmnode.node.firstcontact import look_around

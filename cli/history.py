@@ -15,9 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
     UsageMistake,
+    as_json,
     count,
     current_run,
     curve,
@@ -26,6 +25,7 @@ from swarmnode.cli.terminal import (
     number_of,
     one_run,
     plain,
+    print_json,
     say,
     short_peer,
     show,
@@ -74,8 +74,6 @@ def history(
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on writing as rounds end, until Ctrl-C. [default: those so far]")
     ] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show the rounds of a run as this node saw them end.
 
@@ -86,21 +84,21 @@ def history(
     the only one there is. Of more than 1000 rounds, 1000 are shown that lie evenly apart. Example: swarmnode history
     --csv > rounds.csv
     """
-    if as_csv + plot + json_output > 1:
+    if as_csv + plot + as_json() > 1:
         raise UsageMistake("--csv, --plot and --json exclude one another; give one of them")
     written_elsewhere = tensorboard is not None or wandb is not None
     if (as_csv or plot) if written_elsewhere else follow:
         raise UsageMistake("--follow goes with --tensorboard and --wandb, and --csv and --plot do not; leave it out")
-    home = DataDir(directory(data_dir))
+    home = DataDir(directory())
     answer = _read(home, _run_of(home, run_id), since)
     rounds = answer["rounds"]
     if written_elsewhere:
         places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
         places += [] if wandb is None else [_for_wandb(wandb, home, answer)]
         told = _write(places, home, answer, follow=follow)
-        show({"run_id": answer["run_id"], "written": told}, f"{number_of(told, 'round')} written", json_output)
-    elif json_output:
-        show(answer, "", True)
+        show({"run_id": answer["run_id"], "written": told}, f"{number_of(told, 'round')} written")
+    elif as_json():
+        print_json(answer)
     elif not rounds:
         say("no round has ended here yet" if not since else f"no round has ended here since round {since}")
     elif as_csv:

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
-    PassphraseOption,
-    UsageMistake,
-    ask,
-    own_home,
-    plain,
-    say,
-    show,
-)
+from swarmnode.cli.terminal import PassphraseOption, UsageMistake, ask, own_home, plain, say, show
 from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
@@ -55,8 +44,6 @@ def identify(
         bool, typer.Option("--replace", help="With --mine: move a key with less work aside. [default: keep it]")
     ] = False,
     passphrase_file: PassphraseOption = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Print the node's peer id, or what another node says of itself.
 
@@ -70,15 +57,15 @@ def identify(
     if peer is not None:
         if join or replace or mine is not None or name is not None:
             raise UsageMistake("--join, --mine, --name and --replace are about this node; leave PEER out")
-        _print_other(peer, data_dir, json_output)
+        _print_other(peer)
         return
     if join:
-        _print_join(data_dir, json_output)
+        _print_join()
         return
     from swarmnode.node.identity import NAME_LENGTH, agent, cleaned, load_or_create, named, work_of
     from swarmnode.node.storage.datadir import write_atomic
 
-    home, passphrase = own_home(data_dir, passphrase_file)
+    home, passphrase = own_home(passphrase_file)
     home.prepare()
     if mine is not None:
         _mine(home, passphrase, mine, replacing=replace)
@@ -92,12 +79,12 @@ def identify(
     called = named(agent("", home.name))[1]
     told = {"peer_id": identity.peer_id, "name": called, "data_dir": str(home.path), "key": str(home.identity)}
     text = f"{identity.peer_id}  {called}" if name is not None else identity.peer_id
-    show({**told, "work_bits": work_of(identity)}, text, json_output)
+    show({**told, "work_bits": work_of(identity)}, text)
 
 
-def _print_other(peer: str, data_dir: Path | None, json_output: bool) -> None:
+def _print_other(peer: str) -> None:
     """What identify says of a node, which is connected for that where it is not yet."""
-    answer = ask(data_dir, "peer", timeout=40.0, peer=peer, identify=True)
+    answer = ask("peer", timeout=40.0, peer=peer, identify=True)
     said = answer["identify"]
     rows = [
         ("agent", [said["agent"]]),
@@ -109,7 +96,7 @@ def _print_other(peer: str, data_dir: Path | None, json_output: bool) -> None:
     ]
     lines = [(label if not n else "", plain(text, 160)) for label, texts in rows for n, text in enumerate(texts)]
     told = {key: answer[key] for key in ("peer_id", "name", "public_key", "path", "relay", "transport")}
-    show({**told, **said}, [answer["peer_id"], *(f"{label:<11} {text}" for label, text in lines)], json_output)
+    show({**told, **said}, [answer["peer_id"], *(f"{label:<11} {text}" for label, text in lines)])
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:
@@ -146,8 +133,8 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
         home.close()
 
 
-def _print_join(data_dir: Path | None, json_output: bool) -> None:
-    answer = ask(data_dir, "status", timeout=10.0)
+def _print_join() -> None:
+    answer = ask("status", timeout=10.0)
     if not answer["join"]:
         raise ControlError(
             "the node has no address yet that others could dial. Wait a moment, or name one with --announce when it "
@@ -156,7 +143,7 @@ def _print_join(data_dir: Path | None, json_output: bool) -> None:
     run = answer["run"] or {}
     told = {"join": answer["join"], "addresses": answer["addresses"]}
     shown = [answer["join"], _picture(answer["join"].split()[-1]) if sys.stdout.isatty() else ""]
-    show({**told, "run_id": run.get("run_id"), "roster": run.get("roster")}, shown, json_output)
+    show({**told, "run_id": run.get("run_id"), "roster": run.get("roster")}, shown)
 
 
 def _picture(link: str) -> str:
@@ -174,16 +161,16 @@ def _picture(link: str) -> str:
     return drawn.getvalue()
 
 
-def version(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def version() -> None:
     """Print the versions of swarmnode, Python and the daemon."""
     from swarmnode import __version__
 
     try:
-        daemon = ask(data_dir, "status", timeout=5.0)["version"]
+        daemon = ask("status", timeout=5.0)["version"]
     except (NotRunning, ControlError):
         daemon = None
     python = platform.python_version()
     text = f"swarmnode {__version__} (Python {python})"
     if daemon is not None and daemon != __version__:
         text += f"\nthe running daemon is {daemon}; restart it to use {__version__}"
-    show({"version": __version__, "python": python, "daemon": daemon}, text, json_output)
+    show({"version": __version__, "python": python, "daemon": daemon}, text)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.configure import check_run
-from swarmnode.cli.terminal import DataDirOption, JsonOption, UsageMistake, say, show
+from swarmnode.cli.terminal import UsageMistake, as_json, say, show
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.rl.section import asks_questions
@@ -65,8 +65,6 @@ def init(
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE. [default: never]")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing. [default: ask on a terminal]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write a run file with every setting explained, and check it.
 
@@ -75,7 +73,7 @@ def init(
     """
     if file.exists() and not force:
         raise UsageMistake(f"{file} is there already; name another file, or replace it with --force")
-    asks = sys.stdin.isatty() and not yes and not json_output
+    asks = sys.stdin.isatty() and not yes and not as_json()
     task = task or _asked(asks, f"What is learned? {', '.join(BUILT_IN_TASKS)}, {OTHERS}", "byte-lm")
     if task == BASE_TASK and not (base := base or _asked(asks, "Which model to begin from, a folder or a name", "")):
         raise UsageMistake(f"--task {BASE_TASK} begins from a model: name it with --base MODEL")
@@ -99,7 +97,7 @@ def init(
     answer["next"] = "swarmnode run " + quote(str(file))
     answer["next"] += f" --corpus {quote(data)}" if data not in ("", STANDARD) else ""
     answer["next"] += f" --task {quote(task)}" if ":" in task and not task.startswith("gym:") else ""
-    show(answer, f"{file}: written. Begin the run with: {answer['next']}", json_output)
+    show(answer, f"{file}: written. Begin the run with: {answer['next']}")
 
 
 def _asked_by(task: str) -> str:

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
+    as_json,
     ask,
     colours,
     directory,
@@ -50,17 +49,15 @@ def status(
     interval: Annotated[
         float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between two refreshes.")
     ] = 2.0,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show what the node is doing: run, loss, peers, traffic."""
-    client = ControlClient(directory(data_dir))
+    client = ControlClient(directory())
     if not watch:
         answer = client.call("status", timeout=10.0)
-        show(answer, render_status(answer, colour=colours()), json_output)
+        show(answer, render_status(answer, colour=colours()))
         return
     answers = iter(lambda: client.call("status", timeout=10.0), None)
-    if not json_output:
+    if not as_json():
         live((render_status(answer, colour=colours()) for answer in answers), interval)
         return
     for answer in answers:
@@ -75,15 +72,13 @@ def health(
             "--live", help="Exit with 0 wherever the node answers, also while it starts or something is wrong."
         ),
     ] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Tell whether the node does its work, and what to do if not.
 
     Exit code 0: healthy; 11: degraded, or not ready yet; 9: not running; 1: it runs and does not answer. With --live it
     is the question of whoever would end the node and start it anew, which mends no full disk.
     """
-    status = ask(data_dir, "status", timeout=10.0)
+    status = ask("status", timeout=10.0)
     run, problems = status["run"] or {}, status["problems"]
     answer: dict[str, Any] = {
         "healthy": status["ready"] and not problems,
@@ -108,26 +103,24 @@ def health(
     lines = [f"{word}: {', '.join(filter(None, facts))}"]
     lines += [f"- paused: {why_held(hold)}" for hold in answer["holds"]]
     lines += [f"! {plain(problem)}" for problem in problems] + [f"- {plain(notice)}" for notice in answer["notices"]]
-    show(answer, lines, json_output)
+    show(answer, lines)
     raise typer.Exit(OK if live or answer["healthy"] else DEGRADED)
 
 
 def open_page(
     print_only: Annotated[bool, typer.Option("--print", help="Open no browser. [default: open one]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Open the node's page in a browser, and print its address.
 
     Whoever has the address can steer the node: it contains the page's token. Give it to nobody.
     """
-    home, page = DataDir(directory(data_dir)), ask(data_dir, "status", timeout=10.0)["dashboard"]
+    home, page = DataDir(directory()), ask("status", timeout=10.0)["dashboard"]
     if not page:
         raise ControlError("the node serves no page: it was started with --no-dashboard, or swarmnode logs says why")
     address = f"{page}#{home.dashboard_token.read_text(encoding='ascii').strip()}"
-    show({"address": address}, address, json_output)
+    show({"address": address}, address)
     shows = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if shows and not print_only and not json_output:
+    if shows and not print_only and not as_json():
         import webbrowser
 
         # By way of a file that nobody else may read: everybody sees the arguments of a browser that is started.
@@ -136,7 +129,7 @@ def open_page(
         webbrowser.open(go.as_uri())
 
 
-def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def doctor() -> None:
     """Check this machine, and say what to do about each problem.
 
     Looked at are clock, disk, memory, port, network, device and sandbox.
@@ -149,11 +142,11 @@ def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
     status: dict[str, Any] | None = None
     netcheck: dict[str, Any] | None = None
     with suppress(NotRunning, ControlError):
-        status, netcheck = ask(data_dir, "status", timeout=10.0), ask(data_dir, "netcheck", timeout=10.0)
+        status, netcheck = ask("status", timeout=10.0), ask("netcheck", timeout=10.0)
     found = []
-    for each in diagnose(loaded(data_dir).config, status, netcheck):
+    for each in diagnose(loaded().config, status, netcheck):
         found.append(asdict(each))
-        if json_output:
+        if as_json():
             continue
         mark = style(f"{each.verdict:<4}", _VERDICTS[each.verdict], on=colours())
         print(f"{mark}  {each.what:<9} {plain(each.says)}", flush=True)
@@ -162,7 +155,7 @@ def doctor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> N
         if each.what == "network" and sys.stderr.isatty():
             print("      torch     starting it …", end="\r", file=sys.stderr, flush=True)
     bad = any(each["verdict"] == "bad" for each in found)
-    if json_output:
+    if as_json():
         print_json({"healthy": not bad, "found": found})
     raise typer.Exit(DEGRADED if bad else OK)
 
@@ -172,8 +165,6 @@ def netcheck(
         str | None,
         typer.Argument(metavar="[PEER]", help="Try every way to this peer, a peer id. [default: how others reach us]"),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Tell how peers reach this node, or why one cannot be reached.
 
@@ -181,11 +172,11 @@ def netcheck(
     tries each way anew, some 25 s at most.
     """
     if peer is not None:
-        answer = ask(data_dir, "netcheck", timeout=TRACE_TIMEOUT, peer=peer)
-        show(answer, render_trace(answer, colour=colours()), json_output)
+        answer = ask("netcheck", timeout=TRACE_TIMEOUT, peer=peer)
+        show(answer, render_trace(answer, colour=colours()))
         return
-    answer = ask(data_dir, "netcheck", timeout=10.0)
-    show(answer, render_netcheck(answer, colour=colours()), json_output)
+    answer = ask("netcheck", timeout=10.0)
+    show(answer, render_netcheck(answer, colour=colours()))
 
 
 def sample(
@@ -195,23 +186,21 @@ def sample(
         float, typer.Option(min=0.0, max=10.0, help="0 takes the likeliest token; higher is more varied.")
     ] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Seed: the same seed and model write the same text.")] = 0,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Let the model that the node is training continue PROMPT."""
     patience = BUSY + SECONDS_A_TOKEN * length
     chosen = {"prompt": prompt, "length": length, "temperature": temperature, "seed": seed}
-    answer = ask(data_dir, "sample", timeout=patience, **chosen)
-    show(answer, "\n".join(plain(line.replace("\t", "    ")) for line in answer["text"].split("\n")), json_output)
+    answer = ask("sample", timeout=patience, **chosen)
+    show(answer, "\n".join(plain(line.replace("\t", "    ")) for line in answer["text"].split("\n")))
 
 
-def metrics(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def metrics() -> None:
     """Print the node's metrics, as Prometheus reads them.
 
     docs/metrics.md lists them and says how to collect them.
     """
-    answer = ask(data_dir, "metrics", timeout=10.0)
-    show(answer["metrics"], answer["text"].rstrip("\n"), json_output)
+    answer = ask("metrics", timeout=10.0)
+    show(answer["metrics"], answer["text"].rstrip("\n"))
 
 
 def logs(
@@ -219,38 +208,36 @@ def logs(
         int, typer.Option("--lines", "-n", min=0, max=2000, metavar="N", help="Newest lines printed first.")
     ] = LOG_LINES,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Print the node's log.
 
     Without a running node, this is the end of the log file that it left.
     """
-    home = directory(data_dir)
+    home = directory()
     try:
         for line in ControlClient(home).stream("logs", lines=lines, follow=follow):
-            _print_line(line, json_output)
+            _print_line(line)
     except KeyboardInterrupt:
         return
     except NotRunning:
-        _print_left_behind(home, lines, follow, json_output)
+        _print_left_behind(home, lines, follow)
 
 
-def _print_left_behind(home: Path, lines: int, follow: bool, json_output: bool) -> None:
+def _print_left_behind(home: Path, lines: int, follow: bool) -> None:
     """The log file of a daemon that has ended. Raises NotRunning where there is none, or nothing to follow."""
     from swarmnode.node.logs import read_tail
     from swarmnode.node.storage.datadir import DataDir
 
     found = read_tail(DataDir(home).logs, lines)
     for line in found:
-        _print_line(line, json_output)
+        _print_line(line)
     if follow or not found:
         raise NotRunning(home)
     say("(no daemon is running; this is the end of the log it left)")
 
 
-def _print_line(line: dict[str, Any], json_output: bool) -> None:
-    if json_output:
+def _print_line(line: dict[str, Any]) -> None:
+    if as_json():
         print_json(line)
         return
     colour = {"WARNING": ("yellow",), "ERROR": ("red",), "CRITICAL": ("red", "bold")}.get(line["level"], ())

@@ -13,10 +13,12 @@ from swarmnode.cli.terminal import (
     DataDirOption,
     JsonOption,
     UsageMistake,
+    as_json,
     ask,
     called,
     duration,
     group,
+    heed,
     live,
     number_of,
     plain,
@@ -52,8 +54,9 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
         if data_dir is not None or json_output:
             raise UsageMistake(f"options stand at the end: swarmnode peers {context.invoked_subcommand} … --json")
         return
-    answer = ask(data_dir, "peers", timeout=10.0)
-    if json_output:
+    heed(data_dir, json_output)
+    answer = ask("peers", timeout=10.0)
+    if as_json():
         print_json(answer)
         return
     for kept in answer["kept_out"]:
@@ -82,60 +85,60 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
 
 
 @peers.command("show")
-def show_peer(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def show_peer(peer: PeerArgument) -> None:
     """Show all that this node knows of a peer.
 
     That is addresses, protocols, paths and why they changed, traffic, and why it stands as it does; of a peer that is
     not connected, what is remembered. Example: swarmnode peers show zNgh7
     """
-    answer = ask(data_dir, "peer", peer=peer)
-    show(answer, (_labelled(*line) for line in _known_of(answer)), json_output)
+    answer = ask("peer", peer=peer)
+    show(answer, (_labelled(*line) for line in _known_of(answer)))
 
 
 @peers.command()
-def connect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def connect(peer: PeerArgument) -> None:
     """Connect to a peer now.
 
     That is at a multiaddr, or by its id, whose addresses are looked up in the DHT.
 
     Example: swarmnode peers connect /ip4/192.0.2.7/tcp/4077
     """
-    _link(peer, "connected", data_dir, json_output)
+    _link(peer, "connected")
 
 
 @peers.command()
-def disconnect(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def disconnect(peer: PeerArgument) -> None:
     """Close all connections to a peer now.
 
     It may connect again; block keeps it out. Example: swarmnode peers disconnect zNgh7
     """
-    _link(peer, "disconnected", data_dir, json_output)
+    _link(peer, "disconnected")
 
 
 @peers.command()
-def block(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def block(peer: PeerArgument) -> None:
     """Disconnect a peer and keep it out.
 
     That lasts until unblock, also over restarts. Others go on to speak with it. Example: swarmnode peers block zNgh7
     """
-    _link(peer, "blocked", data_dir, json_output)
+    _link(peer, "blocked")
 
 
 @peers.command()
-def unblock(peer: PeerArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def unblock(peer: PeerArgument) -> None:
     """Let a peer in again.
 
     One that was blocked, or is kept out for what it did.
 
     Example: swarmnode peers unblock zNgh7
     """
-    _link(peer, "unblocked", data_dir, json_output)
+    _link(peer, "unblocked")
 
 
-def _link(peer: str, to: str, data_dir: Any, json_output: bool) -> None:
-    answer = ask(data_dir, "link", timeout=40.0, peer=peer, to=to)
+def _link(peer: str, to: str) -> None:
+    answer = ask("link", timeout=40.0, peer=peer, to=to)
     now = "not connected" if answer["path"] == "none" else f"connected: {_way(answer)}"
-    show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}", json_output)
+    show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}")
 
 
 def _way(way: dict[str, Any]) -> str:
@@ -203,8 +206,6 @@ def ping(
         int | None,
         typer.Option("--count", "-c", min=1, metavar="N", help="Round trips. [default: until one is direct]"),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Measure round trips to a peer until one went directly.
 
@@ -221,28 +222,28 @@ def ping(
             punch = relayed and total["sent"] % PUNCH_EVERY == 1
             total["sent"] += 1
             try:
-                answer = ask(data_dir, "ping", timeout=PING_TIMEOUT, peer=peer, count=1, punch=punch)
+                answer = ask("ping", timeout=PING_TIMEOUT, peer=peer, count=1, punch=punch)
             except ControlError as error:
                 silent += 1
                 if not total["rtts_ms"] or silent == GIVE_UP:
                     raise
-                _print_reply(str(error), json_output)
+                _print_reply(str(error))
                 continue
             silent, peer = 0, answer["peer_id"]  # the same one, also where an address was named
             total["peer_id"] = peer
             for key in ("rtts_ms", "relays", "ways"):
                 total[key] += answer[key]
-            _print_reply(f"{peer}: {answer['rtts_ms'][0]:.1f} ms {_way(answer['ways'][0])}", json_output)
+            _print_reply(f"{peer}: {answer['rtts_ms'][0]:.1f} ms {_way(answer['ways'][0])}")
     rtts = total["rtts_ms"]
     if not rtts:
         raise ControlError(f"{peer} has not answered yet")
     total["path"] = total["ways"][-1]["path"]
     text = f"{len(rtts)} of {total['sent']} answered, {total['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms"
-    show(total, text, json_output)
+    show(total, text)
 
 
-def _print_reply(text: str, json_output: bool) -> None:
-    if not json_output:
+def _print_reply(text: str) -> None:
+    if not as_json():
         print(plain(text), flush=True)
 
 
@@ -261,8 +262,6 @@ def bw(
     interval: Annotated[
         float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time over which rates are measured.")
     ] = 1.0,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show the traffic by protocol and by peer.
 
@@ -271,19 +270,19 @@ def bw(
     """
 
     def answers() -> Iterator[dict[str, Any]]:
-        before = ask(data_dir, "traffic", timeout=10.0, peer=peer)
+        before = ask("traffic", timeout=10.0, peer=peer)
         while True:
             time.sleep(interval)
-            now = ask(data_dir, "traffic", timeout=10.0, peer=peer)
+            now = ask("traffic", timeout=10.0, peer=peer)
             yield _with_rates(now, before, protocol)
             before = now
 
     with suppress(KeyboardInterrupt):
-        if watch and not json_output:
+        if watch and not as_json():
             live(map(_traffic, answers()), 0.0)
             return
         for answer in answers():
-            show(answer, _traffic(answer), json_output)
+            show(answer, _traffic(answer))
             if not watch:
                 return
 
@@ -327,45 +326,43 @@ dht = group("Look up peers, providers and keys in the DHT.")
 @dht.command()
 def find(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="The whole peer id.")],
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Find where a peer can be dialled, as others say.
 
     Example: swarmnode dht find 12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP
     """
-    answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, find=peer)
+    answer = ask("dht", timeout=LOOKUP_TIMEOUT, find=peer)
     found = [plain(address, 200) for address in answer["addresses"]] or [f"nobody says where {answer['peer_id']} is"]
-    show(answer, [*found, _asked(answer)], json_output)
+    show(answer, [*found, _asked(answer)])
 
 
 @dht.command()
-def providers(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def providers(key: KeyArgument) -> None:
     """Find who announced KEY.
 
     That is who has a shard, takes part in a run, or relays. Example: swarmnode dht providers relays
     """
-    answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, providers=key)
-    show(answer, [*_listed(answer["providers"], "nobody announced it"), _asked(answer)], json_output)
+    answer = ask("dht", timeout=LOOKUP_TIMEOUT, providers=key)
+    show(answer, [*_listed(answer["providers"], "nobody announced it"), _asked(answer)])
 
 
 @dht.command()
-def query(key: KeyArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def query(key: KeyArgument) -> None:
     """Find the peers closest to KEY.
 
     They keep what is stored there; the closest comes first. Example: swarmnode dht query catalogue
     """
-    answer = ask(data_dir, "dht", timeout=LOOKUP_TIMEOUT, query=key)
-    show(answer, [*_listed(answer["closest"], "nobody"), _asked(answer)], json_output)
+    answer = ask("dht", timeout=LOOKUP_TIMEOUT, query=key)
+    show(answer, [*_listed(answer["closest"], "nobody"), _asked(answer)])
 
 
 @dht.command()
-def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def stats() -> None:
     """Show how large this node's part in the DHT is.
 
     That is its routing table, and what it keeps for others. Example: swarmnode dht stats --json
     """
-    answer = ask(data_dir, "dht", timeout=10.0)
+    answer = ask("dht", timeout=10.0)
     kept = [bucket for bucket in answer["table"] if bucket]
     sizes = ", ".join(str(len(bucket)) for bucket in kept) or "empty"
     in_table = number_of(sum(map(len, kept)), "peer")
@@ -375,7 +372,7 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         f"announced      {number_of(answer['provided_keys'], 'key')} by this node",
         f"kept           providers of {number_of(answer['provider_keys'], 'key')}, for others",
     ]
-    show(answer, lines, json_output)
+    show(answer, lines)
 
 
 def _listed(found: list[dict[str, Any]], nobody: str) -> list[str]:

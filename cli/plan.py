@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, ask, duration, loaded, show, size, table
+from swarmnode.cli.terminal import ask, duration, loaded, show, size, table
 
 MEGABIT = 1e6 / 8  # bytes
 UP, DOWN, ROUND_TRIP = 20.0, 100.0, 40.0  # Mbit/s, Mbit/s and ms of a home, where nothing else is known
@@ -36,8 +36,6 @@ def plan(
     task: Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A task of your own.")] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on. [default: auto]")] = None,
     threads: Annotated[int | None, typer.Option(min=0, metavar="N", help="CPU threads of the trainer.")] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Say what a run would take, by some steps on this machine.
 
@@ -47,10 +45,10 @@ def plan(
     """
     from swarmnode.node.plan import planned
 
-    config = loaded(data_dir).config
+    config = loaded().config
     given = {"task": task, "device": device, "threads": threads}
     if peer is not None:
-        round_trip = min(ask(data_dir, "ping", timeout=40.0, peer=peer, count=3)["rtts_ms"])
+        round_trip = min(ask("ping", timeout=40.0, peer=peer, count=3)["rtts_ms"])
     up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
     found = planned(run_file, config, {k: v for k, v in given.items() if v is not None}, link=link, members=nodes)
@@ -82,4 +80,4 @@ def plan(
         "recommended": None if found.chosen is None else [found.chosen.method, found.chosen.codec],
         "why": found.why,
     }
-    show(answer, text, json_output)
+    show(answer, text)

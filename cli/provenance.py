@@ -8,18 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
-    PassphraseOption,
-    directory,
-    group,
-    one_run,
-    own_home,
-    plain,
-    show,
-    table,
-)
+from swarmnode.cli.terminal import PassphraseOption, directory, group, one_run, own_home, plain, show, table
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 
 provenance = group("Export a trained model with its signed origin; verify one.")
@@ -51,8 +40,6 @@ def export(
         typer.Option("--base", metavar="MODEL", help="Where the base model lies, or its name. [default: the run's]"),
     ] = "",
     passphrase_file: PassphraseOption = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write a run's newest model, and a signed record of its origin.
 
@@ -63,7 +50,7 @@ def export(
     from swarmnode.node.identity import load_or_create
     from swarmnode.node.provenance import export as write
 
-    home, passphrase = own_home(data_dir, passphrase_file)
+    home, passphrase = own_home(passphrase_file)
     known = home.known_runs()
     if not known:
         raise ExpectedError(f"{home.path}: no run is known here", exit_code=CONFIG)
@@ -75,7 +62,7 @@ def export(
     told = f"{target}, and {file.name} for llama.cpp" if file.suffix == ".gguf" else f"{target}"
     text = f"{told}: {record['name']} after {record['model']['round']} rounds\n"
     text += f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors"
-    show({"model": str(target), "record": str(beside), **_summary(record)}, text, json_output)
+    show({"model": str(target), "record": str(beside), **_summary(record)}, text)
 
 
 @provenance.command("verify")
@@ -98,8 +85,6 @@ def verify(
         str,
         typer.Option("--base", metavar="MODEL", help="Where the base of LoRA lies, or its name. [default: the run's]"),
     ] = "",
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Check a model against its record.
 
@@ -111,12 +96,12 @@ def verify(
     from swarmnode.node.provenance import verify as look
 
     text = None if sealed is None else sealed.expanduser().absolute()
-    record, checks = look(file.expanduser().absolute(), home=directory(data_dir), sealed=text, base=base)
+    record, checks = look(file.expanduser().absolute(), home=directory(), sealed=text, base=base)
     if maker is not None:
         checks.append(Check("maker", record["maker"] == maker, f"{record['maker']} made it, {maker} was asked for"))
     failed = [check.what for check in checks if check.holds is False]
     told = [{"what": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
-    show({"valid": not failed, "checks": told, **_summary(record)}, _found(record, told), json_output)
+    show({"valid": not failed, "checks": told, **_summary(record)}, _found(record, told))
     if failed:
         raise ExpectedError(f"{file}: does not hold: {', '.join(failed)}")
 

@@ -7,20 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
-    age,
-    ask,
-    group,
-    number_of,
-    plain,
-    short_peer,
-    show,
-    size,
-    sparkline,
-    table,
-)
+from swarmnode.cli.terminal import age, ask, group, number_of, plain, short_peer, show, size, sparkline, table
 from swarmnode.cli.views import learned, sampled
 
 SHORT = 60  # characters of a text that stands in a table
@@ -55,11 +42,9 @@ def ls(
         str | None, typer.Option("--author", metavar="PEER", help="Only this peer's; me is this node. [default: all]")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="COUNT", help="How many at most.")] = 20,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """List the groups of answers that are here, the newest first."""
-    answer = ask(data_dir, "rollouts_ls", author=author, limit=limit)
+    answer = ask("rollouts_ls", author=author, limit=limit)
     rows = [
         [
             group["id"][:12],
@@ -74,24 +59,22 @@ def ls(
     ]
     more = f"; there are more (--limit {limit})" if answer["more"] else ""
     listed = table(["id", "author", "task", "answers", "version", "age", ""], rows)
-    show(answer, [listed, number_of(len(rows), "group") + more], json_output)
+    show(answer, [listed, number_of(len(rows), "group") + more])
 
 
 @rollouts.command("show")
 def show_group(
     group: Annotated[str, typer.Argument(metavar="ID", help="The id of a group, or how it begins.")],
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show a group: question, answers, and what they earn."""
-    answer = ask(data_dir, "rollouts_show", id=group)
+    answer = ask("rollouts_show", id=group)
     lines = [
         answer["id"],
         f"by {answer['author']}, policy {plain(answer['policy'], 12)} at version {answer['version']}",
         f"{plain(answer['task'])}, difficulty {answer['difficulty']}, seed {answer['seed']}",
         *_answers(answer),
     ]
-    show(answer, lines, json_output)
+    show(answer, lines)
 
 
 def _answers(answer: dict[str, Any]) -> list[str]:
@@ -119,9 +102,9 @@ def _paragraphs(text: str) -> list[str]:
 
 
 @rollouts.command("pool")
-def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def pool() -> None:
     """Show what is held of whom, and what of each was refused."""
-    answer = ask(data_dir, "rollouts_pool")
+    answer = ask("rollouts_pool")
     rows = [
         [
             short_peer(author["author"]),
@@ -141,13 +124,13 @@ def pool(data_dir: DataDirOption = None, json_output: JsonOption = False) -> Non
         f"own groups: {held['own_groups']}, {size(held['own_bytes'])}",
         *_explained({reason for author in answer["authors"] for reason in author["refused"]}),
     ]
-    show(answer, lines, json_output)
+    show(answer, lines)
 
 
 @rollouts.command("stats")
-def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def stats() -> None:
     """Show what sharing came to, and the course of the reward."""
-    answer = ask(data_dir, "rollouts_stats")
+    answer = ask("rollouts_stats")
     rewards = [reward for _, reward in answer["reward_history"]]
     recent, pool = rewards[-10:], answer["pool"]
     lines = [
@@ -161,7 +144,7 @@ def stats(data_dir: DataDirOption = None, json_output: JsonOption = False) -> No
         f"let go    {_reasons(pool['dropped']) or 'nothing'}",
         *(f"          {number} {plain(name)}" for name, number in sorted(answer["events"].items())),
     ]
-    show(answer, lines, json_output)
+    show(answer, lines)
 
 
 def _sampler(each: dict[str, Any]) -> str:

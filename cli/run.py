@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, one_run, say
+from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, heed, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe
@@ -127,13 +127,14 @@ def run(
     --run RUN_ID; swarmnode run alone goes on with the only run in the data directory; swarmnode run --task
     digits-rl begins or joins the swarm in which policies learn from one another's answers.
     """
+    heed(data_dir, json_output)
     if task is not None and (built_in := _built_in(task)) is not None:
         if runspec is not None or run_id is not None:
             raise UsageMistake(f"--task {task} is a run by itself; leave out the run file and --run")
         runspec, task = built_in, None
     dashboard = OFF if no_dashboard else dashboard
     if runspec is not None and run_id is None and not runspec.exists() and not runspec.suffix:
-        home = DataDir(directory(None if data_dir is None else Path(data_dir)))
+        home = DataDir(directory())
         if known := home.known_runs():
             runspec, run_id = None, one_run(known, str(runspec), home.path, "swarmnode run ")
     if join:

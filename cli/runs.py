@@ -14,9 +14,8 @@ import typer
 from swarmnode.cli.provenance import export
 from swarmnode.cli.steer import STOP_TIMEOUT
 from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
     UsageMistake,
+    as_json,
     current_run,
     directory,
     group,
@@ -43,12 +42,12 @@ runs.command("export")(export)
 
 
 @runs.command("ls")
-def list_runs(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def list_runs() -> None:
     """List the runs that this machine knows, the newest first.
 
     Example: swarmnode runs ls
     """
-    home = DataDir(directory(data_dir))
+    home = DataDir(directory())
     found = sorted((_told(home, run) for run in home.known_runs()), key=lambda one: -one["time"])
     current = current_run(home.path)
     rows = [
@@ -68,25 +67,23 @@ def list_runs(data_dir: DataDirOption = None, json_output: JsonOption = False) -
     text = (
         table(heads, rows, right=frozenset({2, 3, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
     )
-    show({"runs": found, "running": current}, text, json_output)
+    show({"runs": found, "running": current}, text)
 
 
 @runs.command("show")
 def show_run(
     run: RunArgument,
     toml: Annotated[bool, typer.Option("--toml", help="Print the whole run as a run file. [default: summary]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show where a run stands, and which of its settings are unusual.
 
     Example: swarmnode runs show byte-lm
     """
-    home = DataDir(directory(data_dir))
+    home = DataDir(directory())
     run_id = _known(home, run)
     spec, told = _spec(home, run_id), _told(home, run_id)
     settings = {key: value for key, value in _settings(spec).items() if value != _usual(key)}
-    if toml and not json_output:
+    if toml and not as_json():
         print(to_toml(spec), end="")
         return
     last = _measured(told["last"])
@@ -97,18 +94,16 @@ def show_run(
         + ("none" if told["checkpoint"] is None else f"after {told['checkpoint']} rounds"),
         table(("SETTING", "VALUE"), [(key, plain(as_toml(value), 80)) for key, value in settings.items()]),
     )
-    show({**told, "settings": _settings(spec)}, text, json_output)
+    show({**told, "settings": _settings(spec)}, text)
 
 
 @runs.command("compare")
-def compare(
-    first: RunArgument, second: RunArgument, data_dir: DataDirOption = None, json_output: JsonOption = False
-) -> None:
+def compare(first: RunArgument, second: RunArgument) -> None:
     """Compare two runs: settings that differ, and ends of curves.
 
     Example: swarmnode runs compare byte-lm 3f9c21
     """
-    home = DataDir(directory(data_dir))
+    home = DataDir(directory())
     ids = [_known(home, name) for name in (first, second)]
     one, other = (_settings(_spec(home, run_id)) for run_id in ids)
     differing = {key: [value, other[key]] for key, value in one.items() if value != other[key]}
@@ -116,7 +111,7 @@ def compare(
     rows = [(key, *(plain(as_toml(value), 40) for value in values)) for key, values in differing.items()]
     rows += [(what.replace("_", " "), *(_shown(end[what]) for end in ends)) for what in ends[0]]
     heads = ("", *(f"{plain(_spec(home, run_id).run.name, 24)} {run_id[:8]}" for run_id in ids))
-    show({"runs": ids, "settings": differing, "ends": ends}, table(heads, rows), json_output)
+    show({"runs": ids, "settings": differing, "ends": ends}, table(heads, rows))
 
 
 @runs.command("rm")
@@ -126,15 +121,13 @@ def leave(
         typer.Argument(metavar="RUN", help="The run's name, or how its id begins. [default: the only one there is]"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Forget a run and delete its checkpoints on this machine.
 
     A node that is running it is stopped first. swarmnode leave and swarmnode runs rm are the same. Example: swarmnode
     runs rm byte-lm
     """
-    home = DataDir(directory(data_dir))
+    home = DataDir(directory())
     chosen = _choose(home, run_id)
     if not yes:
         _confirm(home, chosen)
@@ -142,7 +135,7 @@ def leave(
         answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
     except NotRunning:
         answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
-    show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}", json_output)
+    show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}")
 
 
 def _choose(home: DataDir, wanted: str | None) -> str:

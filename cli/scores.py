@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, age, ask, plain, short_peer, show, table
+from swarmnode.cli.terminal import age, ask, plain, short_peer, show, table
 
 
 def scores(
@@ -14,15 +14,13 @@ def scores(
         str | None, typer.Argument(metavar="[PEER]", help="A peer id, or how it begins or ends. [default: all]")
     ] = None,
     why: Annotated[bool, typer.Option("--why", help="Show what each score rests on.")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show how this node scores its peers, and what follows.
 
     Every node has scores of its own: from what it measured itself, and where that is little, from what others attest.
     """
-    answer = ask(data_dir, "scores", peer=peer, why=why)
-    show(answer, _listing(answer, why=why), json_output)
+    answer = ask("scores", peer=peer, why=why)
+    show(answer, _listing(answer, why=why))
 
 
 def _listing(answer: dict[str, Any], *, why: bool) -> str:

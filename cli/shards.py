@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, absolute, age, ask, group, number_of, show, size, table
+from swarmnode.cli.terminal import absolute, age, ask, group, number_of, show, size, table
 
 GET_TIMEOUT = 3600.0  # s that a fetch may take; what has arrived is kept
 PUT_TIMEOUT = 600.0  # s; the largest shard, 4 GiB, is hashed and copied in less on a slow disk
@@ -23,13 +23,13 @@ shards = group("List, add, fetch, pin and delete shards of data.")
 
 
 @shards.command("ls")
-def ls(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def ls() -> None:
     """List the shards that are here, the one used last first."""
-    answer = ask(data_dir, "shards_ls")
+    answer = ask("shards_ls")
     rows = [[one["id"], size(one["size"]), _state(one), f"{age(one['used'])} ago"] for one in answer["shards"]]
     listed = table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))
     total = f"{number_of(len(rows), 'shard')}, {size(answer['bytes'])} of {size(answer['cap'])}"
-    show(answer, [listed, total], json_output)
+    show(answer, [listed, total])
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -54,8 +54,6 @@ def get(
     timeout: Annotated[
         float, typer.Option(min=1, max=86400, metavar="SECONDS", help="Longest time to wait.")
     ] = GET_TIMEOUT,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Fetch a shard from whoever has it.
 
@@ -63,33 +61,29 @@ def get(
     """
     copy = None if to is None else absolute(to)
     wanted = {"shard": shard, "to": copy, "pin": pin, "from": providers or [], "within": timeout}
-    answer = ask(data_dir, "shards_get", timeout=timeout + GRACE, **wanted)
+    answer = ask("shards_get", timeout=timeout + GRACE, **wanted)
     place = f", copied to {answer['path']}" if answer["path"] else ""
-    show(answer, f"{answer['id']}: {size(answer['size'])} in {answer['seconds']:.1f} s{place}", json_output)
+    show(answer, f"{answer['id']}: {size(answer['size'])} in {answer['seconds']:.1f} s{place}")
 
 
 @shards.command("put")
 def put(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file; it is copied, up to 4 GiB.")],
     pin: PinOption = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Add a file as a shard and offer it to peers. Prints the shard's id."""
-    answer = ask(data_dir, "shards_put", timeout=PUT_TIMEOUT, path=absolute(file), pin=pin)
-    show(answer, answer["id"], json_output)
+    answer = ask("shards_put", timeout=PUT_TIMEOUT, path=absolute(file), pin=pin)
+    show(answer, answer["id"])
 
 
 @shards.command("pin")
 def pin(
     shard: ShardArgument,
     remove: Annotated[bool, typer.Option("--remove", help="Unpin it instead. [default: pin]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Keep a shard that is here, whatever room is needed."""
-    answer = ask(data_dir, "shards_pin", shard=shard, pinned=not remove)
-    show(answer, f"{answer['id']} is {'pinned' if answer['pinned'] else 'no longer pinned'}", json_output)
+    answer = ask("shards_pin", shard=shard, pinned=not remove)
+    show(answer, f"{answer['id']} is {'pinned' if answer['pinned'] else 'no longer pinned'}")
 
 
 @shards.command("gc")
@@ -97,21 +91,19 @@ def gc(
     unpinned: Annotated[
         bool, typer.Option("--all", help="Delete all that is not pinned. [default: unfinished ones and excess]")
     ] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Delete unfinished shards that nobody fetches, and excess.
 
     Excess is what is over the cap; the shards used longest ago go first, pinned ones never.
     """
-    answer = ask(data_dir, "shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
-    show(answer, f"{number_of(len(answer['deleted']), 'shard')} deleted, {size(answer['bytes'])} freed", json_output)
+    answer = ask("shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
+    show(answer, f"{number_of(len(answer['deleted']), 'shard')} deleted, {size(answer['bytes'])} freed")
 
 
 @shards.command("providers")
-def providers(shard: ShardArgument, data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def providers(shard: ShardArgument) -> None:
     """List the peers that have a shard, or a part of it."""
-    answer = ask(data_dir, "shards_providers", timeout=ASK_TIMEOUT, shard=shard)
+    answer = ask("shards_providers", timeout=ASK_TIMEOUT, shard=shard)
     found = answer["providers"]
     rows = [[peer["peer_id"], "all" if peer["complete"] else f"{peer['chunks']} chunks"] for peer in found]
-    show(answer, table(["peer", "has"], rows) or "nobody who can be reached has it", json_output)
+    show(answer, table(["peer", "has"], rows) or "nobody who can be reached has it")

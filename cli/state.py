@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
     absolute,
     age,
+    as_json,
     ask,
     directory,
     duration,
@@ -43,35 +42,31 @@ def ls(
     prefix: PrefixArgument = "",
     author: AuthorOption = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="COUNT", help="How many at most.")] = 100,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """List what is there, in order of key and author.
 
     Deleted keys are shown until they expire.
     """
-    answer = ask(data_dir, "state_ls", prefix=prefix, author=author, limit=limit)
+    answer = ask("state_ls", prefix=prefix, author=author, limit=limit)
     rows = [
         [plain(each["key"]), each["author"], f"{age(each['written'])} ago", plain(_value_of(each), VALUE_WIDTH)]
         for each in answer["elements"]
     ]
     more = f"; there are more (--limit {limit})" if answer["more"] else ""
     listed = table(["key", "author", "written", "value"], rows)
-    show(answer, [listed, number_of(len(rows), "element") + more], json_output)
+    show(answer, [listed, number_of(len(rows), "element") + more])
 
 
 @state.command("get")
 def get(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The whole key.")],
     author: AuthorOption = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Print the value under a key, of one author or of all."""
-    answer = ask(data_dir, "state_get", key=key, author=author)
+    answer = ask("state_get", key=key, author=author)
     told = [(element["author"], plain(_value_of(element))) for element in answer["elements"]]
     lines = [value if len(told) == 1 else f"{author}  {value}" for author, value in told]
-    show(answer, "\n".join(lines), json_output)
+    show(answer, "\n".join(lines))
 
 
 @state.command("put")
@@ -81,8 +76,6 @@ def put(
         str | None, typer.Argument(metavar="[VALUE]", help="JSON where it is JSON, otherwise text.", show_default=False)
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the key instead. [default: write it]")] = False,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write a small signed note for every node of the run to read.
 
@@ -90,20 +83,20 @@ def put(
     """
     if (value is None) != delete:
         raise typer.BadParameter("give a VALUE, or --delete, and not both", param_hint="VALUE")
-    answer = ask(data_dir, "state_put", key=key, value=_parsed(value), delete=delete)
+    answer = ask("state_put", key=key, value=_parsed(value), delete=delete)
     said = "deleted" if delete else f"written, for {duration(answer['expires'] - time.time())}"
-    show(answer, f"{key}: {said}", json_output)
+    show(answer, f"{key}: {said}")
 
 
 @state.command("watch")
-def watch(prefix: PrefixArgument = "", data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def watch(prefix: PrefixArgument = "") -> None:
     """Print what is stored from now on, until Ctrl-C.
 
     That is this node's own and what comes from others.
     """
     try:
-        for element in ControlClient(directory(data_dir)).stream("state_watch", prefix=prefix):
-            if json_output:
+        for element in ControlClient(directory()).stream("state_watch", prefix=prefix):
+            if as_json():
                 print_json(element)
                 continue
             if element["lost"]:
@@ -116,25 +109,21 @@ def watch(prefix: PrefixArgument = "", data_dir: DataDirOption = None, json_outp
 @state.command("export")
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; one that is there is replaced.")],
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write everything into a file, signatures included."""
-    answer = ask(data_dir, "state_export", timeout=FILE_TIMEOUT, path=absolute(file))
-    show(answer, f"{number_of(answer['elements'], 'element')} in {answer['path']}", json_output)
+    answer = ask("state_export", timeout=FILE_TIMEOUT, path=absolute(file))
+    show(answer, f"{number_of(answer['elements'], 'element')} in {answer['path']}")
 
 
 @state.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that state export wrote, of this run.")],
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Take in such a file. Every element is verified, so the file need not be trusted."""
-    answer = ask(data_dir, "state_import", timeout=FILE_TIMEOUT, path=absolute(file))
+    answer = ask("state_import", timeout=FILE_TIMEOUT, path=absolute(file))
     others = ", ".join(f"{count} {what}" for what, count in sorted(answer["verdicts"].items()) if what != "stored")
     new = number_of(answer["stored"], "new element")
-    show(answer, f"{new}{f'; {others}' if others else ''}", json_output)
+    show(answer, f"{new}{f'; {others}' if others else ''}")
 
 
 @state.command("stats")
@@ -143,14 +132,12 @@ def stats(
         int | None,
         typer.Option("--cutoff", min=0, metavar="MS", help="Hash what expires after it, ms since 1970. [default: now]"),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Print how much there is of what, and a hash of it.
 
     Nodes that hold the same print the same hash for the same --cutoff.
     """
-    answer = ask(data_dir, "state_stats", cutoff=cutoff)
+    answer = ask("state_stats", cutoff=cutoff)
     kinds = [[kind, str(number)] for kind, number in answer["kinds"].items()]
     held = f"{number_of(answer['elements'], 'element')} of {number_of(answer['authors'], 'author')}"
     ahead = f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's"
@@ -162,7 +149,7 @@ def stats(
         ahead if answer["clock_ahead_s"] > 1 else "",
         f"warning: {answer['warning']}" if answer["warning"] else "",
     ]
-    show(answer, lines, json_output)
+    show(answer, lines)
 
 
 def _value_of(element: dict[str, Any]) -> str:

@@ -10,19 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
-    UsageMistake,
-    absolute,
-    ask,
-    directory,
-    group,
-    plain,
-    show,
-    table,
-    why_held,
-)
+from swarmnode.cli.terminal import UsageMistake, absolute, ask, directory, group, plain, show, table, why_held
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml
@@ -32,21 +20,21 @@ PUBLISH_TIMEOUT = 120.0  # s; a state is written to disk
 POLL = 0.1  # s between two looks at the lock while a daemon ends
 
 
-def pause(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def pause() -> None:
     """Stop training and stay in the swarm, until resume.
 
     A pause lasts over restarts.
     """
-    ask(data_dir, "pause")
+    ask("pause")
     text = "paused: the node stays connected and trains no more. Go on with: swarmnode resume"
-    show({"paused": True}, text, json_output)
+    show({"paused": True}, text)
 
 
-def resume(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def resume() -> None:
     """Train again after a pause."""
-    holds = ask(data_dir, "resume").get("holds", [])
+    holds = ask("resume").get("holds", [])
     text = "\n".join(["not paused by you any more", *map(why_held, holds)]) if holds else "resumed"
-    show({"paused": bool(holds)}, text, json_output)
+    show({"paused": bool(holds)}, text)
 
 
 def caps(
@@ -54,8 +42,6 @@ def caps(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="What to change; KEY= takes its default. [default: change nothing]"),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show or change what the node may take of this machine.
 
@@ -67,27 +53,25 @@ def caps(
     params: dict[str, Any] = dict(change.partition("=")[::2] for change in changes or () if "=" in change)
     if len(params) < len(changes or ()):
         raise UsageMistake("a change is KEY=VALUE, each key once, such as cpu=50; swarmnode caps lists the keys")
-    answer = ask(data_dir, "caps", **params)
+    answer = ask("caps", **params)
     rows = [(key, as_toml(cap["value"]), cap["unit"]) for key, cap in answer["caps"].items()]
     text = [table(("CAP", "VALUE", "UNIT"), rows), *(f"paused: {why_held(hold)}" for hold in answer["holds"])]
-    show(answer, "\n".join(text), json_output)
+    show(answer, "\n".join(text))
 
 
 def stop(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return only when the daemon has ended.")] = True,
     timeout: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait at the most.")] = STOP_TIMEOUT,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """End the daemon in order.
 
     An exchange in hand may end; what was trained is saved; the peers are told not to wait for this node.
     """
-    home = directory(data_dir)
+    home = directory()
     ControlClient(home).call("stop")
     if wait:
         _wait_for_end(DataDir(home), timeout)
-    show({"stopped": wait}, "stopped" if wait else "stopping", json_output)
+    show({"stopped": wait}, "stopped" if wait else "stopping")
 
 
 def _wait_for_end(home: DataDir, timeout: float) -> None:
@@ -119,8 +103,6 @@ def steer(
         int | None,
         typer.Option(min=1, metavar="ROUND", help="First round with these values. [default: the one after the next]"),
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show or change a run's values while it is trained.
 
@@ -133,7 +115,7 @@ def steer(
     if len(given) < len(changes or ()) or (from_round is not None and not given):
         raise UsageMistake("a change is TABLE.KEY=VALUE, each key once, such as inner.lr=3e-4")
     values: Any = {key: value or None for key, value in given.items()}
-    answer = ask(data_dir, "steer", set=values, from_round=from_round)
+    answer = ask("steer", set=values, from_round=from_round)
     now, coming = ({} if answer[when] is None else answer[when]["values"] for when in ("now", "coming"))
     heads, rows = ["VALUE", "RUN FILE", "NOW"], [[key, as_toml(old)] for key, old in answer["file"].items()]
     for row, (key, old) in zip(rows, answer["file"].items(), strict=True):
@@ -142,24 +124,22 @@ def steer(
             row.append(as_toml(coming.get(key, old)))
     if answer["coming"] is not None:
         heads.append(f"FROM ROUND {answer['coming']['from_round']}")
-    show(answer, table(heads, rows), json_output)
+    show(answer, table(heads, rows))
 
 
 successor = group("End a run, or publish the one that continues it.")
 
 
 @successor.command("show")
-def show_successor(data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def show_successor() -> None:
     """Print what the run's owner said about how it goes on."""
-    _told(ask(data_dir, "successor_show"), json_output)
+    _told(ask("successor_show"))
 
 
 @successor.command("publish")
 def publish(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, with other settings than now.")],
     reason: ReasonOption = "",
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Publish the run that continues this one from its present state.
 
@@ -167,20 +147,20 @@ def publish(
     is told in its status and goes over when its owner says so: swarmnode run --run ID. The word lasts a week; publish
     again to renew it, which begins from the state of then.
     """
-    answer = ask(data_dir, "successor_publish", timeout=PUBLISH_TIMEOUT, path=absolute(file), reason=reason)
-    _told(answer, json_output)
+    answer = ask("successor_publish", timeout=PUBLISH_TIMEOUT, path=absolute(file), reason=reason)
+    _told(answer)
 
 
 @successor.command("end")
-def end(reason: ReasonOption = "", data_dir: DataDirOption = None, json_output: JsonOption = False) -> None:
+def end(reason: ReasonOption = "") -> None:
     """Tell every node that the run has ended.
 
     Each goes on until its owner stops it. The word lasts a week.
     """
-    _told(ask(data_dir, "successor_end", reason=reason), json_output)
+    _told(ask("successor_end", reason=reason))
 
 
-def _told(answer: dict[str, Any], json_output: bool) -> None:
+def _told(answer: dict[str, Any]) -> None:
     why = f" ({plain(answer['reason'])})" if answer["reason"] else ""
     if answer["successor"]:
         text = f"continued after round {answer['round']}{why}: swarmnode run --run {plain(answer['successor'])}"
@@ -189,4 +169,4 @@ def _told(answer: dict[str, Any], json_output: bool) -> None:
     else:
         owner = answer["owner"]
         text = f"nothing said by the owner, {plain(owner)}" if owner else "the run has no owner who could say anything"
-    show(answer, text, json_output)
+    show(answer, text)

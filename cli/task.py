@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import DataDirOption, JsonOption, duration, group, loaded, plain, show, table
+from swarmnode.cli.terminal import duration, group, loaded, plain, show, table
 from swarmnode.training.rl.section import asks_questions
 
 GIVES = {  # what a task may leave out, and what a run then has with it and without it
@@ -33,8 +33,6 @@ def check(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="RUN.toml", help="A run of it. [default: all settings as they are usual]")
     ] = None,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Try a task of your own in the trainer's sandbox.
 
@@ -45,7 +43,7 @@ def check(
     """
     from swarmnode.node.plan import check_questions, check_task
 
-    config = loaded(data_dir).config
+    config = loaded().config
     if task_file.startswith("text:") or asks_questions(task_file):
         told = check_questions(task_file, run_file, config)
         lines = [f"{task_file} asks questions, {1000 * told.seconds:.0f} ms for one with two answers"]
@@ -55,7 +53,7 @@ def check(
                 f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}",
             ]
         lines.append(f"Everybody who joins needs this very file (sha-256 {told.code_sha256[:16]}…): --task {task_file}")
-        show({"task": told.name, **asdict(told)}, lines, json_output)
+        show({"task": told.name, **asdict(told)}, lines)
         return
     found = check_task(task_file, run_file, config)
     pace = found.pace
@@ -75,4 +73,4 @@ def check(
         "code_sha256": found.code_sha256,
         "has": found.has,
     }
-    show(answer, text, json_output)
+    show(answer, text)

@@ -6,6 +6,7 @@ that came from peers passes through `plain`, so that nobody's escape sequences r
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -13,6 +14,8 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from select import select
@@ -59,33 +62,83 @@ class UsageMistake(ExpectedError):
     exit_code = USAGE
 
 
-def loaded(data_dir: Path | None) -> Loaded:
+_DATA_DIR = ContextVar[Path | None]("_DATA_DIR", default=None)  # what the command that runs was given
+_AS_JSON = ContextVar[bool]("_AS_JSON", default=False)
+
+
+class CommandGroup(typer.Typer):
+    """Gives each of its commands --data-dir and --json, unless it has them itself: `directory`, `ask` and `show` heed
+    them.
+    """
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        def add(function: Any) -> Any:
+            super(CommandGroup, self).command(name, **settings)(_with_common_options(function))
+            return function
+
+        return add
+
+
+def _with_common_options(function: Any) -> Any:
+    own = inspect.signature(function, eval_str=True).parameters
+    if "data_dir" in own:
+        return function
+
+    @wraps(function)
+    def command(data_dir: Any, json_output: bool, **given: Any) -> None:
+        heed(data_dir, json_output)
+        function(**given)
+
+    options = [("data_dir", None, DataDirOption), ("json_output", False, JsonOption)]
+    only = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, only, default=value, annotation=kind) for name, value, kind in options]
+    command.__signature__ = inspect.Signature([*own.values(), *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in (*own.values(), *added)}
+    return command
+
+
+def heed(data_dir: str | Path | None, json_output: bool) -> None:
+    """From now on answer for this node, and in this form."""
+    _DATA_DIR.set(None if data_dir is None else Path(data_dir))
+    _AS_JSON.set(json_output)
+
+
+def as_json() -> bool:
+    return _AS_JSON.get()
+
+
+def loaded() -> Loaded:
     """The configuration that a command without settings of its own works with."""
-    return load_config(None, os.environ, {} if data_dir is None else {"data_dir": str(data_dir)})
+    return load_config(None, os.environ, flags())
 
 
-def directory(data_dir: Path | None) -> Path:
+def flags() -> dict[str, str]:
+    """What the command was given of the node's settings, by key."""
+    return {} if (data_dir := _DATA_DIR.get()) is None else {"data_dir": str(data_dir)}
+
+
+def directory() -> Path:
     """The data directory that --data-dir, the environment or the default names; its files are not read."""
-    if data_dir is not None:
+    if (data_dir := _DATA_DIR.get()) is not None:
         return data_dir.expanduser().absolute()
     return Path(os.environ.get("SWARMNODE_DATA_DIR") or default_data_dir(os.environ)).expanduser().absolute()
 
 
-def group(help: str) -> typer.Typer:
+def group(help: str) -> CommandGroup:
     """A command that has commands of its own, such as `swarmnode shards`."""
-    return typer.Typer(
+    return CommandGroup(
         help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
 
 
-def ask(data_dir: Path | None, method: str, *, timeout: float = 30.0, **params: Any) -> Any:
+def ask(method: str, *, timeout: float = 30.0, **params: Any) -> Any:
     """What the running daemon answers. Raises NotRunning; ControlError where it fails or takes over `timeout` s."""
-    return ControlClient(directory(data_dir)).call(method, timeout=timeout, **params)
+    return ControlClient(directory()).call(method, timeout=timeout, **params)
 
 
-def show(answer: Any, text: str | Iterable[str], json_output: bool) -> None:
+def show(answer: Any, text: str | Iterable[str]) -> None:
     """A result: as text for a person, whole or in parts of which the empty ones are left out; or as JSON."""
-    if json_output:
+    if as_json():
         print_json(answer)
     else:
         print(text if isinstance(text, str) else "\n".join(filter(None, text)), flush=True)
@@ -96,11 +149,11 @@ def absolute(path: Path) -> str:
     return str(path.expanduser().absolute())
 
 
-def own_home(data_dir: Path | None, passphrase_file: Path | None) -> tuple[DataDir, bytes | None]:
+def own_home(passphrase_file: Path | None) -> tuple[DataDir, bytes | None]:
     """The node's data directory, and the passphrase of its key. Raises what reading the configuration raises."""
     from swarmnode.node.identity import read_passphrase
 
-    config = loaded(data_dir).config
+    config = loaded().config
     named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
     return DataDir(config.directory), read_passphrase(named, os.environ)
 

@@ -22,8 +22,7 @@ import typer
 
 from swarmnode.cli.history import STAGES, measured
 from swarmnode.cli.terminal import (
-    DataDirOption,
-    JsonOption,
+    as_json,
     called,
     colours,
     curve,
@@ -50,8 +49,6 @@ def top(
     interval: Annotated[
         float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between refreshes.")
     ] = 1.0,
-    data_dir: DataDirOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Watch the node: curve, rounds, peers, traffic and warnings.
 
@@ -60,8 +57,8 @@ def top(
     Of a round's bar, █ is training, ▓ the exchange (in an open run commit, reveal and judging), ░ waiting. --json
     prints a snapshot a line: time, status, peers, and the newest rounds. Example: swarmnode top --interval 5
     """
-    snapshots = _snapshots(ControlClient(directory(data_dir)))
-    if not json_output:
+    snapshots = _snapshots(ControlClient(directory()))
+    if not as_json():
         live((screen(each, *get_terminal_size(), colour=colours()) for each in snapshots), interval)
         return
     for each in snapshots:

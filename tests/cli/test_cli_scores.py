@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import trio
-import typer
 from typer.testing import CliRunner
 
 from swarmnode.cli.scores import scores as command
+from swarmnode.cli.terminal import group
 from swarmnode.node.control.client import ControlError
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
@@ -57,7 +57,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     thread = threading.Thread(target=lambda: trio.run(main), daemon=True)
     thread.start()
     assert ready.wait(10)
-    app = typer.Typer()
+    app = group("")
     app.command()(command)
 
     def call(*arguments: str) -> Any:
