@@ -27,7 +27,7 @@ from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
-from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, USAGE
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
 from swarmnode.node.firstcontact import WITHIN, told
 from swarmnode.node.identity import named
 from swarmnode.node.logs import LEVELS, levels, set_level
@@ -46,7 +46,7 @@ from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
-from swarmnode.training.options import SettingError, describe
+from swarmnode.training.options import describe
 
 logger = logging.getLogger(__name__)
 
@@ -303,8 +303,6 @@ class Api:
         if params:
             try:
                 await node.change_caps(params)
-            except SettingError as error:
-                raise Declined(str(error), exit_code=CONFIG) from error
             except DataDirError as error:
                 told = f"changed, but only until this node is started again, as it cannot be written down: {error}"
                 raise Declined(told, exit_code=error.exit_code) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined, absolute_path
-from swarmnode.node.exitcodes import CONFIG, USAGE
+from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
@@ -20,8 +20,6 @@ from swarmnode.protocols.reputation.attestation import FULL, Finding, check, nam
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.backend import StateError
-from swarmnode.training.options import SettingError
 from swarmnode.training.rl.groups import RefusedGroup
 from swarmnode.training.runspec import RunSpec, load_runspec
 from swarmnode.training.verify.replay import Audit
@@ -161,12 +159,7 @@ class RunsApi:
             raise Declined(f"from_round: {since!r} is no round to come; the next is {first}", exit_code=USAGE)
         if changes:
             self._owned()
-            try:
-                await steering.say(changes, first + 1 if since is None else since)
-            except SettingError as error:
-                raise Declined(str(error), exit_code=CONFIG) from error
-            except StateError as error:
-                raise Declined(str(error)) from error
+            await steering.say(changes, first + 1 if since is None else since)
         in_file = {key: value_of(spec, key) for key in STEERABLE}
         place = {"run_id": spec.run_id, "owner": spec.owner or None, "round": first - 1}
         return {**place, "file": in_file, **steering.told()}
@@ -187,11 +180,8 @@ class RunsApi:
         if session is None or trainer is None or session.place is None:
             raise Declined("this node does not stand in its run yet, so there is no state to go on from")
         hash, saved = session.place.state_hash, session.method.saved()
-        try:
-            new = follow(await in_thread(lambda: load_runspec(path)), spec, state_hash=hash, me=node.network.me)
-            await in_thread(lambda: keep_parent(node.store, new, trainer.layout, saved))
-        except SettingError as error:
-            raise Declined(str(error), exit_code=CONFIG) from error
+        new = follow(await in_thread(lambda: load_runspec(path)), spec, state_hash=hash, me=node.network.me)
+        await in_thread(lambda: keep_parent(node.store, new, trainer.layout, saved))
         return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))
 
     async def successor_end(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,10 +191,7 @@ class RunsApi:
 
     async def _say(self, what: Succession) -> dict[str, Any]:
         spec, state = self._owned()
-        try:
-            await state.write(KEY, what.value())
-        except StateError as error:
-            raise Declined(str(error)) from error
+        await state.write(KEY, what.value())
         return {"run_id": spec.run_id, "owner": spec.owner, **_told(what)}
 
     def _owned(self) -> tuple[RunSpec, Any]:

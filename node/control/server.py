@@ -20,6 +20,7 @@ from typing import Any
 
 import trio
 
+from swarmnode.crdt.record import InvalidRecord
 from swarmnode.node.control import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -29,13 +30,18 @@ from swarmnode.node.control import (
     PARSE_ERROR,
     REFUSED,
 )
-from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ERROR, USAGE, ExpectedError
+from swarmnode.protocols.state.backend import StateError
+from swarmnode.protocols.transfer.shard_wire import ShardError
+from swarmnode.training.options import SettingError
 
 Method = Callable[[dict[str, Any]], Awaitable[Any] | AsyncIterator[Any]]
 
 MAX_CLIENTS = 32  # connections at once; further ones are closed at once
 SEND_LIMIT = 10.0  # s; a client that does not read for so long is dropped
 READ_CHUNK = 64 << 10  # bytes
+REFUSALS = (ExpectedError, SettingError, InvalidRecord, StateError, ShardError)  # their texts are fit for a person
+EXIT_CODES: dict[type[Exception], int] = {SettingError: CONFIG, InvalidRecord: USAGE}  # of those that have none
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +76,10 @@ def served(*apis: object) -> dict[str, Method]:
 class ControlServer:
     """Answers `methods` on the unix socket `path` for as long as `run` runs.
 
-    Methods take the request's params and return JSON, or an async iterator of JSON, which is a stream. They raise an
-    `ExpectedError`, such as `Declined`, with a text for the person; ValueError, KeyError and TypeError in a method's
-    reading of its params are its own to turn into `Declined`. Anything else that they raise is logged and told to the
-    client as an internal error.
+    Methods take the request's params and return JSON, or an async iterator of JSON, which is a stream. They raise one
+    of REFUSALS, such as `Declined`, with a text for the person; ValueError, KeyError and TypeError in a method's
+    reading of its params are its own to turn into `Declined`. Anything else is logged, and told to the client as an
+    internal error.
     """
 
     def __init__(self, path: Path, methods: Mapping[str, Method]) -> None:
@@ -169,8 +175,9 @@ class ControlServer:
             else:
                 known = ", ".join(sorted(self._methods))
                 answer = _error(key, METHOD_NOT_FOUND, f"this daemon has no method {name!r}; it has: {known}")
-        except ExpectedError as declined:
-            answer = _error(key, REFUSED, str(declined), exit_code=declined.exit_code)
+        except REFUSALS as refusal:
+            usual = EXIT_CODES.get(type(refusal), ERROR)
+            answer = _error(key, REFUSED, str(refusal), exit_code=getattr(refusal, "exit_code", usual))
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             raise  # the client's connection, not the method
         except Exception:

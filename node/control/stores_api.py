@@ -6,8 +6,7 @@ Shapes are documented in docs/shards.md and docs/state.md.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import trio
@@ -15,17 +14,16 @@ import trio
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import MAX_KEY, kind_of
-from swarmnode.crdt.record import Element, InvalidRecord
+from swarmnode.crdt.record import Element
 from swarmnode.node.assembly import Node, now_ms
 from swarmnode.node.control import Declined, absolute_path
-from swarmnode.node.exitcodes import ERROR, USAGE
-from swarmnode.node.storage.datadir import DataDirError
+from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.storage.shardstore import ShardEntry
-from swarmnode.node.storage.stateexport import NotAnExport, export, import_, stored
+from swarmnode.node.storage.stateexport import export, import_, stored
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import HASH, ShardId, chunk_count, parse_id
-from swarmnode.protocols.transfer.shard_wire import ShardError, Unavailable
+from swarmnode.protocols.transfer.shard_wire import Unavailable
 
 LONGEST_GET = 24 * 3600.0  # seconds; a fetch that takes longer is asked for again and goes on
 SHORTEST_PREFIX = 4  # hex digits by which a shard that is here may be named
@@ -56,40 +54,37 @@ class StoresApi:
         shard = self._meant(params)
         timeout = min(float(params.get("within") or LONGEST_GET), LONGEST_GET)
         began = trio.current_time()
-        with _declining():
-            asked = params.get("from") or self._node.shard_store.holding(shard).complete
-            if not asked and not await self._node.shards.providers(shard):
-                raise Unavailable(f"nobody who can be reached has shard {shard.hex()}: check its id")
-            with trio.move_on_after(timeout if timeout > 0 else math.inf) as scope:
-                await self._node.shards.fetch(shard, providers=_texts(params.get("from")))
-            if scope.cancelled_caught:
-                raise Declined(
-                    f"shard {shard.hex()} did not come within {timeout:g} s; what has arrived is kept, and the next "
-                    "get goes on from there"
-                )
-            took = trio.current_time() - began
-            if params.get("pin"):
-                await in_thread(lambda: self._node.shard_store.pin(shard))
-            target = absolute_path(params["to"]) if params.get("to") else None
-            if target is not None:
-                await in_thread(lambda: self._node.shard_store.export(shard, target))
+        asked = params.get("from") or self._node.shard_store.holding(shard).complete
+        if not asked and not await self._node.shards.providers(shard):
+            raise Unavailable(f"nobody who can be reached has shard {shard.hex()}: check its id")
+        with trio.move_on_after(timeout if timeout > 0 else math.inf) as scope:
+            await self._node.shards.fetch(shard, providers=_texts(params.get("from")))
+        if scope.cancelled_caught:
+            raise Declined(
+                f"shard {shard.hex()} did not come within {timeout:g} s; what has arrived is kept, and the next "
+                "get goes on from there"
+            )
+        took = trio.current_time() - began
+        if params.get("pin"):
+            await in_thread(lambda: self._node.shard_store.pin(shard))
+        target = absolute_path(params["to"]) if params.get("to") else None
+        if target is not None:
+            await in_thread(lambda: self._node.shard_store.export(shard, target))
         size = self._node.shard_store.holding(shard).size
         return {"id": shard.hex(), "size": size, "seconds": round(took, 3), "path": str(target) if target else None}
 
     async def shards_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Take a file into the store and offer it to peers."""
         source = absolute_path(params.get("path"))
-        with _declining():
-            shard = await self._node.shards.put(source)
-            if params.get("pin"):
-                await in_thread(lambda: self._node.shard_store.pin(shard))
+        shard = await self._node.shards.put(source)
+        if params.get("pin"):
+            await in_thread(lambda: self._node.shard_store.pin(shard))
         return {"id": shard.hex(), "size": self._node.shard_store.holding(shard).size}
 
     async def shards_pin(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a shard whatever room is needed, or no longer."""
         shard, pinned = self._meant(params), bool(params.get("pinned", True))
-        with _declining():
-            await in_thread(lambda: self._node.shard_store.pin(shard, pinned))
+        await in_thread(lambda: self._node.shard_store.pin(shard, pinned))
         return {"id": shard.hex(), "pinned": pinned}
 
     async def shards_gc(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,20 +127,18 @@ class StoresApi:
     async def state_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The elements under a prefix, in order of key and author; one more than `limit` is looked for."""
         limit = max(1, min(int(params.get("limit") or 100), MOST))
-        with _declining():
-            prefix = str(params.get("prefix") or "")
-            found = await self._open().select(prefix, author=self._author(params), limit=limit + 1)
+        prefix = str(params.get("prefix") or "")
+        found = await self._open().select(prefix, author=self._author(params), limit=limit + 1)
         return {"elements": [as_json(element) for element in found[:limit]], "more": len(found) > limit}
 
     async def state_get(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What stands under a key: of one author, or of all that have one. Deleted ones do not count."""
         key, author = str(params.get("key", "")), self._author(params)
-        with _declining():
-            if author is not None:
-                element = await self._open().get(author, key)
-                found = [] if element is None else [element]
-            else:
-                found = await self._open().select(key, author=None, limit=MOST)
+        if author is not None:
+            element = await self._open().get(author, key)
+            found = [] if element is None else [element]
+        else:
+            found = await self._open().select(key, author=None, limit=MOST)
         elements = [as_json(element) for element in found if element.key == key and not element.tombstone]
         if not elements:
             what = "nobody says anything"
@@ -167,23 +160,21 @@ class StoresApi:
         value = None if params.get("delete") else from_json(params.get("value"))
         if value is None and not params.get("delete"):
             raise Declined("null is what a deleted key has; to delete it use --delete", exit_code=USAGE)
-        with _declining():
-            return as_json(await self._open().write(key, value))
+        return as_json(await self._open().write(key, value))
 
     async def state_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """How much there is of what, and a hash of it that other nodes can be compared by."""
-        with _declining():
-            state, now = self._open(), now_ms()
-            stats = await state.stats()
-            cutoff = int(params["cutoff"]) if params.get("cutoff") else now
-            try:
-                digest = await in_thread(lambda: state.state_hash(cutoff))
-            except ValueError as error:
-                raise Declined(
-                    f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
-                    f"that no node has passed, such as {now + 60_000}",
-                    exit_code=USAGE,
-                ) from error
+        state, now = self._open(), now_ms()
+        stats = await state.stats()
+        cutoff = int(params["cutoff"]) if params.get("cutoff") else now
+        try:
+            digest = await in_thread(lambda: state.state_hash(cutoff))
+        except ValueError as error:
+            raise Declined(
+                f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
+                f"that no node has passed, such as {now + 60_000}",
+                exit_code=USAGE,
+            ) from error
         return {
             "run_id": state.run_id,
             "elements": stats.elements,
@@ -201,15 +192,13 @@ class StoresApi:
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Write all elements into a file."""
         target = absolute_path(params.get("path"))
-        with _declining():
-            count = await export(self._open(), target, now=now_ms(), runner=in_thread)
+        count = await export(self._open(), target, now=now_ms(), runner=in_thread)
         return {"path": str(target), "elements": count}
 
     async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the elements of such a file, verified one by one."""
         source = absolute_path(params.get("path"))
-        with _declining():
-            counts = await import_(self._open(), source, verify=self._node.network.verify, runner=in_thread)
+        counts = await import_(self._open(), source, verify=self._node.network.verify, runner=in_thread)
         return {"path": str(source), "stored": stored(counts), "verdicts": dict(counts)}
 
     async def state_watch(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -288,14 +277,3 @@ def from_json(value: Any) -> Value:
             raise Declined(f"{value} is not a number that a record can hold", exit_code=USAGE)
         case _:
             return value
-
-
-@contextmanager
-def _declining() -> Iterator[None]:
-    """Tell a person what went wrong."""
-    try:
-        yield
-    except (InvalidRecord, NotAnExport) as error:
-        raise Declined(str(error), exit_code=USAGE) from error
-    except (ShardError, StateError, DataDirError) as error:
-        raise Declined(str(error), exit_code=getattr(error, "exit_code", ERROR)) from error

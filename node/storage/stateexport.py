@@ -18,6 +18,7 @@ from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
+from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDirError, NoSpace, sync_directory
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend
@@ -26,8 +27,10 @@ BATCH = 256  # elements read, verified and merged at once
 _HEAD = "swarmnode-state/1 "
 
 
-class NotAnExport(ValueError):
-    """The file is none that `export` wrote, or is cut off. The text is fit for a person."""
+class NotAnExport(ExpectedError):
+    """The file is none that `export` wrote, or is cut off."""
+
+    exit_code = USAGE
 
 
 async def export(backend: StateBackend, target: Path, *, now: int, runner: Runner) -> int:
