@@ -163,3 +163,14 @@ def test_the_wall_clock_counts_what_no_step_hides() -> None:
 def test_a_page_without_room_for_a_table_is_an_error() -> None:
     with pytest.raises(ValueError, match="methods"):
         put("nothing here", "methods", "| a |")
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_streaming_sends_a_fragment_a_round_and_moves_along_the_mean_of_all_work(workers: Workers, eager: bool) -> None:
+    arm = Arm("streaming", steps=2, lr=1e-2, interval=2, codec="fp32", fragments=1, tau=1, alpha=0.0, eager=eager)
+    outcome = _run(arm, workers)
+    workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=2), stream="test")
+    first = workers.train([workers.initial] * len(workers.peers), round=0, steps=1)
+    np.testing.assert_allclose(outcome.parameters, workers.initial - np.mean(first, axis=0), atol=1e-6)
+    ((sent, overlap, times),) = outcome.wire
+    assert (overlap, times) == (1, 1) and sent == 2 * 3 / 4 * codec("fp32").encoded_size(workers.parameters)

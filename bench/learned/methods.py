@@ -1,4 +1,4 @@
-"""How simulated workers train: synchronously, alone, by `diloco`, or by `open`.
+"""How simulated workers train: synchronously, alone, by `diloco`, `streaming` or `open`.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -26,7 +26,7 @@ from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.inner import InnerLoop
+from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.open_step import (
     CLIP_UNIT,
     Factor,
@@ -40,6 +40,7 @@ from swarmnode.training.open_step import (
 )
 from swarmnode.training.outer import OuterState, outer_step, weighted_sum
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.streaming import Unsettled, ahead, fragments_of, mixed
 
 JUDGES = 3  # of a round, taking turns; nobody judges what it made itself
 
@@ -59,6 +60,10 @@ class Arm:
     outer_lr: float = 1.0
     momentum: float = 0.0
     decay: float = 1.0  # of the residual
+    fragments: int = 1  # of streaming, as the three below
+    tau: int = 0
+    alpha: float = 0.5
+    eager: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,33 +162,28 @@ class Alone:
         return self._parameters
 
 
-class Diloco:
-    """The butterfly of protocols/methods/known/allreduce.py among members who all answer."""
+class Butterfly:
+    """The all-reduce of protocols/methods/known/allreduce.py, of vectors of one size, among members who all answer."""
 
-    overlap = 0
-
-    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
-        self.sent = self.offered = self.counted = 0
-        self._arm, self._workers = arm, workers
-        self._state = OuterState.start(start)
-        self._codec = codec(arm.codec)
-        self._left = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
-        self._left_of_means = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
+    def __init__(self, workers: Workers, name: str, size: int, *, decay: float = 1.0) -> None:
+        self.sent = 0  # bytes of all workers together
+        self._workers, self._codec, self._size = workers, codec(name), size
+        self._left = [ErrorFeedback(self._codec, size, decay=decay) for _ in workers.peers]
+        self._left_of_means = [ErrorFeedback(self._codec, size, decay=decay) for _ in workers.peers]
         seats = tuple(Seat(peer, workers.size.batch, 1) for peer in workers.peers)
         self._roster = RoundRoster("0" * 64, 0, 0, "0" * 64, seats, (), 1.0)
-        workers.begin(spec, stream=stream)
 
-    def advance(self, round: int, steps: int) -> Vector:
+    def mean(self, values: list[Vector]) -> Vector:
+        """Of all workers' values, (size,), as everybody decodes it."""
         workers, roster = self._workers, self._roster
-        deltas = workers.train([self._state.parameters] * len(workers.peers), round=round, steps=steps)
-        cut = parts(roster, workers.parameters)
+        cut = parts(roster, self._size)
 
         def encode(given: tuple[ErrorFeedback, Vector]) -> list[memoryview]:
             left, delta = given
             return [left.encode_range(part.start, part.stop, delta[part.start : part.stop]) for part in cut]
 
-        encoded = workers.map(encode, zip(self._left, deltas, strict=True))
-        mean = np.empty(workers.parameters, np.float32)
+        encoded = workers.map(encode, zip(self._left, values, strict=True))
+        mean = np.empty(self._size, np.float32)
         for index, part in enumerate(cut):
             size = part.stop - part.start
             decoded = [self._codec.decode(of_worker[index], size) for of_worker in encoded]
@@ -195,10 +195,76 @@ class Diloco:
             self.sent += len(reduced) * (len(workers.peers) - 1)
         for left in (*self._left, *self._left_of_means):
             left.commit()
+        return mean
+
+
+class Diloco:
+    """All workers begin each round at the shared parameters, and move them along the mean of how far they came."""
+
+    overlap = 0
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        self.sent = self.offered = self.counted = 0
+        self._arm, self._workers = arm, workers
+        self._state = OuterState.start(start)
+        self._butterfly = Butterfly(workers, arm.codec, workers.parameters, decay=arm.decay)
+        workers.begin(spec, stream=stream)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        workers, butterfly = self._workers, self._butterfly
+        deltas = workers.train([self._state.parameters] * len(workers.peers), round=round, steps=steps)
+        mean = butterfly.mean(deltas)
+        self.sent = butterfly.sent
         self.offered += len(deltas)
         self.counted += len(deltas)
         self._state = outer_step(self._state, mean, lr=self._arm.outer_lr, momentum=self._arm.momentum)
         return self._state.parameters
+
+
+class Streaming:
+    """One fragment a round (training/streaming.py): sent `tau` steps before the round ends, and applied at its end."""
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        self.sent = self.offered = self.counted = 0
+        self.overlap = arm.tau
+        self._arm, self._workers = arm, workers
+        self._state = OuterState.start(start)
+        self._fragments = fragments_of(layout_of(workers.tasks[0].model), arm.fragments)
+        self._butterflies = [Butterfly(workers, arm.codec, fragment.size) for fragment in self._fragments]
+        self._local = [start.copy() for _ in workers.peers]
+        self._work = [Unsettled(start) for _ in workers.peers]
+        workers.begin(spec, stream=stream)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        arm, turn = self._arm, round % len(self._fragments)
+        fragment, butterfly = self._fragments[turn], self._butterflies[turn]
+        outer = {"lr": arm.outer_lr, "momentum": arm.momentum}
+        self._train(round, max(1, steps - arm.tau))
+        given = [
+            work.inside(fragment, local) for work, local in zip(self._work, self._local, strict=True)
+        ]  # fmt: skip
+        if arm.eager:
+            for work, local, own in zip(self._work, self._local, given, strict=True):
+                work.move(fragment, local, ahead(fragment, self._state, own, 1 / len(given), **outer))
+        if steps > 1:
+            self._train(round, min(arm.tau, steps - 1))
+        mean = butterfly.mean(given)
+        self.sent = sum(each.sent for each in self._butterflies)
+        self.offered += len(given)
+        self.counted += len(given)
+        self._state = fragment.step(self._state, mean, **outer)
+        shared = fragment.take(self._state.parameters)
+        for work, local, own in zip(self._work, self._local, given, strict=True):
+            work.settle(fragment, own)
+            new = shared - work.inside(fragment, local) if arm.eager else None
+            work.move(fragment, local, mixed(fragment.take(local), shared, arm.alpha) if new is None else new)
+        return self._state.parameters
+
+    def _train(self, round: int, steps: int) -> None:
+        for local, delta in zip(
+            self._local, self._workers.train(self._local, round=round, steps=steps), strict=True
+        ):  # fmt: skip
+            local -= delta
 
 
 class Open:
@@ -288,5 +354,6 @@ METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "synchronous": Synchronous,
     "alone": Alone,
     "diloco": Diloco,
+    "streaming": Streaming,
     "open": Open,
 }

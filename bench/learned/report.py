@@ -185,6 +185,12 @@ def described(arm: dict[str, Any]) -> str:
     if arm["method"] in ("synchronous", "alone"):
         return rate
     words = [f"`{arm['codec']}`", f"H {interval_of(arm)}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}", rate]
+    if arm["method"] == "streaming":
+        late = "eager" if arm["eager"] else f"alpha {arm['alpha']:g}"
+        words[1:2] = [
+            f"{arm['fragments']} fragments, each H {arm['fragments'] * arm['interval']}",
+            f"tau {arm['tau']}, {late}",
+        ]
     return ", ".join(words)
 
 
