@@ -44,6 +44,7 @@ from swarmnode.protocols.methods.method import (
 )
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
+from swarmnode.protocols.methods.streaming import Streaming
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId, Traffic
@@ -53,7 +54,7 @@ from swarmnode.training.rl.groups import Learned
 logger = logging.getLogger(__name__)
 
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
-METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo}
+METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo, "streaming": Streaming}
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
 ALONE = 60.0  # seconds without another member, after which the owner is told
 CUT_OFF = (

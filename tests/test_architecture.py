@@ -37,6 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.rl.section",
         "swarmnode.training.rl.tasks",
         "swarmnode.training.runspec",
+        "swarmnode.training.streaming",
         "swarmnode.training.verify",
     ),
     "node": ("swarmnode", "swarmnode.crdt", "swarmnode.node", "swarmnode.protocols", "swarmnode.training"),

@@ -277,12 +277,12 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "btard", "diloco", "open", "sapo"),
+        choices=("auto", "btard", "diloco", "open", "sapo", "streaming"),
     )
     codec: str = option(
         "auto",
-        "encoding of pseudo-gradients on the wire; auto is sign where the inner optimizer is muon, else topk for open "
-        "and int8 for diloco",
+        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, else sign where the inner optimizer is "
+        "muon, else topk for open and int8 for diloco",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"),
     )
     group_size: int = option(
@@ -298,6 +298,33 @@ class ExchangeSection:
     deadline_floor: float = option(5.0, "shortest time given to a phase of the exchange", unit="s", between=(0.1, 3600))
     deadline_ceiling: float = option(
         120.0, "longest time given to a phase of the exchange", unit="s", between=(0.1, 86400)
+    )
+    fragments: int = option(
+        8,
+        "parts of the model that streaming exchanges by turns, one in a round, so that each is exchanged every "
+        "`fragments` rounds: layers at equal distances, and no more parts than there are layers",
+        between=(1, 1024),
+        later=True,
+    )
+    tau: int = option(
+        5,
+        "inner steps at the end of a round of streaming that are taken while its fragment is on the wire: all but the "
+        "first at the most; where the exchange lasts longer, a node takes up to `steps` more",
+        unit="steps",
+        between=(0, 10**6),
+        later=True,
+    )
+    alpha: float = option(
+        0.5,
+        "share of its own parameters that a node of streaming keeps where a result arrives, against the shared ones",
+        between=(0, 1),
+        later=True,
+    )
+    eager: bool = option(
+        False,
+        "whether a node of streaming takes its own part of a step at once, and only the others' when it arrives, "
+        "instead of mixing by alpha",
+        later=True,
     )
 
 
@@ -363,7 +390,7 @@ class RunSpec:
         if codec == "auto" and method in ("diloco", "open"):
             codec = "sign" if muon else "topk" if method == "open" else "int8"
         elif codec == "auto":
-            codec = "int8"
+            codec = "e3m0" if method == "streaming" else "int8"
         if self.inner.interval == "auto":
             interval = "growing" if muon else "fixed"
             object.__setattr__(self, "inner", dataclasses.replace(self.inner, interval=interval))
@@ -488,7 +515,18 @@ def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
+    yield from _check_streaming(spec, source)
     yield from _check_trust(spec, source)
+
+
+def _check_streaming(spec: RunSpec, source: str) -> Iterator[str]:
+    exchange, usual = spec.exchange, ExchangeSection()
+    for key in ("fragments", "tau", "alpha", "eager"):
+        if exchange.method != "streaming" and getattr(exchange, key) != getattr(usual, key):
+            yield (
+                f"{source} [exchange]: {key} = {as_toml(getattr(exchange, key))} has no meaning with method = "
+                f"{exchange.method!r}, only with streaming; leave it out"
+            )
 
 
 def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:

@@ -128,14 +128,16 @@ class SimSwarm:
         trainer: Callable[[str, PeerId], Trainer] | None = None,
         rollouts: dict[str, Any] | None = None,
         identity_bits: int = 0,
+        exchange: dict[str, Any] | None = None,
     ) -> None:
-        """`validators`: names of those who judge, where the method has judges; `participants`: in a round, None: as
-        by default; `rollouts`: of the run file. `model` makes a node's, by name and id, or `trainer` all of it."""
+        """`validators`: names of those who judge, where the method has judges; `participants`: in a round, None: as by
+        default; `rollouts`, `exchange`: of the run file. `model` makes a node's, by name and id, or `trainer` all."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
         self._method, self._validators, self._participants = method, validators, participants
         self._rollouts = rollouts or {}
         self._identity_bits = identity_bits
+        self._exchange = exchange or {}
         self.trusting: set[str] = set()  # names of nodes that take part as if everybody were admitted
         model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
         self._trainer = trainer or (lambda name, peer: SimTrainer(model(name, peer), seconds_per_step=seconds_per_step))
@@ -263,7 +265,12 @@ class SimSwarm:
             "task": {"name": "digits-rl" if self._method == "sapo" else "byte-lm"},
             "inner": {"steps": self._steps},
             "rollouts": self._rollouts,
-            "exchange": {"method": self._method, "deadline_floor": self._floor, "deadline_ceiling": 60.0},
+            "exchange": {
+                "method": self._method,
+                "deadline_floor": self._floor,
+                "deadline_ceiling": 60.0,
+                **self._exchange,
+            },
         }
         if trust == "open":
             tables["trust"] = {"audit_share": 0.0}  # audits have swarms of their own: test_open_audits.py

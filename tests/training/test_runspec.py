@@ -291,3 +291,14 @@ def test_steps_beyond_those_of_a_round_do_not_run_ahead_of_the_schedule() -> Non
 def test_keys_of_the_inner_loop_are_checked_together(inner: dict[str, Any], trust: str, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         parse_runspec({"run": {"name": "t", "trust": trust}, "inner": inner}, source="test")
+
+
+def test_what_streaming_is_told_has_no_meaning_with_another_method() -> None:
+    run = {"run": {"name": "r"}}
+    spec = parse_runspec({**run, "exchange": {"method": "streaming", "fragments": 3, "eager": True}}, source="f")
+    assert spec.exchange.codec == "e3m0" and decode(encode(spec)) == spec
+    for key, value in (("fragments", 3), ("tau", 1), ("alpha", 0.25), ("eager", True)):
+        with pytest.raises(SettingError, match=f"{key} = .* only with streaming"):
+            parse_runspec({**run, "exchange": {key: value}}, source="f")
+    usual = parse_runspec({"run": {"name": "r", "nonce": "00"}}, source="f")
+    assert b"fragments" not in encode(usual) and b"eager" not in encode(usual)

@@ -112,8 +112,8 @@ class AllReduce(Reducer):
     Encoding, decoding and each of the two sums may run at the same time, each in one thread.
     """
 
-    def __init__(self, parts: Context) -> None:
-        super().__init__(parts)
+    def __init__(self, parts: Context, parameters: int | None = None) -> None:
+        super().__init__(parts, parameters)
         self._sums = Summing(self._codec, self._parameters)  # of a group's values
         self._means = Summing(self._codec, self._parameters)  # of all values, or of the sums of groups
         self._residuals += [self._sums.residual, self._means.residual]

@@ -72,7 +72,7 @@ class Diloco(Method):
         self.agreement = Agreement(parts)
         self.allreduce = self.make_reducer()
         self.steering = self.agreement.acceptor.steering
-        self.rounds = DilocoRounds(parts, self.agreement, self.allreduce)
+        self.rounds = self.make_rounds()
         self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
@@ -81,6 +81,10 @@ class Diloco(Method):
     def make_reducer(self) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
         return AllReduce(self._parts)
+
+    def make_rounds(self) -> DilocoRounds:
+        """What trains, and does what members agree on."""
+        return DilocoRounds(self._parts, self.agreement, self.allreduce)
 
     @property
     def phase(self) -> str:
@@ -105,7 +109,7 @@ class Diloco(Method):
         self.rounds.phase = "waiting"
         self._last_round = begin.last_round
         if begin.saved is not None:
-            self.allreduce.sent.restore(begin.saved.residual)
+            self.allreduce.restore(begin.saved.residual)
             if begin.saved.method == self.name:
                 self.steering.take(begin.saved.extra, begin.saved.round)
         if begin.expect_members or begin.saved is not None:
@@ -169,7 +173,7 @@ class Diloco(Method):
 
     def saved(self) -> Saved:
         here = self.agreement.acceptor.position
-        residual = self.allreduce.sent.export()
+        residual = self.rounds.left_over()
         return Saved(here.round, self.rounds.state, residual, here.voters, self.name, here.steering)
 
     async def go_to(self, head: RoundHead, source: PeerId) -> bool:

@@ -52,12 +52,15 @@ class Reducer(ABC):
     Until `commit(roster)`, an attempt has left no trace but offers to others: its residuals are pending.
     """
 
-    def __init__(self, parts: Context) -> None:
-        """By the run's codec and deadlines: a peer that keeps answering pings is waited for until their ceiling."""
+    def __init__(self, parts: Context, parameters: int | None = None) -> None:
+        """By the run's codec and deadlines: a peer that keeps answering pings is waited for until their ceiling.
+
+        Of vectors of so many `parameters`; None: the model's.
+        """
         self._parts = parts
         self._me = parts.me
         self._codec = codec(parts.spec.exchange.codec)
-        self._parameters = parts.trainer.layout.parameters
+        self._parameters = parts.trainer.layout.parameters if parameters is None else parameters
         self.sent = ErrorFeedback(self._codec, self._parameters)  # the residual of this node's own work
         self._residuals = [self.sent]  # those that live across rounds
         self._pending: str | None = None  # roster id of the attempt whose residuals are
@@ -92,6 +95,18 @@ class Reducer(ABC):
         for residual in self._residuals:
             residual.rollback()
         self._pending = None
+
+    def give_back(self, work: Vector) -> bool:
+        """Send work of this node's, (P,), that is in no result with a later round; False where it is worth nothing."""
+        return self.sent.give_back(work)
+
+    def left_over(self) -> Vector:
+        """A copy of what later rounds send beside the work that is done in them, (P,)."""
+        return self.sent.export()
+
+    def restore(self, left_over: Vector) -> None:
+        """Take what a checkpoint has of that. Raises ValueError where it does not fit."""
+        self.sent.restore(left_over)
 
     def encode_by(self, name: str) -> None:
         """Another codec from the next attempt on. Residuals stay: what was left out is sent whatever encodes it."""

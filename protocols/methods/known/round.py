@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from math import nan
+from typing import Any
 
 import numpy as np
 import trio
@@ -93,6 +94,7 @@ class DilocoRounds:
             await self._return_work(await self._unsettled())
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
         self._stand_on(round, hash, state)
+        self._begin_anew()
         first_window = FIRST_WINDOW * self._spec.exchange.deadline_ceiling
         steering = self._acceptor.steering.now.raw
         self._advance(Position(round, hash, voters, joiners, first_window, steering=steering), elapsed=0.0)
@@ -113,6 +115,7 @@ class DilocoRounds:
             await self._return_work(await self._unsettled())
         self._allreduce.rollback()
         self._stand_on(head.round, head.parent, state)
+        self._begin_anew()
         self._ended = trio.current_time()
         self._late_by = max(head.elapsed, 0.0) + self._ended - began
         self._advance(head, elapsed=self._late_by)
@@ -148,10 +151,10 @@ class DilocoRounds:
             self._catch_up.withdraw(self._proposed[0])
         self._proposed = None
         self._state = state
-        self._begin_anew()
         self._catch_up.serve_state(round, hash, state)
 
     def _begin_anew(self) -> None:
+        """Train from the shared parameters, with nothing that is not settled."""
         self._trainer.load(self.state.parameters)
         self._offered = self._settled = None
 
@@ -164,7 +167,7 @@ class DilocoRounds:
                 self._trainer.steer(self._inner)
             steered |= self.population.told(self._spec.inner)
         self.phase = "training"
-        worked = await self._train(here)
+        worked = await self._train(here, self._spec.inner.steps_in(here.round))
         if self.population is not None:
             await self.population.measure(here.round)
         gradient = await self._unsettled()
@@ -174,25 +177,39 @@ class DilocoRounds:
         self.phase = "exchanging"
         self._gradient = gradient
         with self._catch_up.eased():  # those who wait for this round go before those who join
-            decision = await self._agreement.agree(
-                samples=worked.samples, train_seconds=worked.seconds, rates=dict(self._allreduce.rates), exchange=self
-            )
+            decision = await self._agree(worked)
         outcome = await self._apply(decision, gradient, worked)
         self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains
         loss = await loss_of(self._trainer) if self._spec.inner.measured_after(here.round) else nan
+        return self._told(decision, outcome, loss, worked, steered)
+
+    async def _agree(self, worked: TrainStats) -> Decision:
+        return await self._agreement.agree(
+            samples=worked.samples, train_seconds=worked.seconds, rates=dict(self._allreduce.rates), exchange=self
+        )
+
+    def _told(
+        self, decision: Decision, outcome: Outcome, loss: float, worked: TrainStats, steered: dict[str, Any]
+    ) -> RoundResult:
+        """What is said of the round, which ends now."""
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
         counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
-        result = RoundResult(here.round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
+        round = decision.roster.round
+        result = RoundResult(round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
         return replace(result, stages={} if self._exchanged is None else {"exchange": self._exchanged}, steered=steered)
+
+    def left_over(self) -> Vector:
+        """What this node would send with its next round if it began that anew at the shared parameters, (P,)."""
+        return self._allreduce.left_over()
 
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""
         await self._return_work(await self._unsettled())
         self._begin_anew()
 
-    async def _train(self, here: Position) -> TrainStats:
-        """Inner steps until H or the end of the window. A trainer that dies costs its steps, not the round.
+    async def _train(self, here: Position, steps: int) -> TrainStats:
+        """Inner steps until so many are done, or the window ends. A trainer that dies costs its steps, not the round.
 
         Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
         """
@@ -203,9 +220,7 @@ class DilocoRounds:
         started = trio.current_time()
         while (left := seconds - (trio.current_time() - started)) > 0:
             try:
-                return await self._trainer.train(
-                    round=here.round, steps=self._spec.inner.steps_in(here.round), seconds=left
-                )
+                return await self._trainer.train(round=here.round, steps=steps, seconds=left)
             except TrainerDied as error:
                 logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
         return NOTHING
@@ -227,11 +242,11 @@ class DilocoRounds:
         began = trio.current_time()
         mean = await self._allreduce.reduce(roster, self._gradient, within=within, silence=silence)
         self._exchanged = trio.current_time() - began
-        before, outer = self.state, self._spec.outer
+        before = self.state
 
         def step() -> tuple[str, OuterState]:
             try:
-                after = outer_step(before, mean, lr=outer.lr, momentum=outer.momentum)
+                after = self._outer_step(roster.round, before, mean)
             except ValueError as error:
                 # every member holds the same mean and comes to the same conclusion
                 logger.error("round %d moves nothing: %s", roster.round, error)
@@ -241,6 +256,10 @@ class DilocoRounds:
         hash, after = await self._runner(step)
         self._propose(roster.round + 1, hash, after)
         return hash
+
+    def _outer_step(self, round: int, before: OuterState, mean: Vector) -> OuterState:
+        """Raises ValueError where it leads to no finite state."""
+        return outer_step(before, mean, lr=self._spec.outer.lr, momentum=self._spec.outer.momentum)
 
     def _propose(self, round: int, hash: str, state: OuterState) -> None:
         """Hold and serve a state that may be decided, in place of an earlier one of the round."""
@@ -265,12 +284,7 @@ class DilocoRounds:
         """Move to the decided state; keep this node's work for later where it is not in it."""
         # whether the work counted is settled before the state is here: fetching it may fail
         counted = self._allreduce.commit(decision.roster)
-        if counted and self._offered is not None:
-            self._settle(self._offered)
-            if self._offered is not gradient:  # a call that was cancelled had offered less
-                await self._return_work(await self._unsettled())
-        else:
-            await self._return_work(gradient)
+        await self._account(gradient, counted)
         try:
             await self.obtain(decision.state_hash, decision.roster.peers)
         except PartsMissing as error:
@@ -279,6 +293,7 @@ class DilocoRounds:
             raise RuntimeError("a state was obtained and is not held")
         round, roster = decision.roster.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
+        self._take_over(roster.round)
         self._late_by = self._acceptor.late_by
         place = round, decision.state_hash, roster.peers, roster.joiners, roster.window
         self._advance(Position(*place, steering=roster.steering), elapsed=self._late_by)
@@ -288,12 +303,25 @@ class DilocoRounds:
         members = len(roster.seats)
         return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
 
+    async def _account(self, gradient: Vector, counted: bool) -> None:
+        """Settle this node's work of a round that is decided: it counted, or it waits for a later one."""
+        if counted and self._offered is not None:
+            self._settle(self._offered)
+            if self._offered is not gradient:  # a call that was cancelled had offered less
+                await self._return_work(await self._unsettled())
+        else:
+            await self._return_work(gradient)
+
+    def _take_over(self, round: int) -> None:
+        """Go on from the state that a round led to, which is this node's now."""
+        self._begin_anew()
+
     async def _return_work(self, gradient: Vector) -> None:
         """Add unsettled work to the residual, which settles it; work that is not finite is worth nothing."""
 
         def add() -> None:
             self._allreduce.rollback()
-            if self._allreduce.sent.give_back(gradient):
+            if self._allreduce.give_back(gradient):
                 self._settle(gradient)
 
         await self._runner(add)

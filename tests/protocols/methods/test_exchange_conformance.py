@@ -25,7 +25,7 @@ from swarmnode.training.options import describe
 from swarmnode.training.runspec import ExchangeSection
 
 # Methods whose members go through the same states; with sapo each has a policy of its own.
-OF_ONE_HISTORY = ("btard", "diloco", "open")
+OF_ONE_HISTORY = ("btard", "diloco", "open", "streaming")
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
 ROUND_OF_WORK = STEPS * STRIDE

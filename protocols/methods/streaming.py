@@ -1,0 +1,269 @@
+"""The exchange method `streaming`: `diloco` a fragment at a time, while training goes on (training/streaming.py).
+
+A round is one fragment's exchange. Its last `tau` inner steps are taken while the fragment is on the wire:
+
+    theta <- inner steps from theta                all but tau of the round's H
+    g <- what they and earlier steps did to this round's fragment, as far as no result has it
+    agree on a roster, all-reduce g                beside: tau steps more, and further ones until the result is here
+    phi <- one outer step of the fragment along the mean, bit-identical on all members
+    theta <- alpha * theta + (1 - alpha) * phi     in the fragment, and nowhere else
+
+So with F fragments each one is exchanged every F * H steps, and the next begins when this one is done. Agreement,
+all-reduce and finding a place are those of `diloco` (known/), and so is what is promised: members that end a round with
+one hash hold the same bits. What differs is where work waits that no result has: in the local parameters, which are not
+the shared ones between two rounds either, until this node leaves, pauses or catches up; then in the residual. A process
+that is killed loses up to F rounds of its own work, as one of `diloco` loses a round.
+
+The paper applies a result exactly tau steps late. Here that is the least: a link too slow for it costs staleness and
+not time, up to as many steps again as the round has; after these the node waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf, nan
+
+import numpy as np
+import trio
+
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.known.agreement import Agreement
+from swarmnode.protocols.methods.known.allreduce import AllReduce
+from swarmnode.protocols.methods.known.messages import Behind, Decision, LeftOut, Position, RoundRoster
+from swarmnode.protocols.methods.known.method import Diloco
+from swarmnode.protocols.methods.known.reduction import Reducer
+from swarmnode.protocols.methods.known.round import DilocoRounds
+from swarmnode.protocols.methods.method import RoundResult
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
+from swarmnode.training.codecs.feedback import is_finite
+from swarmnode.training.outer import OuterState
+from swarmnode.training.streaming import Fragment, Unsettled, ahead, fragments_of, mixed
+
+logger = logging.getLogger(__name__)
+
+
+class FragmentReduce(Reducer):
+    """An all-reduce of its own for each fragment: with the fragment's residuals, which wait for its next turn."""
+
+    def __init__(self, parts: Context, fragments: Sequence[Fragment]) -> None:
+        super().__init__(parts, parameters=0)
+        self._fragments = fragments
+        self._each = [AllReduce(parts, fragment.size) for fragment in fragments]
+        self._size = parts.trainer.layout.parameters
+
+    def _turn(self, roster: RoundRoster) -> AllReduce:
+        return self._each[roster.round % len(self._each)]
+
+    async def reduce(
+        self, roster: RoundRoster, values: Vector, *, within: float = inf, silence: float | None = None
+    ) -> Vector:
+        """As in `Reducer`, of the fragment whose turn the round is, (size,)."""
+        turn = self._turn(roster)
+        mean = await turn.reduce(roster, values, within=within, silence=silence)
+        self.rates = turn.rates
+        return mean
+
+    def commit(self, roster: RoundRoster) -> bool:
+        return self._turn(roster).commit(roster)
+
+    def rollback(self) -> None:
+        for one in self._each:
+            one.rollback()
+
+    def encode_by(self, name: str) -> None:
+        for one in self._each:
+            one.encode_by(name)
+
+    def give_back(self, work: Vector) -> bool:
+        """As in `Reducer`; no fragment takes more than the norm of what it is given."""
+        if not is_finite(work):
+            return False
+        pairs = zip(self._fragments, self._each, strict=True)
+        return any([one.give_back(fragment.take(work)) for fragment, one in pairs])
+
+    def left_over(self) -> Vector:
+        found = np.zeros(self._size, np.float32)
+        for fragment, one in zip(self._fragments, self._each, strict=True):
+            fragment.put(found, one.left_over())
+        return found
+
+    def restore(self, left_over: Vector) -> None:
+        if left_over.shape != (self._size,):
+            raise ValueError(f"a residual of {self._size} parameters was expected, not of shape {left_over.shape}")
+        for fragment, one in zip(self._fragments, self._each, strict=True):
+            one.restore(fragment.take(left_over))
+
+
+class StreamingRounds(DilocoRounds):
+    """One node's rounds: each exchanges one fragment, and leaves the local parameters where training has them."""
+
+    def __init__(
+        self, parts: Context, agreement: Agreement, allreduce: FragmentReduce, fragments: Sequence[Fragment]
+    ) -> None:
+        super().__init__(parts, agreement, allreduce)
+        self._fragments = fragments
+        self._work = Unsettled(np.zeros(0, np.float32))
+        self._samples = [0] * len(fragments)  # that this node's unsettled work in each fragment comes from
+
+    def _fragment(self, round: int) -> Fragment:
+        return self._fragments[round % len(self._fragments)]
+
+    async def run_round(self) -> RoundResult:
+        """As in `DilocoRounds`; the loss is that of the shared state."""
+        here, self._exchanged = self._acceptor.position, None
+        steered, fragment = dict(self._acceptor.steering.now.values), self._fragment(here.round)
+        steps, self.phase = self._spec.inner.steps_in(here.round), "training"
+        before = max(1, steps - self._spec.exchange.tau)
+        worked = self._count(await self._train(here, before))
+        unsettled = await self._unsettled()
+        if not await self._runner(partial(is_finite, unsettled)):
+            logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
+            self._begin_anew()
+            unsettled, worked = np.zeros_like(unsettled), NOTHING
+        self._gradient = gradient = fragment.take(unsettled)
+        if self._spec.exchange.eager:
+            self._go_ahead(fragment, gradient)
+        self.phase = "exchanging"
+        with self._catch_up.eased():  # those who wait for this round go before those who join
+            decision, meanwhile = await self._agree_and_train(here, worked, steps - before)
+        worked = _sum(worked, meanwhile)
+        outcome = await self._apply(decision, gradient, worked)
+        self._gradient = np.zeros(0, np.float32)
+        loss = await self._shared_loss() if self._spec.inner.measured_after(here.round) else nan
+        return self._told(decision, outcome, loss, worked, steered)
+
+    async def _agree_and_train(self, here: Position, worked: TrainStats, least: int) -> tuple[Decision, TrainStats]:
+        """Have the round decided, and take at the least so many steps beside. Raises as `Agreement.agree`."""
+        most = least + self._spec.inner.steps_in(here.round)
+        until = trio.current_time() + here.window
+        taken = NOTHING
+        over = False
+
+        async def train_on() -> None:
+            nonlocal taken
+            while taken.steps < least or (taken.steps < most and not over):
+                left = until - trio.current_time()
+                if left <= 0:
+                    break
+                goal = least if taken.steps < least else most
+                try:
+                    more = await self._trainer.train(round=here.round, steps=goal - taken.steps, seconds=left)
+                except TrainerDied as error:
+                    logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
+                else:
+                    taken = _sum(taken, self._count(more))
+
+        samples = self._samples[here.round % len(self._samples)]
+        decision: Decision | None = None
+        failure: Behind | LeftOut | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(train_on)
+            try:
+                decision = await self._agree(replace(worked, samples=samples))
+            except (Behind, LeftOut) as error:
+                failure, least = error, 0
+            over = True
+            if taken.steps >= least:
+                await self._trainer.interrupt()
+        if failure is not None:
+            raise failure
+        if decision is None:
+            raise RuntimeError("members agreed upon nothing")
+        return decision, taken
+
+    def _count(self, worked: TrainStats) -> TrainStats:
+        self._samples = [samples + worked.samples for samples in self._samples]
+        return worked
+
+    async def _shared_loss(self) -> float:
+        """Held-out loss of the shared parameters; the local ones are afterwards what they were."""
+        local = self._trainer.parameters()
+        self._trainer.load(self.state.parameters)
+        try:
+            return await loss_of(self._trainer)
+        finally:
+            self._trainer.load(local)
+
+    # --- where this node's parameters stand, and what of its work is settled ------------------------------------------
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._work = Unsettled(self.state.parameters)
+        self._samples = [0] * len(self._fragments)
+
+    async def _unsettled(self) -> Vector:
+        return await self._runner(lambda: self._work.of(self._trainer.parameters()))
+
+    def _settle(self, work: Vector) -> None:
+        self._work.origin -= work
+
+    def left_over(self) -> Vector:
+        """As in `DilocoRounds`, so that this and the local parameters have all that is not settled, once."""
+        return self._allreduce.left_over() + (self._work.origin - self.state.parameters)
+
+    def _go_ahead(self, fragment: Fragment, own: Vector) -> None:
+        """Take this node's own part of the outer step now (2502.12996)."""
+        local, outer = self._trainer.parameters(), self._spec.outer
+        share = 1 / len(self._acceptor.candidates())
+        try:
+            to = ahead(fragment, self.state, own, share, lr=outer.lr, momentum=outer.momentum)
+        except ValueError as error:
+            logger.warning("this node waits for the others' part of the outer step: %s", error)
+            return
+        self._work.move(fragment, local, to)
+        self._trainer.load(local)
+
+    def _outer_step(self, round: int, before: OuterState, mean: Vector) -> OuterState:
+        outer = self._spec.outer
+        return self._fragment(round).step(before, mean, lr=outer.lr, momentum=outer.momentum)
+
+    async def _account(self, gradient: Vector, counted: bool) -> None:
+        """Work that did not count stays where it is, and is offered when the fragment has its turn again."""
+        turn = self._acceptor.position.round
+        if counted and self._offered is not None:
+            self._work.settle(self._fragment(turn), self._offered)
+            self._samples[turn % len(self._samples)] = 0
+        self._offered = None
+
+    def _take_over(self, round: int) -> None:
+        fragment, local, exchange = self._fragment(round), self._trainer.parameters(), self._spec.exchange
+        shared = fragment.take(self.state.parameters)
+        if exchange.eager:
+            to = shared - self._work.inside(fragment, local)
+        else:
+            to = mixed(fragment.take(local), shared, exchange.alpha)
+        self._work.move(fragment, local, to)
+        self._trainer.load(local)
+
+
+def _sum(one: TrainStats, other: TrainStats) -> TrainStats:
+    """What two calls did together."""
+    steps = one.steps + other.steps
+    losses = [each.steps * each.loss for each in (one, other) if each.steps]
+    return TrainStats(
+        steps=steps,
+        samples=one.samples + other.samples,
+        tokens=one.tokens + other.tokens,
+        loss=sum(losses) / steps if steps else nan,
+        seconds=one.seconds + other.seconds,
+    )
+
+
+class Streaming(Diloco):
+    """One node's part in a run by fragments; all that is not about them is as in `Diloco`."""
+
+    name = "streaming"
+
+    def __init__(self, parts: Context) -> None:
+        self._fragments = fragments_of(parts.trainer.layout, parts.spec.exchange.fragments)
+        super().__init__(parts)
+
+    def make_reducer(self) -> FragmentReduce:
+        self._reduction = FragmentReduce(self._parts, self._fragments)
+        return self._reduction
+
+    def make_rounds(self) -> StreamingRounds:
+        return StreamingRounds(self._parts, self.agreement, self._reduction, self._fragments)
