@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its runs
 REFUSED_FOR = 8.0  # seconds that others have to come, found through the DHT, once a peer does not know the run
+OTHERS_WITHIN = 1.0  # seconds that others have to tell their runs, once one has
 ASK_EVERY = 1.0  # seconds
 RUN_ID = 64  # hex digits
 NONCE = 16  # random bytes that tell a run from another one by the same file
@@ -75,8 +76,7 @@ class RunFinder:
             known = await in_thread(lambda: self._store.load(here[0])) if here else None
             spec = known if known is not None else await self._from_peers(run_id)
         elif joining:
-            listing = await self._run_of_peers()
-            spec = await self._from_peers(listing.run_id)
+            spec = await self._run_of_peers()
         else:
             spec = await self._only_known_run()
         spec = await in_thread(lambda: with_gym(_with_task(spec, config.task, creator), creator))
@@ -176,44 +176,66 @@ class RunFinder:
             )
         return peers
 
-    async def _run_of_peers(self) -> RunListing:
-        found: dict[str, RunListing] = {}
-        peers = await self._peers()
-        with trio.move_on_after(ANSWER_WITHIN):
-            while not found:
-                for peer in peers:
-                    for listing in await self._ask(peer):
-                        found[listing.run_id] = listing
-                if not found:
-                    await trio.sleep(ASK_EVERY)
-                    peers = tuple(view.peer for view in self._network.peers())
-        if not found:
-            raise RunUnavailable(
-                "the nodes that answered take part in no run: wait until they do, or begin one with a run file that "
-                "names a nonce (swarmnode run RUN.toml --join LINK)"
-            )
+    async def _run_of_peers(self) -> RunSpec:
+        """The run that the nodes there take part in; where none tells of one, the only one that is known here."""
+        try:
+            found = await self._told_by_peers()
+        except RunUnavailable as error:
+            if len(await in_thread(self._store.known)) != 1:
+                raise
+            logger.warning("%s", str(error).splitlines()[0])
+            return await self._only_known_run()
         if len(found) > 1 and sys.stdin.isatty() and not self._node.options.json_events:
             self._node.asks = True
             show_ahead("")
             try:
-                return await in_thread(lambda: _ask_which_run(list(found.values())))
+                chosen = await in_thread(lambda: _ask_which_run(list(found.values())))
             finally:
                 self._node.asks = False
+            return await self._from_peers(chosen.run_id)
         if len(found) > 1:
             listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
             raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")
         (only,) = found.values()
         logger.info("joining the only run there: %s (%s…), round %d", only.name, only.run_id[:12], only.round)
-        return only
+        return await self._from_peers(only.run_id)
 
-    async def _ask(self, peer: PeerId) -> Iterable[RunListing]:
-        try:
-            return await ask_runs(self._node.rpc, peer)
-        except CallError as error:
-            if why := await self._other_version(peer):
-                raise RunUnavailable(why) from error
-            logger.info("%s does not tell its runs: %s", peer, error)
-            return ()
+    async def _told_by_peers(self) -> dict[str, RunListing]:
+        """Runs of connected peers by their ids, of those who tell them soon after the first. Raises RunUnavailable."""
+        found: dict[str, RunListing] = {}
+        silent: dict[PeerId, str] = {}  # why each told nothing
+        foreign: set[PeerId] = set()  # who speaks another version
+        peers = await self._peers()
+        with trio.move_on_after(ANSWER_WITHIN):
+            while not found and not (peers and foreign.issuperset(peers)):
+                async with trio.open_nursery() as asking:
+
+                    async def ask(peer: PeerId, scope: trio.CancelScope = asking.cancel_scope) -> None:
+                        try:
+                            told = await ask_runs(self._node.rpc, peer)
+                        except CallError as error:
+                            logger.info("%s does not tell its runs: %s", peer, error)
+                            if why := await self._other_version(peer):
+                                foreign.add(peer)
+                            silent[peer] = why or str(error)
+                            return
+                        silent[peer] = "it takes part in no run"
+                        found.update({listing.run_id: listing for listing in told})
+                        if found:
+                            scope.deadline = min(scope.deadline, trio.current_time() + OTHERS_WITHIN)
+
+                    for peer in peers:
+                        asking.start_soon(ask, peer)
+                if not found:
+                    await trio.sleep(ASK_EVERY)
+                    peers = tuple(view.peer for view in self._network.peers())
+        if found:
+            return found
+        said = "\n".join(f"  {peer}: {why}" for peer, why in silent.items())
+        raise RunUnavailable(
+            f"no node there told of a run that it takes part in:\n{said}\nWait until one does, or begin a run with a "
+            "file that names a nonce (swarmnode run RUN.toml --join LINK)."
+        )
 
     async def _other_version(self, peer: PeerId) -> str:
         """That a peer which did not answer speaks other protocols, and who should upgrade; "" where it does not."""

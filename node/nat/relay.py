@@ -436,7 +436,7 @@ class RelayClient:
                 reservation = await self.reserve(relay)
         except (NetworkError, trio.TooSlowError) as error:
             level = logging.DEBUG if isinstance(error, RelayRefused) else logging.INFO
-            logger.log(level, "no place at the relay %s: %s", relay, error or "no answer")
+            logger.log(level, "no place at the relay %s: %s", relay, str(error) or "no answer")
             self._rests[relay] = trio.current_time() + REST
             self._held.pop(relay, None)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,16 +15,17 @@ import trio
 import trio.testing
 
 from swarmnode.node import runfinder
-from swarmnode.node.runfinder import REFUSED_FOR, NoRun, RunFinder
+from swarmnode.node.runfinder import ANSWER_WITHIN, OTHERS_WITHIN, REFUSED_FOR, NoRun, RunFinder
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.network import Unreachable
+from swarmnode.protocols.state.membership import RunListing
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState
-from swarmnode.training.runspec import RunSpec
+from swarmnode.training.runspec import RunSpec, encode, parse_runspec
 
 KNOWN = '[run]\nname = "t"\n'
 OPEN = '[run]\nname = "t"\ntrust = "open"\n'
@@ -175,3 +176,69 @@ def test_a_run_that_the_peers_do_not_know_is_not_waited_for_long(monkeypatch: py
     monkeypatch.setattr(runfinder, "ask_spec", refuse)
     taken = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert REFUSED_FOR <= taken < REFUSED_FOR + 1
+
+
+def joined(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, **runs: RunSpec | None
+) -> tuple[RunSpec | RunUnavailable, float]:
+    """What a node comes to that joins peers, and in how many seconds; a peer by its run, None where it is frozen."""
+
+    async def told(rpc: object, peer: str) -> tuple[RunListing, ...]:
+        run = runs[peer]
+        if run is None:
+            await trio.sleep(5)
+            raise CallError("did not answer runs within 5 s")
+        return (RunListing(run.run_id, run.run.name, 3, 2),)
+
+    async def given(rpc: object, peer: str, run_id: str) -> bytes:
+        run = runs[peer]
+        if run is None or run.run_id != run_id:
+            raise CallError("this node does not know that run")
+        return encode(run)
+
+    async def gone(*_: object, **__: object) -> None:
+        raise Unreachable("it went")
+
+    async def main() -> tuple[RunSpec | RunUnavailable, float]:
+        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer=peer) for peer in runs], open_stream=gone)
+        options = SimpleNamespace(json_events=True)
+        finder = RunFinder(cast(Any, SimpleNamespace(store=store, network=network, rpc=None, options=options)))
+        began = trio.current_time()
+        try:
+            return await finder._run_of_peers(), trio.current_time() - began
+        except RunUnavailable as error:
+            return error, trio.current_time() - began
+
+    monkeypatch.setattr(runfinder, "ask_runs", told)
+    monkeypatch.setattr(runfinder, "ask_spec", given)
+    monkeypatch.setattr(runfinder, "in_thread", inline)
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def inline(call: Callable[[], Any]) -> Any:
+    """As threads do, which a simulated clock does not wait for."""
+    return call()
+
+
+def test_peers_that_are_frozen_hold_up_nobody_who_joins(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = parse_runspec({"run": {"name": "t"}}, source="test")
+    spec, took = joined(store, monkeypatch, a=None, b=None, c=run, d=None)
+    assert spec == run
+    assert took <= OTHERS_WITHIN
+
+
+def test_a_node_whose_peers_tell_of_no_run_goes_on_with_the_one_it_has(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = parse_runspec({"run": {"name": "t"}}, source="test")
+    store.keep(run)
+    spec, took = joined(store, monkeypatch, a=None, b=None)
+    assert spec == run
+    assert took <= ANSWER_WITHIN
+    store.keep(parse_runspec({"run": {"name": "u"}}, source="test"))
+    assert isinstance(joined(store, monkeypatch, a=None)[0], RunUnavailable)  # which one, its owner has to say
+
+
+def test_who_finds_no_run_is_told_what_each_peer_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, _ = joined(store, monkeypatch, a=None)
+    assert "a: did not answer runs within 5 s" in str(error)
