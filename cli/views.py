@@ -169,7 +169,8 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
         yield "data", _data(run["data"])
     if run.get("state_hash"):
         outcome = f"   last round {run['outcome'].lower()}" if run.get("outcome") else ""
-        yield "state", f"{run['state_hash'][:16]}{outcome}"
+        apart = "" if run.get("apart") is None else f", its own: {run['apart']:.1%} from that of the last member it met"
+        yield "state", f"{run['state_hash'][:16]}{apart}{outcome}"
 
 
 def steered(values: dict[str, Any]) -> str:

@@ -151,7 +151,7 @@ def memory() -> str:
         "top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the number of peers,",
         "but that of an open run by what it keeps decoded of contributions, up to a vector.",
     ]
-    for method in ("diloco", "btard", "open"):
+    for method in ("diloco", "gossip", "btard", "open"):
         trust = "open" if method == "open" else "known"
         run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}}
         spec = parse_runspec(run, source=method)

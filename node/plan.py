@@ -44,6 +44,7 @@ from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.training.btard import checksum, clipped_centre, residual
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.gossip import weights_codec
 from swarmnode.training.memory import Keeping, Machine, Weight, needs, refusal
 from swarmnode.training.open_step import sequences_for
 from swarmnode.training.options import SettingError
@@ -141,6 +142,13 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
             hidden = min(exchange, (spec.exchange.tau + spec.inner.steps) * pace.step)  # what is longer is waited for
             busy = max(steps, steps - spec.exchange.tau * pace.step + hidden)
             seconds = busy + local + exchange - hidden
+        case "gossip":  # weights travel during the steps; as many fit, nobody waits for them
+            weights = weights_codec(name).encoded_size(elements) * FRAMES
+            moved = size + weights
+            hidden = min(weights, steps * min(link.up, link.down))
+            work = (pace.encode[name] + 2 * pace.decode[name]) * elements
+            told = (moved - hidden) / min(link.up, link.down) + TRIPS * link.round_trip
+            seconds, busy = steps + local + work + told, steps
         case _:
             moved = size * 2 * (n - 1) / n
             # own values, the others' of the own part, the mean of that, all means

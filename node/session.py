@@ -28,6 +28,7 @@ from swarmnode.node.storage.history import History, PastRound
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
+from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.method import (
     Abandoned,
@@ -54,7 +55,14 @@ from swarmnode.training.rl.groups import Learned
 logger = logging.getLogger(__name__)
 
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
-METHODS: dict[str, Build] = {"btard": Btard, "diloco": Diloco, "open": Open, "sapo": sapo.Sapo, "streaming": Streaming}
+METHODS: dict[str, Build] = {
+    "btard": Btard,
+    "diloco": Diloco,
+    "gossip": Gossip,
+    "open": Open,
+    "sapo": sapo.Sapo,
+    "streaming": Streaming,
+}
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
 ALONE = 60.0  # seconds without another member, after which the owner is told
 CUT_OFF = (
@@ -372,6 +380,7 @@ class RunSession(Observer):
             **{f"{name}_s": seconds for name, seconds in parts.items()},
             "waited_s": max(0.0, result.seconds - sum(parts.values())),
             "share": result.share if result.share is not None else math.nan,
+            "apart": result.apart if result.apart is not None else math.nan,
         }
         return {
             **{name: round(number, 4) for name, number in numbers.items() if math.isfinite(number)},
@@ -480,6 +489,7 @@ class RunSession(Observer):
                 "counted": list(result.counted),
                 **{f"{stage}_seconds": round(seconds, 3) for stage, seconds in result.stages.items()},
                 **({"accuracy": round(accuracy, 4)} if math.isfinite(accuracy) else {}),
+                **({"apart": round(result.apart, 6)} if result.apart is not None else {}),
                 **({"verdicts": dict(result.verdicts)} if result.verdicts else {}),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
                 **({"sampled": asdict(result.sampled)} if result.sampled is not None else {}),

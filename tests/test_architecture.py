@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.protocols",
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
+        "swarmnode.training.gossip",
         "swarmnode.training.mapped",
         "swarmnode.training.open_step",
         "swarmnode.training.options",

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.topk import TopK, kept_of
+from swarmnode.training.gossip import weights_codec
 from swarmnode.training.mapped import LARGE
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import room as states_room
@@ -172,6 +173,10 @@ def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
             yield Held("daemon", "memory", "residuals of the part that it reduces", 2 * vector // part)
             buffers = sent * (2 + (part - 1) / part + 2 / part + (part - 1) / part)
             yield Held("daemon", "memory", "encoded: sent and taken, of two rounds", int(buffers))
+        case "gossip":
+            travels = 2 * (sent + weights_codec(spec.exchange.codec).encoded_size(parameters))
+            yield Held("daemon", "memory", "of a pair: both pseudo-gradients, the other's weights", 3 * vector)
+            yield Held("daemon", "memory", "encoded: offered and taken", travels)
         case "btard":
             yield Held("daemon", "memory", "mean", vector)
             yield Held("daemon", "memory", "contributions to its part, decoded and sorted", 3 * vector)

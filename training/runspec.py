@@ -277,7 +277,7 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "btard", "diloco", "open", "sapo", "streaming"),
+        choices=("auto", "btard", "diloco", "gossip", "open", "sapo", "streaming"),
     )
     codec: str = option(
         "auto",
@@ -387,7 +387,7 @@ class RunSpec:
             method = "open" if self.run.trust == "open" else "diloco"
             method = "sapo" if self.task.name in ROLLOUT_TASKS else method
         muon = self.inner.optimizer == "muon"
-        if codec == "auto" and method in ("diloco", "open"):
+        if codec == "auto" and method in ("diloco", "gossip", "open"):
             codec = "sign" if muon else "topk" if method == "open" else "int8"
         elif codec == "auto":
             codec = "e3m0" if method == "streaming" else "int8"
@@ -410,6 +410,11 @@ class RunSpec:
     def needs_data(self) -> bool:
         """Whether it trains on data, by gradients that are exchanged, and not on rollouts."""
         return self.exchange.method != "sapo"
+
+    @property
+    def one_state(self) -> bool:
+        """Whether its members come to the same parameters, so that other state hashes of one round are a fault."""
+        return self.exchange.method not in ("gossip", "sapo")
 
     @property
     def audited(self) -> bool:

@@ -42,18 +42,21 @@ class Summary:
     parameters: int
     heldout_bits_per_byte: float | None
     solo_bits_per_byte: float | None
-    hashes_agree: bool | None  # in each round that anybody ended; None where each node has a policy of its own
+    hashes_agree: bool | None  # in each round that anybody ended; None where each node has parameters of its own
     bytes_per_parameter_round: float | None  # sent at the sockets, all traffic; mean over nodes
     compute_share: float | None  # 0 to 1; mean over the nodes that ended the last round
     seconds: float  # from the start of the first process to the end of the last, the solo run included
     reward: float | None = None  # on fresh questions, 0 to 1; mean over nodes; of a run by rollouts
     solo_reward: float | None = None
     loss_unit: str = BYTES_UNIT  # of both losses, whatever they are called
+    apart: float | None = None  # how far nodes with parameters of their own were apart in the end, by their norm
 
     def event(self) -> dict[str, Any]:
-        """The JSON object; rewards are in those of runs by rollouts only."""
+        """The JSON object; rewards are in those of runs by rollouts only, `apart` in those in pairs."""
         told = {"event": "summary", **dataclasses.asdict(self)}
-        if self.hashes_agree is not None:
+        if self.apart is None:
+            del told["apart"]
+        if self.hashes_agree is not None or self.apart is not None:
             del told["reward"], told["solo_reward"]
         return told
 
@@ -88,13 +91,14 @@ def summarize(
         parameters=parameters,
         heldout_bits_per_byte=None if by_rollouts else heldout,
         solo_bits_per_byte=None if by_rollouts else solo,
-        hashes_agree=None if by_rollouts else bool(hashes) and all(len(said) == 1 for said in hashes),
+        hashes_agree=None if by_rollouts or in_pairs(reports) else bool(hashes) and all(len(h) == 1 for h in hashes),
         bytes_per_parameter_round=_mean(_bytes_per_parameter_round(node, parameters) for node in reports if node),
         compute_share=_mean(_compute_share(node) for node in finishers),
         seconds=round(seconds, 3),
         reward=heldout if by_rollouts else None,
         solo_reward=solo if by_rollouts else None,
         loss_unit=loss_unit,
+        apart=_mean(node[-1].apart for node in finishers) if in_pairs(reports) else None,
     )
 
 
@@ -123,6 +127,11 @@ def curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, float], 
 def by_rollouts(reports: Sequence[Sequence[RoundReport]]) -> bool:
     """Whether these are rounds of a run by rollouts."""
     return any(report.reward is not None for node in reports for report in node)
+
+
+def in_pairs(reports: Sequence[Sequence[RoundReport]]) -> bool:
+    """Whether nodes of this run meet in pairs, each with parameters of its own: then no two hashes need be equal."""
+    return any(report.apart is not None for node in reports for report in node)
 
 
 def _bytes_per_parameter_round(node: Sequence[RoundReport], parameters: int) -> float | None:
@@ -250,6 +259,12 @@ def verdict(summary: Summary) -> str:
     return f"{reached}, {abs(summary.gain):.3f} {better} the {summary.solo_bits_per_byte:.3f} of one node alone."
 
 
+def _agreement(summary: Summary) -> str:
+    if summary.apart is not None:
+        return f"each node has its own, as meant; in the end they were {summary.apart:.2%} apart"
+    return "equal in every round" if summary.hashes_agree else "NOT equal in every round"
+
+
 def figures(summary: Summary) -> list[tuple[str, str]]:
     """The summary as names and values for people."""
 
@@ -263,7 +278,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("rounds", str(summary.rounds)),
         ("time", f"{summary.seconds:.0f} s"),
     ]
-    if summary.hashes_agree is None:
+    if summary.hashes_agree is None and summary.apart is None:
         return [
             ("reward of the swarm", number(summary.reward, ".3f", " on fresh questions, mean of the nodes")),
             *([("reward of one node alone", f"{summary.solo_reward:.3f}")] if summary.solo_reward is not None else []),
@@ -277,7 +292,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("held-out loss of the swarm", number(summary.heldout_bits_per_byte, ".4f", unit)),
         *(alone if summary.solo_bits_per_byte is not None else []),
-        ("state hashes", "equal in every round" if summary.hashes_agree else "NOT equal in every round"),
+        ("state hashes", _agreement(summary)),
         ("sent per parameter and round", number(summary.bytes_per_parameter_round, ".2f", " bytes")),
         *common,
     ]

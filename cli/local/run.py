@@ -34,6 +34,7 @@ from swarmnode.cli.local.report import (
     by_rollouts,
     curve,
     figures,
+    in_pairs,
     strict_json,
     summarize,
     write_report,
@@ -221,15 +222,16 @@ def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:
 
 
 def _heldout_loss(swarm: LocalSwarm, view: Lines) -> float | None:
-    """Measured by the first node that answers; all hold the same parameters. Else the loss of the last round.
+    """Measured by the first node that answers, where all hold the same parameters. Else the loss of the last round.
 
-    In a run by rollouts, where each has a policy of its own: the mean reward of all who answer.
+    Where each has parameters of its own, the mean of all who answer; in a run by rollouts that of their rewards.
     """
     rewarded = by_rollouts(swarm.reports)
+    each = rewarded or in_pairs(swarm.reports)
     what = "its reward" if rewarded else "the held-out loss"
     found: list[float] = []
     for node in swarm.survivors():
-        if not found or rewarded:
+        if not found or each:
             try:
                 found.append(ask_for_heldout_loss(node.data_dir))
             except NotMeasured as error:

@@ -95,6 +95,7 @@ class RoundReport:
     ended_at: float  # this process's monotonic clock when the report was read; comparable between nodes
     reward: float | None = None  # 0 to 1
     learned_from: int = 0  # peers
+    apart: float | None = None  # of a node's own parameters from another's; None where all have the same
 
     @property
     def measured(self) -> float | None:
@@ -121,6 +122,7 @@ def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
         tokens=int(_amount(event.get("tokens"))),
         ended_at=ended_at,
         reward=_amount(learned.get("reward")) if isinstance(learned, Mapping) else None,
+        apart=_amount(event["apart"]) if "apart" in event else None,
         learned_from=int(_amount(learned.get("authors"))) if isinstance(learned, Mapping) else 0,
     )
 

@@ -88,7 +88,7 @@ def _measured(node: NodeProcess) -> float | None:
 
 def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
     """Equal hashes of a round look equal: green for agreement, else a colour for each hash, in the hashes' order."""
-    if last is None or last.state_hash is None:
+    if last is None or last.state_hash is None or last.apart is not None:
         return "dim"
     reported = sorted(hashes[last.round])
     if len(reported) == 1:
@@ -227,18 +227,26 @@ def _bar(swarm: LocalSwarm) -> Table:
     return line
 
 
+def _agreement(swarm: LocalSwarm, reports: Sequence[RoundReport]) -> str:
+    """How many nodes have one state; or, where each has its own, how far they are apart."""
+    apart = [report.apart for report in reports if report.apart is not None]
+    if apart:
+        return f"{fmean(apart):.1%} apart"
+    hashes = hashes_by_round(swarm.reports)
+    return f"{sum(len(hashes.get(report.round, ())) == 1 for report in reports)} of {len(swarm.nodes)} agree"
+
+
 def _round_line(swarm: LocalSwarm, at_work: Sequence[NodeProcess], done: int) -> str:
     reports = [node.last for node in at_work if node.last is not None]
-    rewarded, hashes = by_rollouts(swarm.reports), hashes_by_round(swarm.reports)
+    rewarded = by_rollouts(swarm.reports)
     values = [value for node in at_work if (value := _measured(node)) is not None]
-    agreeing = sum(len(hashes.get(report.round, ())) == 1 for report in reports)
     lies = [node.tally for node in swarm.nodes if node.lie]
     left = swarm.seconds_left
     parts = [
         f"round {done} of {swarm.options.rounds}",
         f"reward {fmean(values):.3f}" if rewarded else f"loss {bits(values[0] if values else None)} {swarm.loss_unit}",
         f"{median(report.seconds for report in reports):.1f} s",
-        f"{agreeing} of {len(swarm.nodes)} agree" if len(swarm.nodes) > 1 and not rewarded else "",
+        _agreement(swarm, reports) if len(swarm.nodes) > 1 and not rewarded else "",
         f"lies: {sum(t.accepted for t in lies)} accepted, {sum(t.refused.total() for t in lies)} refused"
         if lies
         else "",

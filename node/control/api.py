@@ -142,6 +142,7 @@ class Api:
             "parameters": node.parameters(),
             "codec": spec.exchange.codec if spec.needs_data else "rollouts",
             "steering": steering.told() if steering is not None else None,
+            "apart": session.method.status().get("apart") if session is not None else None,
             "population": session.method.status().get("population") if session is not None else None,
             "data": node.data.status() if node.data is not None else None,
             "loss": session.losses[-1][1] if session is not None and session.losses else None,

@@ -12,6 +12,8 @@ that state, where they are others than in the line before. Beside it stand figur
                               an open run training goes on meanwhile; waited_s is what is left
     steps, tokens             of this node
     members, missing, why     how many; peer ids of whose work is not in the result, and what is known of the reason
+    apart                     distance of its parameters from those of whom it met, by their norm, where each member has
+                              its own (gossip): hashes of one round then differ between nodes, as meant
     steered                   values that were not as in the run's file, as its owner, or the population, changed them
     outcome, own, share       Completed or Partial; what became of this node's work; its part of the weights, 0 to 1
     abandoned                 why tries before it brought no result here

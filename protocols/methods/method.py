@@ -15,7 +15,8 @@ the moment it is built. What else the daemon needs of it are attributes that eve
 (tests/protocols/methods/test_exchange_conformance.py) holds every method to what stands here:
 
 - every round ends, whoever dies, freezes, lies or leaves, and at whichever message;
-- nodes whose results name the same round and `state_hash` hold the same bits;
+- nodes whose results name the same round and `state_hash` hold the same bits. In most methods all that are connected
+  come to one; in `gossip` each has its own, and these are near one another (test_pair_conformance.py);
 - local work is never lost: what no result contains is in the residual, at most one norm of a round's work, or still
   in the local parameters;
 - `run_round`, `find_place` and `regain_place` may be cancelled at any point; the method can then go on or leave.
@@ -123,6 +124,7 @@ class RoundResult:
     share: float | None = None  # of the weights that this node's work has in the result, where that is told
     learned: Learned | None = None  # from rollouts, where the method shares those
     sampled: Sampled | None = None  # for another's policy, where this node does nothing else
+    apart: float | None = None  # of these parameters from a member's, by their norm; None where all have the same
     steered: Mapping[str, Any] = field(default_factory=dict)  # values that were not as in the run's file, by TABLE.KEY
 
 

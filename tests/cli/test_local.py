@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from swarmnode.cli.local import run as local_run
 from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
-from swarmnode.cli.local.report import summarize
+from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
@@ -488,6 +488,21 @@ def test_compute_share_spans_first_start_to_last_end_of_nodes_that_finished():
 
 def test_nothing_reported_is_no_agreement():
     assert summarize([[], []], parameters=0, heldout=None, solo=None, seconds=1).hashes_agree is False
+
+
+def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_and_not_as_a_fault():
+    told = [
+        {"round": 0, "loss": 3.0, "state_hash": name * 64, "apart": apart} for name, apart in (("a", 0.1), ("b", 0.3))
+    ]
+    reports = [[round_report(event, ended_at=1.0)] for event in told]
+    summary = summarize(reports, parameters=1000, heldout=3.0, solo=None, seconds=1)
+    assert summary.hashes_agree is None and summary.apart == pytest.approx(0.2)
+    assert summary.event()["apart"] == pytest.approx(0.2) and "reward" not in summary.event()
+    shown = dict(figures(summary))
+    assert "NOT" not in shown["state hashes"] and "20.00% apart" in shown["state hashes"]
+    assert "held-out loss of the swarm" in shown
+    same = summarize([[_report(0, ended_at=1.0)]], parameters=1, heldout=3.0, solo=None, seconds=1).event()
+    assert "apart" not in same and same["hashes_agree"] is True
 
 
 def test_a_round_event_with_missing_figures_is_read_and_one_without_a_round_refused():

@@ -24,6 +24,7 @@ from swarmnode.testing.simnet import run_simulation
 
 PARTS = {
     "diloco": ("trained_s", "exchange_s", "waited_s"),
+    "gossip": ("trained_s", "exchange_s", "waited_s"),
     "open": ("trained_s", "commit_s", "reveal_s", "judge_s", "waited_s"),
     "sapo": ("trained_s", "waited_s"),
 }
@@ -123,7 +124,7 @@ def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: 
     simulate(body)
 
 
-@pytest.mark.parametrize("method", ["diloco", "open", "sapo"])
+@pytest.mark.parametrize("method", ["diloco", "gossip", "open", "sapo"])
 def test_the_history_tells_what_each_round_took_and_came_to(tmp_path: Path, method: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
@@ -139,10 +140,12 @@ def test_the_history_tells_what_each_round_took_and_came_to(tmp_path: Path, meth
             assert len(parts) >= len(PARTS[method]) - 1 and sum(parts) <= each["seconds"] + overlap + 0.01
             assert method == "open" or sum(parts) == pytest.approx(each["seconds"], abs=0.01)
             assert each["bytes_in"] > 0 and each["bytes_out"] > 0 and each["own"] == "accepted"
+            assert ("apart" in each) == (method == "gossip")
             assert ("reward" in each) == (method == "sapo") and ("loss" in each) == (method != "sapo")
 
     options: dict[str, Any] = {
         "diloco": {},
+        "gossip": {},
         "open": {"validators": ("a", "b")},
         "sapo": {"trainer": lambda name, peer: SimPolicy(peer)},
     }

@@ -17,7 +17,7 @@ from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
 
 MILLION, BILLION = 10**6, 10**9
-METHODS = ("diloco", "btard", "open")
+METHODS = ("diloco", "gossip", "btard", "open")
 
 
 def spec(method: str = "diloco", **tables: dict[str, Any]) -> RunSpec:

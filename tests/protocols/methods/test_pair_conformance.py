@@ -1,0 +1,384 @@
+"""What the exchange methods promise whose nodes never share one state: `test_exchange_conformance.py` for those.
+
+The contract of `protocols/methods/method.py` holds as it stands there; two things have another form. Where members of
+one history hold the same bits, these are near one another: CLOSE. And where work is in *the* shared state, here it is
+spread over the states of all nodes, and their sum is what accounts for it: a meeting moves work between two of them and
+neither makes nor loses any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import settings
+from signature import AXES, STRIDE, SignatureModel
+from simswarm import SimNode, SimSwarm
+from tripwire import Tripwire, spread
+
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.training.gossip import consensus_distance
+from swarmnode.training.options import describe
+from swarmnode.training.runspec import ExchangeSection
+
+IN_PAIRS = ("gossip",)
+NAMES = ("a", "b", "c", "d", "e")
+STEPS = 5
+STEP = 0.4  # seconds
+ROUND_OF_WORK = STEPS * STRIDE
+FLOOR = 5.0  # seconds; how long somebody who answers and does not come is waited for
+SUSPECTED = 4.0  # seconds until somebody who answers nothing is given up
+SWEPT = 2  # the round in which something happens
+FEW = 6 if settings.default.max_examples < 1000 else 40  # messages of a round that are tried
+CLOSE = 0.1  # consensus distance of nodes that meet in each round
+ONE_ANSWER = 0.6  # rounds of work: what is between two, where the last answer of a meeting is lost, and rounding
+
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
+
+pytestmark = pytest.mark.parametrize("method", IN_PAIRS)
+Body = Callable[[SimSwarm], Awaitable[None]]
+
+
+def simulate(method: str, body: Body, **options: Any) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, method=method, steps=STEPS, seconds_per_step=STEP, floor=FLOOR, **options)
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def round_of(node: SimNode) -> int:
+    """Rounds that the node has done: it need not have told each, as who meets somebody further on counts from there."""
+    place = node.method.place
+    return -1 if place is None else place.round
+
+
+async def past(swarm: SimSwarm, round: int, *names: str, within: float = 600.0) -> None:
+    await swarm.until(lambda: all(round_of(swarm.nodes[n]) > round for n in names), within=within)
+
+
+async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
+    """All these nodes in one run, about to do round SWEPT."""
+    first, *others = names
+    await swarm.start(first, wait_peers=len(others))
+    for name in others:
+        await swarm.start(name, join=first)
+    await past(swarm, SWEPT - 1, *names)
+
+
+def distance(swarm: SimSwarm, *names: str) -> float:
+    return consensus_distance([swarm.nodes[name].method.saved().state.parameters for name in names])
+
+
+def messages_of_a_round(method: str, names: tuple[str, ...]) -> int:
+    counted: list[int] = []
+
+    async def count(swarm: SimSwarm) -> None:
+        tripwire = Tripwire(swarm.world)
+        await begin(swarm, names)
+        before = tripwire.sent
+        await past(swarm, SWEPT, *names)
+        counted.append(tripwire.sent - before)
+
+    simulate(method, count)
+    return counted[0]
+
+
+def assert_equal_hashes_are_equal_bits(swarm: SimSwarm) -> None:
+    by_hash: dict[str, set[str]] = {}
+    for _, told in swarm.told:
+        by_hash.setdefault(told["state_hash"], set()).add(told["bits"])
+    assert all(len(bits) == 1 for bits in by_hash.values())
+
+
+def assert_no_long_waits(swarm: SimSwarm, names: tuple[str, ...], context: object) -> None:
+    """No round took longer than its steps, one wait for one peer, and some messages."""
+    for name in names:
+        longest = max(told["seconds"] for told in swarm.nodes[name].rounds.values() if told["round"] > 0)
+        assert longest <= (STEPS + 1) * STEP + max(FLOOR, SUSPECTED) + 2.0, (context, name, longest)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def final_loss(method: str, names: tuple[str, ...], rounds: int) -> float:
+    losses: list[float] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, names)
+        await past(swarm, rounds, *names)
+        losses.extend(swarm.nodes[name].rounds[max(swarm.nodes[name].rounds)]["loss"] for name in names)
+        assert_equal_hashes_are_equal_bits(swarm)
+        assert distance(swarm, *names) < CLOSE
+
+    simulate(method, body)
+    return max(losses)
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_every_node_of_a_swarm_learns_more_than_a_node_alone(method: str, size: int) -> None:
+    assert final_loss(method, NAMES[:size], 20) < 0.9 * final_loss(method, NAMES[:1], 20)
+
+
+def test_each_meets_each(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES)
+        await past(swarm, 30, *NAMES)
+        for name in NAMES:
+            met = {peer for told in swarm.nodes[name].rounds.values() for peer in told["counted"]}
+            alone = [r for r, told in swarm.nodes[name].rounds.items() if r >= SWEPT and told["members"] == 1]
+            assert met == {swarm.peer(n) for n in NAMES}
+            assert 0 < len(alone) < 15, name  # of five, one is left over in each round
+
+    simulate(method, body)
+
+
+# --- nobody's end stops the others ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [SLOW(2), 3, 4])
+def test_survivors_go_on_whichever_message_a_member_died_at(method: str, size: int) -> None:
+    names = NAMES[:size]
+    for turn, number in enumerate(spread(messages_of_a_round(method, names), FEW)):
+        victim = names[turn % size]
+
+        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm, names)
+            await tripwire.reached(at)
+            swarm.kill(victim)
+            survivors = tuple(n for n in names if n != victim)
+            await past(swarm, SWEPT + 3, *survivors, within=60)
+            assert_no_long_waits(swarm, survivors, (size, victim, at))
+            assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
+
+        simulate(method, body, model=signature)
+
+
+@pytest.mark.parametrize("size", [SLOW(2), 3])
+def test_all_are_near_again_whichever_message_a_member_froze_at(method: str, size: int) -> None:
+    names = NAMES[:size]
+    for turn, number in enumerate(spread(messages_of_a_round(method, names), FEW)):
+        victim = names[turn % size]
+
+        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm, names)
+            await tripwire.reached(at)
+            swarm.world.freeze(swarm.peer(victim))
+            others = tuple(n for n in names if n != victim)
+            await past(swarm, SWEPT + 3, *others, within=60)
+            assert_no_long_waits(swarm, others, (size, victim, at))
+            swarm.world.thaw(swarm.peer(victim))
+            thawed_in = max(map(round_of, swarm.nodes.values()))
+            await past(swarm, thawed_in + 25, *names, within=300)
+            assert distance(swarm, *names) < CLOSE
+
+        simulate(method, body)
+
+
+def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await past(swarm, 7, *NAMES[:3])
+        await trio.sleep(0.5)
+        swarm.nodes["c"].session.stop()  # its process lives on and answers pings
+        with trio.fail_after(10):
+            await swarm.nodes["c"].session.finished.wait()
+        left_in = round_of(swarm.nodes["a"])
+        await past(swarm, left_in + 6, "a", "b")
+        for name in "ab":
+            after = [t["seconds"] for r, t in swarm.nodes[name].rounds.items() if r > left_in]
+            assert max(after) <= 1.5 * STEPS * STEP + 0.5
+
+    simulate(method, body)
+
+
+def test_the_sides_of_a_partition_both_go_on_and_their_work_comes_together(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES)
+        sides = NAMES[:3], NAMES[3:]
+        swarm.world.partition([[swarm.peer(n) for n in side] for side in sides])
+        await past(swarm, SWEPT + 8, *NAMES, within=300)
+        apart = distance(swarm, *NAMES)
+        swarm.world.heal()
+        healed_in = max(map(round_of, swarm.nodes.values()))
+        await past(swarm, healed_in + 40, *NAMES, within=400)
+        assert distance(swarm, *NAMES) < apart
+        assert_work_is_there_once(swarm, NAMES, "healed", slack=2 * ONE_ANSWER)
+        for name in NAMES:  # what each did while they were apart is in everybody's state
+            model = swarm.nodes[name].trainer.toy
+            held = [float(swarm.nodes[n].method.saved().state.parameters[model.axis]) for n in NAMES]
+            assert min(held) > 0.5 * model.work / len(NAMES)
+
+    simulate(method, body, model=signature)
+
+
+# --- coming and going -------------------------------------------------------------------------------------------------
+
+
+def test_one_that_joins_late_is_met_in_the_next_rounds(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await past(swarm, 8, *NAMES[:3])
+        late = await swarm.start("late", join="b")
+        assert late.method.place is None
+        await swarm.until(lambda: bool(late.rounds), within=60)
+        joined_in = round_of(late)
+        assert joined_in >= 8
+        await past(swarm, joined_in + 6, "late", within=60)
+        assert any(told["members"] > 1 for told in late.rounds.values())
+        assert any(e["event"] == "caught_up" for e in late.events)
+        assert distance(swarm, *NAMES[:3], "late") < CLOSE
+
+    simulate(method, body)
+
+
+def test_a_paused_node_holds_nobody_up_and_comes_back(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await trio.sleep(0.5)
+        await swarm.nodes["c"].session.pause()
+        paused_in = round_of(swarm.nodes["a"])
+        await past(swarm, paused_in + 8, "a", "b", within=120)
+        assert swarm.nodes["c"].session.phase == "paused"
+        for name in "ab":
+            after = [told["seconds"] for r, told in swarm.nodes[name].rounds.items() if r > paused_in]
+            assert max(after) <= 1.5 * STEPS * STEP + 0.5
+        swarm.nodes["c"].session.resume()
+        resumed_in = max(map(round_of, swarm.nodes.values()))
+        await past(swarm, resumed_in + 20, *NAMES[:3], within=300)
+        assert swarm.nodes["c"].method.place.round >= round_of(swarm.nodes["a"]) - 2
+        assert distance(swarm, *NAMES[:3]) < CLOSE
+
+    simulate(method, body)
+
+
+def test_a_swarm_that_restarts_goes_on_from_what_was_saved(method: str, tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await begin(swarm, NAMES[:3])
+        await past(swarm, 8, *NAMES[:3])
+        for name in NAMES[:3]:
+            await swarm.leave(name)
+        stood = min(max(swarm.nodes[name].rounds) for name in NAMES[:3])
+        loss = swarm.nodes["a"].rounds[0]["loss"]
+        for name, join in (("a", None), ("b", "a"), ("c", "a")):
+            await swarm.start(name, join=join)
+        await past(swarm, stood + 6, *NAMES[:3], within=300)
+        assert min(min(swarm.nodes[name].rounds) for name in NAMES[:3]) >= stood - 1
+        assert swarm.nodes["a"].rounds[max(swarm.nodes["a"].rounds)]["loss"] < loss
+        assert_work_is_there_once(swarm, NAMES[:3], "restarted", slack=2 * ONE_ANSWER, done=swarm_work)
+
+    swarm_work: dict[str, float] = {}
+
+    def remembered(name: str, peer: str) -> SignatureModel:
+        model = signature(name, peer)
+        model.work = swarm_work.get(name, 0.0)
+        step = model.step
+
+        def noted(*, round: int, steps: int) -> float:
+            loss = step(round=round, steps=steps)
+            swarm_work[name] = model.work
+            return loss
+
+        model.step = noted  # type: ignore[method-assign]
+        return model
+
+    simulate(method, body, model=remembered)
+
+
+def test_what_is_saved_is_where_the_node_stands_and_stays_as_it_is(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        node = swarm.nodes["b"].method
+        saved, place = node.saved(), node.place
+        assert place is not None
+        assert (saved.round, saved.method) == (place.round, method)
+        assert saved.state.parameters.shape == saved.residual.shape == (swarm.nodes["b"].trainer.layout.parameters,)
+        before = saved.state.parameters.copy(), saved.residual.copy()
+        await past(swarm, SWEPT + 1, *NAMES[:2])
+        assert np.array_equal(saved.state.parameters, before[0]) and np.array_equal(saved.residual, before[1])
+
+    simulate(method, body)
+
+
+# --- work is not lost -------------------------------------------------------------------------------------------------
+
+
+def signature(name: str, peer: str) -> SignatureModel:
+    return SignatureModel(axis=NAMES.index(name), peer_id=peer)
+
+
+def assert_work_is_there_once(
+    swarm: SimSwarm, names: tuple[str, ...], context: object, *, slack: float, done: dict[str, float] | None = None
+) -> None:
+    """What each did is in the states, residuals and local parameters of all, of the dead as well, and there once."""
+    for name in names:
+        model = swarm.nodes[name].trainer.toy
+        assert isinstance(model, SignatureModel)
+        held = 0.0
+        for other in names:
+            node = swarm.nodes[other]
+            held += float(node.trainer.parameters()[model.axis]) - float(node.method.saved().residual[model.axis])
+        work = model.work if done is None else done[name]
+        assert abs(held - work) / ROUND_OF_WORK <= slack, (context, name, held / ROUND_OF_WORK, work / ROUND_OF_WORK)
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_all_work_is_in_the_states_of_all(method: str, size: int) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:size])
+        await past(swarm, 12, *NAMES[:size])
+        await trio.sleep(1.0)  # in the middle of training, so that nobody is between two halves of a meeting
+        assert_work_is_there_once(swarm, NAMES[:size], "undisturbed", slack=0.05)
+
+    assert len(NAMES) <= AXES
+    simulate(method, body, model=signature)
+
+
+def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await trio.sleep(1.5)  # in the middle of training
+        await swarm.nodes["c"].session.pause()
+        await past(swarm, SWEPT + 2, "a", "b")
+        residual = swarm.nodes["c"].method.saved().residual[NAMES.index("c")]
+        assert -residual / ROUND_OF_WORK > 0.3
+        swarm.nodes["c"].session.resume()
+        resumed_in = round_of(swarm.nodes["a"])
+        await past(swarm, resumed_in + 12, *NAMES[:3], within=300)
+        await trio.sleep(1.0)
+        assert_work_is_there_once(swarm, NAMES[:3], "paused", slack=ONE_ANSWER)
+
+    simulate(method, body, model=signature)
+
+
+@pytest.mark.parametrize("size", [SLOW(2), 3])
+def test_a_round_can_be_cancelled_at_any_message(method: str, size: int) -> None:
+    names = NAMES[:size]
+    for turn, number in enumerate(spread(messages_of_a_round(method, names), 2 * FEW)):
+        victim = names[turn % size]
+
+        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm, names)
+            await tripwire.reached(at)
+            swarm.nodes[victim].session._training.cancel()
+            await past(swarm, SWEPT + 6, *names, within=100)
+            await trio.sleep(1.0)
+            assert_no_long_waits(swarm, names, (size, victim, at))
+            assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
+
+        simulate(method, body, model=signature)
+
+
+def test_every_method_can_be_chosen_in_a_run_file(method: str) -> None:
+    assert method in describe(ExchangeSection)["method"][1].choices
