@@ -364,21 +364,20 @@ class Node:
 
     def listing(self) -> ListedRun | None:
         """What this node's run is in the catalogue; None where it is in none, or is not to be listed."""
-        place, chosen = self.place(), self.chosen
-        if place is None or chosen is None or self.config.unlisted or chosen.spec.run.unlisted or self.left.is_set():
+        chosen = self.chosen
+        if (
+            self.place() is None
+            or chosen is None
+            or self.config.unlisted
+            or chosen.spec.run.unlisted
+            or self.left.is_set()
+        ):
             return None
-        spec, traffic = chosen.spec, self.network.traffic()
+        traffic = self.network.traffic()
         needs = self.trainer.needs if self.trainer is not None else None
         return ListedRun(
             run_id=bytes.fromhex(chosen.run_id),
-            name=spec.run.name,
-            task=spec.task.name[:64],
-            method=spec.exchange.method,
-            trust=spec.run.trust,
-            code=bool(spec.task.code_sha256),
             parameters=self.parameters() or 0,
-            members=len(place.members),
-            round=place.round,
             memory=needs.memory if needs is not None else 0,
             rate=int(max(traffic.bytes_in, traffic.bytes_out) / max(1.0, trio.current_time() - self._began)),
             addresses=tuple(place for place in self.network.addresses if len(place) < 256)[:MAX_PLACES],
@@ -395,7 +394,7 @@ class Node:
                 logger.info(
                     "anybody can find this run with `swarmnode discover` and become a member%s; unlisted = true under "
                     "[run], as a run is created, keeps it out of the catalogue",
-                    ", and one who lies can spoil its model" if listing.trust == "known" else "",
+                    ", and one who lies can spoil its model" if self.chosen.spec.run.trust == "known" else "",
                 )
             await trio.sleep(LIST_EVERY)
 

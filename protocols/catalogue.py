@@ -2,7 +2,7 @@
 
     found = await catalogue.search(within=15.0)
 
-A member of a run signs a *listing*: at most 1 KiB that says what the run is and where to join it, good for an hour. It
+A member of a run signs a *listing*: at most 1 KiB that says which run it is and where to join it, good for an hour. It
 announces KEY in the DHT, and answers the call `listings`. A node in no run, such as a seed, asks whoever connects to
 it, keeps what they sign for themselves, and hands that on; who searches asks its peers and the providers of KEY.
 
@@ -47,7 +47,7 @@ LISTINGS = Domain("listing", 1, MAX_LISTING - SEAL)  # what members sign
 MAX_PLACES = 2  # addresses of its author in a listing
 LIFETIME = 3600.0  # seconds
 SKEW = 300.0  # seconds that an author's clock may be ahead of ours
-SIGN_AGAIN = 60.0  # seconds after which a listing is signed anew for who asks: its round and members changed
+SIGN_AGAIN = 60.0  # seconds after which a listing is signed anew for who asks: its addresses may have changed
 KEPT = 256  # listings that a node keeps for others, and takes from one source
 ASK_AGAIN, ASK_SOON = 600.0, 15.0  # seconds until a keeper asks a peer again; and one that had nothing to list yet
 LOOK_EVERY = 2.0  # seconds between looks for new peers
@@ -63,17 +63,10 @@ ANSWER = 4.0  # seconds, dialling included
 
 @dataclass(frozen=True)
 class ListedRun:
-    """What a member says of its run."""
+    """What a member says of its run; all else is in the specification, which it gives to whoever asks."""
 
     run_id: bytes
-    name: str
-    task: str
-    method: str  # of the exchange
-    trust: str  # known or open
-    code: bool  # members need a local file with the task
     parameters: int
-    members: int
-    round: int
     memory: int  # bytes that a member needs, after the author's own machine; 0: not told
     rate: int  # bytes a second that the author sends or receives on average, the larger; 0: not told
     addresses: tuple[str, ...] = ()
@@ -152,7 +145,7 @@ def opened(network: Network, told: SignedListing, now: float) -> GenuineListing:
     except (WireError, InvalidEnvelope) as error:
         raise NoListing(str(error)) from None
     listing = dated.listing
-    numbers = (listing.parameters, listing.members, listing.round, listing.memory, listing.rate, dated.signed)
+    numbers = (listing.parameters, listing.memory, listing.rate, dated.signed)
     if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
         raise NoListing("it has a false run id, number or too many addresses")
     if dated.signed > (now + SKEW) * 1000:

@@ -42,9 +42,7 @@ def spec(name: str, **run: object) -> RunSpec:
 
 
 def listing(of: RunSpec, node: SimNetwork) -> ListedRun:
-    sizes = {"parameters": 10, "members": 3, "round": 7, "memory": 0, "rate": 0}
-    said = {"name": of.run.name, "task": of.task.name, "method": of.exchange.method, "trust": of.run.trust}
-    return ListedRun(bytes.fromhex(of.run_id), **said, code=False, **sizes, addresses=node.addresses)  # type: ignore[arg-type]
+    return ListedRun(bytes.fromhex(of.run_id), parameters=10, memory=0, rate=0, addresses=node.addresses)
 
 
 class Member:
@@ -115,7 +113,7 @@ def flood(world: SimWorld, liar: SimNetwork, count: int, run: RunSpec) -> Iterat
     """Genuine listings of fake runs, each of an author of its own; 256 in each network."""
     for number in range(count):
         author = world.node(f"fake {number}")
-        said = replace(listing(run, author), run_id=number.to_bytes(32, "big"), name=f"fake-{number}")
+        said = replace(listing(run, author), run_id=number.to_bytes(32, "big"))
         record = SignedListing(author.me, sealed(author, said))
         yield opened(liar, record, catalogue.wall_clock()), f"198.51.{number // 256}.0/24"
 
@@ -156,9 +154,7 @@ def test_what_members_do_not_confirm_is_not_shown() -> None:
         member = await Member(world.node("member")).start(nursery, place, run=honest)
         absent = await Member(world.node("absent")).start(nursery, place, run=honest)
         absent.knows = other  # it lists a run in which it takes no part
-        renamed = Member(world.node("renamed"))
-        await renamed.start(nursery, place, run=other)
-        renamed.catalogue.listing = replace(listing(other, renamed.network), name="honest")
+        await Member(world.node("of the other")).start(nursery, place, run=other)
         await Member(world.node("quiet")).start(nursery, place, run=spec("quiet", unlisted=True))
         await trio.sleep(30)
         newcomer = await Member(world.node("newcomer")).start(nursery, place)
@@ -188,7 +184,7 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         node, now = world.node("node"), int(catalogue.wall_clock() * 1000)
         said = listing(spec("a"), node)
-        assert len(sealed(node, replace(said, name="n" * 64, task="t" * 64, addresses=("x" * 255,) * 2))) <= 1024
+        assert len(sealed(node, replace(said, addresses=("x" * 255,) * 2))) <= 1024
 
         def told(said: ListedRun, signed: int) -> SignedListing:
             return SignedListing(node.me, LISTINGS.seal(plain(DatedListing(said, signed)), node.sign).sealed)
@@ -210,9 +206,9 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
             with pytest.raises(NoListing, match=why):
                 opened(node, record, now / 1000)
         keeper = Member(world.node("keeper"), keeps=True).catalogue
-        newer = opened(node, told(replace(said, round=8), now + 5), now / 1000)
+        newer = opened(node, told(replace(said, parameters=8), now + 5), now / 1000)
         for each in (newer, entry):
             keeper.keep(each, "")
-        assert [entry.listing.round for entry in keeper._ranked()] == [8]
+        assert [entry.listing.parameters for entry in keeper._ranked()] == [8]
 
     simulate(main)

@@ -243,7 +243,7 @@ def _listing(raw: bytes) -> None:
     catalogue.opened(anybody, catalogue.SignedListing(PEER, raw), 1.8e9)
 
 
-_LISTED = catalogue.ListedRun(bytes(32), "a", "gpt", "open", "open", False, 1, 2, 3, 4, 5, ("/ip4/192.0.2.1/tcp/1",))
+_LISTED = catalogue.ListedRun(bytes(32), 1, 2, 3, ("/ip4/192.0.2.1/tcp/1",))
 
 
 def _spec(raw: bytes) -> None:
