@@ -93,11 +93,6 @@ class Index:
         if len({entry.shard for entry in entries}) != len(entries):
             raise BadIndex("a shard that stands in it twice")
 
-    @property
-    def size(self) -> int:
-        """Bytes to train on."""
-        return sum(entry.size for entry in self.shards)
-
 
 def encode(index: Index) -> bytes:
     """Canonical: a msgpack array of version, seed, piece and [id, size, cut] of each shard, the held-out part first."""

@@ -214,7 +214,6 @@ class Judged:
     """One listed commit as the quoted judges found it."""
 
     author: str
-    commit: bytes  # id of the record
     verdict: int  # see statements.VERDICTS
     validator: bool  # whether its author was one
     gains: Mapping[str, int]  # micro-bits per byte, by judge; its author's own word only where there is no other
@@ -236,7 +235,7 @@ def proved(chain: ChainState, id: bytes, roster: Roster, quoted: Quoted) -> Roun
         given = {judge: row.get(entry.commit[:PREFIX]) for judge, row in rows.items()}
         gains = {judge: score.gain for judge, score in given.items() if score is not None and score.found == JUDGED}
         others = {judge: gain for judge, gain in gains.items() if judge != author}
-        works.append(Judged(author, entry.commit, entry.verdict, author in chain.validators, others or gains))
+        works.append(Judged(author, entry.verdict, author in chain.validators, others or gains))
     return RoundWork(chain.round, id, tuple(works))
 
 

@@ -84,7 +84,7 @@ class World:
             }
             gains = {judge: round(UNIT * value) for judge, value in said.items()}
             verdict = ACCEPTED if true > 0 else REFUSED_HARMFUL
-            works.append(Judged(name, name.encode().ljust(32, b"\0"), verdict, peer.judge, gains))
+            works.append(Judged(name, verdict, peer.judge, gains))
             told = sum(said.values()) / max(1, len(said))
             self.naive[name] = DECAY * self.naive[name] + (1 - DECAY) * max(-1.0, min(1.0, told))
         for name, peer in self.peers.items():

@@ -59,10 +59,6 @@ class State:
     moments: Vector  # (P + A,): first ones, then the second ones that A parameters have; (0,) without updates
     updates: int  # of the moments
 
-    @property
-    def point(self) -> Point:
-        return Point(vector_id(self.parameters), vector_id(self.moments), self.updates)
-
 
 @dataclass(frozen=True)
 class Point:

@@ -82,7 +82,7 @@ def test_of_several_words_of_one_attester_the_last_counts() -> None:
 
 
 def test_a_word_that_its_own_evidence_disproves_is_found_out() -> None:
-    helped = RoundWork(12, ROSTER, (Judged(EVE, bytes(32), 0, True, {ANN: 700, "bob": 800}),))
+    helped = RoundWork(12, ROSTER, (Judged(EVE, 0, True, {ANN: 700, "bob": 800}),))
     rounds = named([helped])
 
     def checked(finding: Finding, subject: str = EVE) -> Checked:

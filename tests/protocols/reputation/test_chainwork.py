@@ -60,8 +60,8 @@ def test_two_of_seven_judges_who_lie_turn_nobodys_gain() -> None:
 
 
 def test_a_judges_voice_follows_its_own_verified_work() -> None:
-    work = RoundWork(9, bytes(32), (Judged("zoe", bytes(32), 0, True, {"ann": 1000, "bob": -800, "cat": -900}),))
-    others = (Judged("ann", bytes(32), 0, True, {"bob": 1000, "cat": 1000, "dan": 1000}),)
+    work = RoundWork(9, bytes(32), (Judged("zoe", 0, True, {"ann": 1000, "bob": -800, "cat": -900}),))
+    others = (Judged("ann", 0, True, {"bob": 1000, "cat": 1000, "dan": 1000}),)
     everybody = RoundWork(9, bytes(32), work.works + others)
     assert relative_gains(everybody, {})["zoe"] < 0
     assert relative_gains(everybody, {"ann": 1.0, "dan": 1.0})["zoe"] > 0
@@ -73,19 +73,17 @@ def test_what_lies_within_the_judges_noise_is_no_work() -> None:
     work = RoundWork(
         9,
         bytes(32),
-        (Judged("idle", bytes(32), 0, False, wide), *(Judged(f"p{n}", bytes(32), 0, True, clear) for n in range(2))),
+        (Judged("idle", 0, False, wide), *(Judged(f"p{n}", 0, True, clear) for n in range(2))),
     )
-    noisy = RoundWork(9, bytes(32), tuple(Judged(f"n{n}", bytes(32), 0, True, wide) for n in range(3)))
+    noisy = RoundWork(9, bytes(32), tuple(Judged(f"n{n}", 0, True, wide) for n in range(3)))
     assert relative_gains(work, {})["idle"] == 0.0 or abs(relative_gains(work, {})["idle"]) < 0.02
     assert relative_gains(noisy, {}) == {}
 
 
 def test_malformed_and_double_contributions_are_offences_and_lateness_is_none() -> None:
     gains = {"ann": 1000}
-    works = tuple(
-        Judged(author, bytes(32), verdict, False, {}) for author, verdict in (("eve", 2), ("max", 4), ("tim", 10))
-    )
-    after = after_roster({}, RoundWork(3, bytes(32), (*works, Judged("bob", bytes(32), 0, True, gains))))
+    works = tuple(Judged(author, verdict, False, {}) for author, verdict in (("eve", 2), ("max", 4), ("tim", 10)))
+    after = after_roster({}, RoundWork(3, bytes(32), (*works, Judged("bob", 0, True, gains))))
     assert after["eve"].violations == 1.0
     assert after["max"].violations == 2.0
     assert "tim" not in after

@@ -41,7 +41,7 @@ def id_of(name: object) -> bytes:
 
 def work(round: int, gains: dict[str, int], roster: bytes = b"") -> RoundWork:
     works = tuple(
-        Judged(author, id_of((author, round)), 0 if gain > 0 else 3, True, dict.fromkeys(set(JUDGES) - {author}, gain))
+        Judged(author, 0 if gain > 0 else 3, True, dict.fromkeys(set(JUDGES) - {author}, gain))
         for author, gain in sorted(gains.items())
     )
     return RoundWork(round, roster or id_of(round), works)
