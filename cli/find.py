@@ -57,7 +57,7 @@ def _with_options_of_run(names: Container[str]) -> Callable[[Any], Any]:
     return decorate
 
 
-@_with_options_of_run(set(inspect.signature(run).parameters) - {"runspec", "weights", "join"})
+@_with_options_of_run(set(inspect.signature(run).parameters) - {"runspec", "weights", "join", "choose"})
 def join(
     where: Annotated[
         str,

@@ -5,6 +5,8 @@ logs; and sample, which has its model write.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -30,7 +32,7 @@ from swarmnode.cli.terminal import (
     style,
     why_held,
 )
-from swarmnode.cli.views import render_netcheck, render_status, render_trace
+from swarmnode.cli.views import CHOOSE, render_netcheck, render_status, render_trace
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import DEGRADED, OK
 from swarmnode.node.storage.datadir import DataDir, write_atomic
@@ -39,6 +41,7 @@ SECONDS_A_TOKEN = 0.5  # s; patience with a slow machine, beside BUSY
 BUSY = 300.0  # s; the trainer answers between two rounds' work
 LOG_LINES = 50
 TRACE_TIMEOUT = 60.0  # s
+SERVED_WITHIN = 120.0  # s for a node that was started to serve its page
 
 
 _VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
@@ -93,7 +96,7 @@ def health(
         "peers": status["peers"]["connected"],
     }
     facts = [
-        plain(run.get("name") or f"no run, role {status['role']}", 64),
+        plain(run.get("name") or (CHOOSE if status.get("choosing") else f"no run, role {status['role']}"), 64),
         f"round {answer['round']}" if answer["round"] is not None else "",
         answer["phase"] or "",
         f"last result {duration(answer['round_age_s'])} ago" if answer["round_age_s"] is not None else "",
@@ -113,8 +116,17 @@ def open_page(
     """Open the node's page in a browser, and print its address.
 
     Whoever has the address can steer the node: it contains the page's token. Give it to nobody.
+
+    Where no node runs, it offers on a terminal to start one, whose run is then chosen on the page: one to join by a
+    link or from those that want members, one to begin, or one to go on with. Ctrl-C ends that node in order.
     """
-    home, page = DataDir(directory()), ask("status", timeout=10.0)["dashboard"]
+    home = DataDir(directory())
+    try:
+        page = ask("status", timeout=10.0)["dashboard"]
+    except NotRunning:
+        if print_only or as_json() or not sys.stdin.isatty():
+            raise
+        raise typer.Exit(_start(home.path)) from None
     if not page:
         raise ControlError("the node serves no page: it was started with --no-dashboard, or swarmnode logs says why")
     address = f"{page}#{home.dashboard_token.read_text(encoding='ascii').strip()}"
@@ -127,6 +139,24 @@ def open_page(
         go = home.path / "dashboard.html"
         write_atomic(go, f'<meta http-equiv="refresh" content="0; url={address}">'.encode())
         webbrowser.open(go.as_uri())
+
+
+def _start(home: Path) -> int:
+    """Start a node whose run is chosen on its page, and open that; what the node ends with."""
+    say(f"No node is running on {home}.")
+    typer.confirm("Start one, and choose its run in the browser", default=True, abort=True, err=True)
+    program = [sys.executable, "-m", "swarmnode"]
+    node = subprocess.Popen([*program, "run", "--choose", "--data-dir", str(home)])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node hears Ctrl-C too, and leaves in order
+    signal.signal(signal.SIGTERM, lambda *_: node.terminate())
+    give_up = time.monotonic() + SERVED_WITHIN
+    while node.poll() is None and time.monotonic() < give_up:
+        with suppress(NotRunning, ControlError):
+            if ask("status", timeout=10.0)["choosing"]:
+                subprocess.run([*program, "open", "--data-dir", str(home)], check=False)
+                break
+        time.sleep(0.2)
+    return node.wait()
 
 
 def doctor() -> None:
@@ -215,25 +245,29 @@ def logs(
     """
     home = directory()
     try:
-        for line in ControlClient(home).stream("logs", lines=lines, follow=follow):
+        for line in ControlClient(home).stream("logs", timeout=None if follow else 10.0, lines=lines, follow=follow):
             _print_line(line)
     except KeyboardInterrupt:
         return
     except NotRunning:
-        _print_left_behind(home, lines, follow)
+        _print_left_behind(home, lines, "no daemon is running; this is the end of the log it left")
+        if follow:
+            raise
+    except ControlError:
+        _print_left_behind(home, lines, "the daemon does not answer; this is the end of its log file")
 
 
-def _print_left_behind(home: Path, lines: int, follow: bool) -> None:
-    """The log file of a daemon that has ended. Raises NotRunning where there is none, or nothing to follow."""
+def _print_left_behind(home: Path, lines: int, why: str) -> None:
+    """The log file of a daemon that tells nothing. Raises NotRunning where there is none."""
     from swarmnode.node.logs import read_tail
     from swarmnode.node.storage.datadir import DataDir
 
     found = read_tail(DataDir(home).logs, lines)
     for line in found:
         _print_line(line)
-    if follow or not found:
+    if not found:
         raise NotRunning(home)
-    say("(no daemon is running; this is the end of the log it left)")
+    say(f"({why})")
 
 
 def _print_line(line: dict[str, Any]) -> None:

@@ -60,6 +60,13 @@ def run(
     stay: Annotated[
         bool, typer.Option("--stay", help="Serve on after the last round, until Ctrl-C. [default: end]")
     ] = False,
+    choose: Annotated[
+        bool,
+        typer.Option(
+            "--choose",
+            help="Wait until a run is chosen on the node's page. [default: go on with the only run there is]",
+        ),
+    ] = False,
     config_file: ConfigOption = None,
     data_dir: Annotated[str | None, _flag("data_dir", "DIR", "--data-dir")] = None,
     port: Annotated[int | None, _flag("port", "PORT", "--port")] = None,
@@ -144,6 +151,8 @@ def run(
         raise UsageMistake(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
     if roster is not None and not _ROSTER.fullmatch(roster):
         raise UsageMistake(f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join prints it")
+    if choose and (runspec is not None or run_id is not None or join):
+        raise UsageMistake("--choose waits for a run to be chosen, and one was named; leave out one of the two")
     if run_id is not None and runspec is not None:
         raise UsageMistake("a run file and --run were both given; leave out --run, the file says which run it is")
     if runspec is not None:
@@ -158,7 +167,7 @@ def run(
         say(f"swarmnode starts, with its data in {loaded.config.directory}; some seconds")
     from swarmnode.node.daemon import RunOptions, run_daemon
 
-    options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "")
+    options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "", choose=choose)
     raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))
 
 

@@ -33,6 +33,7 @@ from swarmnode.cli.terminal import (
 
 WIDTH = 80
 HEIGHT = 24
+CHOOSE = "no run yet, choose one on its page: swarmnode open"
 LABEL = 10  # characters of a line's label
 WIDE_LABEL = 14  # of a line of netcheck
 SPARK = 32  # characters of the loss's course
@@ -45,7 +46,7 @@ REACHABILITY = {
     "unknown": "not known yet: no peer has tried to dial this node",
 }
 CLASSES = {
-    "no NAT": "no NAT: this machine's own address is on the internet, and who dials it gets through",
+    "no NAT": "no NAT: who dials this machine's own address gets through",
     "firewall": "no NAT, but a firewall: only answers to what this node sent come in",
     "mapped": "a NAT that passes one port on to this node: who dials it gets through",
     "full cone": "full cone NAT: one outer port for everybody, and who dials it gets through",
@@ -86,7 +87,10 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
     if run is not None:
         yield from _run(run, status, colour)
     elif role == "train":
-        yield "run", "none joined yet"
+        yield (
+            "run",
+            CHOOSE if status.get("choosing") else "none joined yet",
+        )
     else:
         yield "run", f"none: with role {plain(role, 8)} this node does not train"
     yield "", ""
@@ -95,7 +99,7 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
     yield "reach", REACHABILITY.get(status["reachability"], plain(status["reachability"]))
     came = f"in {size(traffic['bytes_in'])} ({size(traffic['rate_in'])}/s)"
     yield "traffic", f"{came}   out {size(traffic['bytes_out'])} ({size(traffic['rate_out'])}/s)"
-    if not peers["connected"] and status.get("join"):
+    if not peers["connected"] and status.get("join") and not status.get("choosing"):
         yield "invite", "swarmnode id --join prints the line for another machine"
     trainer = status.get("trainer")
     if trainer is not None:

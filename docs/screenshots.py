@@ -1,6 +1,6 @@
 """Pictures of the page, of the report and of `swarmnode top` for the documentation, of real swarms of eight nodes.
 
-    python docs/screenshots.py [known | open | rollouts]...
+    python docs/screenshots.py [known | open | rollouts | choose]...
 
 Runs a small swarm of each kind on this machine with chromium before it, some 15 minutes in all on two cores, and writes
 docs/page-*.png and docs/top.svg. Wants Pillow, which comes with matplotlib.
@@ -58,10 +58,13 @@ WITHIN = 580.0  # s until a swarm stands where its picture is taken
 
 
 def main() -> None:
-    for kind in sys.argv[1:] or list(OPTIONS):
+    for kind in sys.argv[1:] or [*OPTIONS, "choose"]:
         folder = Path(tempfile.mkdtemp(prefix=f"pictures-{kind}-"))
         try:
-            pictures_of(kind, folder)
+            if kind == "choose":
+                take_choice(folder)
+            else:
+                pictures_of(kind, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -99,6 +102,28 @@ def pictures_of(kind: str, folder: Path) -> None:
     finally:
         swarm.terminate()
         swarm.wait()
+
+
+def take_choice(folder: Path) -> None:
+    """The page of a node that has no run."""
+    listens = ["--listen", "127.0.0.1", "--port", "0", "--no-mdns", "--no-upnp", "--dashboard", "127.0.0.1:0"]
+    program = [sys.executable, "-m", "swarmnode", "run", "--choose", "--data-dir", str(folder), *listens]
+    node = subprocess.Popen(program, stdout=subprocess.DEVNULL)
+    try:
+        address, give_up = "", time.monotonic() + WITHIN
+        while not address and time.monotonic() < give_up:
+            time.sleep(0.5)
+            asked = [sys.executable, "-m", "swarmnode", "open", "--print", "--data-dir", str(folder)]
+            address = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+        with Browser() as browser:
+            page = browser.open(address, width=DESKTOP[0], height=560)
+            page.wait("!document.querySelector('#choose').hidden", within=60)
+            if os.getuid() == 0:
+                page.js("document.querySelector('#alerts').hidden = true")
+            take(page, "page-choose")
+    finally:
+        node.terminate()
+        node.wait()
 
 
 def wait_for_round(home: Path, round: int, swarm: subprocess.Popen[bytes]) -> None:

@@ -16,13 +16,14 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from swarmnode import __version__
+from swarmnode.node.choice import Choice, Wanted
 from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, changed_caps
 from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_of
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
@@ -84,12 +85,13 @@ class WorkMissing(ExpectedError):
 class RunOptions:
     """What `swarmnode run` was asked for beside the node's configuration."""
 
-    runspec: Path | None  # run file
+    runspec: Path | RunSpec | None  # run file
     run_id: str | None  # whole, or the first half that a link has
     rounds: int | None  # stop training after this many rounds
     stay: bool  # serve on after the last round
     json_events: bool  # one JSON object a line on standard output
     roster: str = ""  # of the run's history that is to be joined, ROUND:ID
+    choose: bool = False  # the owner chooses the run on the node's page
 
 
 class Node:
@@ -136,6 +138,7 @@ class Node:
         self.metrics = metrics_of(limits, datadir, *parts)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
+        self.choice = Choice()
         self.asks = False  # somebody at the terminal, which nothing else may be written to
         self.stopping = trio.Event()  # an orderly stop has begun
         self.left = trio.Event()  # the session is over and saved
@@ -165,6 +168,12 @@ class Node:
     def pause_mark(self) -> Path:
         """A file that is there while the owner has training paused, over restarts."""
         return self.folder / "paused"
+
+    def want(self, wanted: Wanted) -> None:
+        """Go by what the owner chose, as if the command had said so."""
+        self.options = replace(self.options, runspec=wanted.spec, run_id=wanted.run_id, roster=wanted.roster)
+        self.config = replace(self.config, join=wanted.join)
+        self.discovery.set_join(wanted.join)
 
     def join_run(self, chosen: ChosenRun) -> StateStore:
         """Build what the run needs before its trainer; its state, which is not open yet. Raises WorkMissing."""
@@ -338,7 +347,7 @@ class Node:
         told = self.text_event
         if self.session is not None:
             return self.session.doing()
-        if self.config.role not in TAKES_PART or self.asks:
+        if self.config.role not in TAKES_PART or self.asks or self.choice.awaited:
             return ""
         if self.trainer is not None:
             return "starting the trainer, which loads torch and builds the model"
@@ -432,7 +441,7 @@ class Node:
 def greeting(node: Node) -> list[str]:
     """What a person should know at the first run: who this is, what others see, what is kept, how to refuse."""
     config = node.config
-    if config.data == "local" or node.data is None:
+    if config.data == "local" or (node.chosen is not None and node.data is None):
         text = "none of its text leaves this machine"
     else:
         text = f"shards of the run's text, at most {config.shards_cap:g} GB (--shards-cap), are kept and sent on"

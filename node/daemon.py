@@ -234,6 +234,9 @@ class Daemon:
         await in_thread(lambda: release_forgotten(node.store, node.shard_store))
         if node.options.run_id is not None:  # its members may be behind relays, and only the DHT knows them
             node.discovery.set_rendezvous(rendezvous_of(node.options.run_id))
+        if node.options.choose and node.dashboard:
+            node.emit({"event": "choosing", "page": node.dashboard})
+            self._greet(f"No run yet. Choose one on the node's page: {node.dashboard} (swarmnode open)")
         chosen = await RunFinder(node).choose()
         state = node.join_run(chosen)
         assert node.sync is not None and node.membership is not None and node.successors is not None
@@ -299,16 +302,22 @@ class Daemon:
         run = f"run {node.chosen.spec.run.name}, {node.parameters():,} parameters" if node.chosen is not None else ""
         called = " ".join(filter(None, (named(node.agent)[1], node.network.me)))
         lines = [f"swarmnode {__version__} is ready: {called}, {run or f'role {node.config.role}'}"]
-        if not node.greeted.exists():
-            lines += greeting(node)
-            node.greeted.touch()
         page = f"its page: {node.dashboard} (swarmnode open); " if node.dashboard else ""
         lines += [f"Look at it: swarmnode status, swarmnode top; {page}Ctrl-C leaves the swarm in order."]
         if node.chosen is not None:
             lines.append(invitation(node.join_line(), addresses))
         elif node.config.role == "relay":
             lines.append(rendezvous(addresses))
-        self._say("\n".join(lines))
+        self._greet(*lines)
+
+    def _greet(self, first: str, *lines: str) -> None:
+        """Tell people, at the first start of this node with what they should know once."""
+        node = self._node
+        if node.options.json_events:
+            return
+        told = [] if node.greeted.exists() else greeting(node)
+        node.greeted.touch()
+        self._say("\n".join([first, *told, *lines]))
 
     async def _invite_again(self) -> None:
         """Say the invitation once more when others can dial this node, where they could not when it was ready."""

@@ -11,18 +11,21 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.logs import show_ahead
+from swarmnode.node.process import reason_of
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import publish
 from swarmnode.node.storage.datasets import shown
-from swarmnode.node.storage.runs import ChosenRun, RunUnavailable
+from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.trainer.child import with_base
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -58,15 +61,36 @@ class RunFinder:
         self._node, self._store, self._network = node, node.store, node.network
 
     async def choose(self) -> ChosenRun:
-        """The run, which is kept from now on.
+        """The run, which is kept from now on; where the owner chooses it on the page, as soon as one can be had.
 
         Raises SettingError, RunUnavailable, NoRun or CorpusError, each with what to do.
         """
+        node = self._node
+        if not node.options.choose:
+            return await self._found()
+        if not node.dashboard:
+            raise NoRun(
+                "the run is to be chosen on the node's page, and there is none: start the node with one (--dashboard), "
+                "or name the run (swarmnode run RUN.toml, swarmnode join LINK)"
+            )
+        while True:
+            node.want(await node.choice.made())
+            try:
+                return await self._found()
+            except Exception as error:
+                reason = reason_of(ExceptionGroup("no run", [error]))
+                if not isinstance(reason, (ExpectedError, SettingError)):
+                    raise
+                logger.warning("the run that was chosen cannot be had: %s", reason)
+                node.choice.refused = str(reason)
+
+    async def _found(self) -> ChosenRun:
+        """The run that options and settings name. Raises as `choose` does."""
         options, config = self._node.options, self._node.config
         file, run_id, joining = options.runspec, options.run_id, bool(config.join)
         creator, tokenizer = False, ""
         if file is not None:
-            loaded = await in_thread(lambda: load_runspec(file))
+            loaded = file if isinstance(file, RunSpec) else await in_thread(partial(load_runspec, file))
             based, tokenizer = await with_base(loaded, config.base)
             spec = await in_thread(lambda: begun_from(based, config.weights))
             tokenizer = tokenizer or tokenizer_beside(config.weights)
@@ -135,7 +159,8 @@ class RunFinder:
         if not known:
             raise NoRun(
                 "no run is named and none is known here: give a run file (swarmnode init writes one, swarmnode "
-                "run RUN.toml begins it), or a link to join one by (swarmnode join LINK)"
+                "run RUN.toml begins it), or a link to join one by (swarmnode join LINK); swarmnode open lets you "
+                "choose one in a browser"
             )
         if len(known) > 1:
             raise NoRun(f"{len(known)} runs are known here; say which:\n{self._listed(known)}")
@@ -147,16 +172,12 @@ class RunFinder:
 
     def _listed(self, known: Iterable[str]) -> str:
         """The commands that go on with these runs, with what each is, the one that was saved last first. Blocking."""
-        names = {run.run_id: run.run.name for run in self._store.specs()}
         lines = []
-        for run_id in known:
-            folder = self._store.folder(run_id)
-            rounds = newest_round(folder / "checkpoints")
-            saved = (folder if rounds is None else folder / "checkpoints").stat().st_mtime
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(saved))
-            has = f"begun {when}, no checkpoint" if rounds is None else f"{rounds} rounds, saved {when}"
-            lines.append((-saved, f"  swarmnode run --run {run_id}  # {names.get(run_id, 'damaged')}, {has}"))
-        return "\n".join(line for _, line in sorted(lines))
+        for run in kept_runs(self._store, known):
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["saved"]))
+            has = f"begun {when}, no checkpoint" if run["rounds"] is None else f"{run['rounds']} rounds, saved {when}"
+            lines.append(f"  swarmnode run --run {run['run_id']}  # {run['name'] or 'damaged'}, {has}")
+        return "\n".join(lines)
 
     async def _peers(self) -> tuple[PeerId, ...]:
         """Connected peers, as soon as there are any. Raises RunUnavailable."""
@@ -277,6 +298,22 @@ class RunFinder:
         if not runs:
             raise CallError("it takes part in no run whose id begins so")
         return runs[0]
+
+
+def kept_runs(store: RunStore, known: Iterable[str]) -> list[dict[str, Any]]:
+    """What is here of these runs, the one that was saved last first. Blocking.
+
+    `rounds`: those of the newest checkpoint, None without one; `saved`: seconds since 1970; `name`: "" where the
+    specification is damaged.
+    """
+    names = {run.run_id: run.run.name for run in store.specs()}
+    kept = []
+    for run_id in known:
+        folder = store.folder(run_id)
+        rounds = newest_round(folder / "checkpoints")
+        saved = (folder if rounds is None else folder / "checkpoints").stat().st_mtime
+        kept.append({"run_id": run_id, "name": names.get(run_id, ""), "rounds": rounds, "saved": saved})
+    return sorted(kept, key=lambda run: (-run["saved"], run["run_id"]))
 
 
 def _is_by(run: RunSpec, file: RunSpec) -> bool:

@@ -106,6 +106,8 @@ class Api:
             "join": node.join_line(),
             "data_dir": str(node.config.directory),
             "dashboard": node.dashboard or None,
+            "choosing": node.choice.awaited,
+            "doing": node.doing() or None,
             "paused": node.session is not None and node.session.paused,
             "holds": _holds(node.session),
             "reachability": node.nat.how_reached,

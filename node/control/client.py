@@ -24,8 +24,9 @@ class NotRunning(ExpectedError):
     def __init__(self, data_dir: Path, why: str = "") -> None:
         reason = f" ({why})" if why else ""
         super().__init__(
-            f"no swarmnode daemon is running on {data_dir}{reason}. Start one with: swarmnode run RUN.toml (or "
-            "swarmnode join LINK). If it runs elsewhere, name its directory with --data-dir."
+            f"no swarmnode daemon is running on {data_dir}{reason}. Start one with: swarmnode run RUN.toml "
+            "(or swarmnode join LINK, or swarmnode open on a terminal). If it runs elsewhere, name its directory "
+            "with --data-dir."
         )
 
 

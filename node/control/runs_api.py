@@ -8,9 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from swarmnode.node.assembly import Node
+from swarmnode.node.choice import wanted_by
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
+from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
@@ -33,6 +35,19 @@ class RunsApi:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+
+    # --- the run itself --------------------------------------------------------------------------------------------
+
+    async def choices(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The runs that this node knows, for an owner who is to choose one, and what became of the last choice."""
+        node = self._node
+        kept = await in_thread(lambda: kept_runs(node.store, node.store.known()))
+        return {"awaited": node.choice.awaited, "refused": node.choice.refused, "runs": kept}
+
+    async def choose(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin, join or go on with a run, in a node that waits for its owner's word (`choice.wanted_by`)."""
+        self._node.choice.make(wanted_by(params))
+        return {}
 
     # --- scores ----------------------------------------------------------------------------------------------------
 

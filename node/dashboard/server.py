@@ -54,6 +54,7 @@ from swarmnode.node.storage.datadir import DataDir, write_atomic
 # The control methods that the page may ask for: no streams, none that takes a path on this machine, none that deletes.
 METHODS = frozenset(
     {"status", "peers", "netcheck", "metrics", "history", "ping", "scores", "evaluate", "sample"}
+    | {"choices", "choose", "discover"}
     | {"caps", "pause", "resume", "stop", "successor_show", "state_ls", "state_get", "state_stats"}
     | {"rollouts_ls", "rollouts_show", "rollouts_pool", "rollouts_stats"}
     | {"shards_ls", "shards_providers", "shards_pin"}

@@ -102,6 +102,15 @@ class Discovery:
         self._rendezvous = key
         self._notify()
 
+    def set_join(self, addresses: tuple[Address, ...]) -> None:
+        """Join at these addresses from now on, and no longer at those named before."""
+        for target in [target for target, each in self._candidates.items() if each.join is not None and not each.seed]:
+            del self._candidates[target]
+        self._failures.clear()
+        for address in addresses:
+            self._add_join(address)
+        self._notify()
+
     def join_failures(self) -> dict[Address, str]:
         """Why join addresses could not be reached, for those that are not connected now."""
         return dict(self._failures)

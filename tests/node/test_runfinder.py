@@ -48,7 +48,7 @@ def choose(store: RunStore, file: Path | None, *, me: str = "12D3me", joining: b
             **dict.fromkeys(("task", "corpus", "tokenizer", "weights", "base"), ""),
         ),
         emit=print,
-        options=SimpleNamespace(runspec=file, run_id=None, json_events=True),
+        options=SimpleNamespace(runspec=file, run_id=None, json_events=True, choose=False),
     )
 
     def publish(spec: RunSpec, corpus: str, shard_store: object, **how: object) -> RunSpec:

@@ -118,10 +118,88 @@ function alerts() {
   });
 }
 
+const BEGUN = {
+  "byte-lm": "a small language model, from the sources of Python",
+  "digits-rl": "policies that learn from one another's answers about digits",
+  file: "what a run file of yours says",
+};
+
+/** How the run of a node is chosen that was started without one. */
+function choosePart() {
+  const one = feed();
+  const { choices, found, looking, choiceTold } = one;
+  const open = !report && link === "live" && one.status?.choosing && choices;
+  part("choose", [at, Boolean(open), choices, found, looking, choiceTold], () => {
+    if (!open) return [];
+    const told = choiceTold ?? choices.refused;
+    return [
+      h("h2", {}, "Choose a run"),
+      h("p", { class: "soft" }, "Before you choose, nothing is trained and no run is joined. Members of a run see this node's IP address, peer id, name and version, and how far its copy of the model moves, from which something of its text may be worked out. Limits, further down, say what the node may take of this machine."),
+      told && h("p", { class: "wrong", role: "alert" }, words(told, 1200)),
+      choices.runs.length ? [h("h3", {}, "Go on with a run that is here"), table(["Run", "#Rounds saved", "Last", ""], choices.runs.map((run) => [
+        [words(run.name || "damaged"), " ", h("code", { class: "soft" }, run.run_id.slice(0, 12))], run.rounds ?? "none", new Date(1000 * run.saved).toLocaleString(),
+        h("button", { click: () => choose({ run_id: run.run_id }) }, "Go on"),
+      ]))] : null,
+      h("h3", {}, "Join by a link"),
+      h("form", { class: "row", submit: (event) => choose({ where: event.target.elements.where.value }, event) },
+        h("input", { name: "where", required: true, autocomplete: "off", spellcheck: "false", placeholder: "swarm1…", "aria-label": "link, from a member of the run" }), h("button", {}, "Join")),
+      h("p", { class: "soft" }, "A member of the run has it: its page shows it, and swarmnode id --join prints it there."),
+      h("h3", {}, "Join a run that wants members"),
+      h("p", { class: "row" }, h("button", { id: "look", click: look, disabled: looking }, looking ? "Looking, for 20 s at the most" : "Look for runs"), found && !found.length ? "None was found. A run that is not listed is joined by its link." : null),
+      found?.length ? table(["Run", "Learns", "Who takes part", "#Parameters", "#Members", "#Round", "#Memory", ""], found.map((run) => [
+        [words(run.name), " ", h("code", { class: "soft" }, run.run_id.slice(0, 12))], words(run.code_sha256 ? `${run.task} (needs a file)` : run.task, 40),
+        run.trust === "open" ? "anybody; work is checked" : "people who trust each other", count(run.parameters), run.members, run.round, size(run.memory),
+        h("button", { click: () => choose({ run_id: run.run_id, addresses: run.addresses }) }, "Join"),
+      ])) : null,
+      h("h3", {}, "Begin a run"),
+      h("form", { class: "row", "data-task": "byte-lm", submit: begin },
+        h("select", { name: "task", "aria-label": "what is learned", change: ({ target }) => (target.form.dataset.task = target.value) }, Object.entries(BEGUN).map(([value, text]) => h("option", { value }, text))),
+        h("select", { name: "open", "aria-label": "who takes part", class: "of-text" }, h("option", { value: "" }, "with whom you give its link to"), h("option", { value: "yes" }, "with anybody; work is checked")),
+        h("input", { name: "called", class: "of-task", placeholder: "a name for it", "aria-label": "name of the run" }),
+        h("input", { name: "file", type: "file", class: "of-file", accept: ".toml", "aria-label": "run file" }), h("button", {}, "Begin")),
+    ].flat();
+  });
+}
+
+async function choose(wanted, event) {
+  event?.preventDefault();
+  const one = feed();
+  try {
+    await daemon.call(at, "choose", wanted);
+    one.choiceTold = one.choices = null;
+    one.asked = 0;
+  } catch (error) {
+    one.choiceTold = error.message;
+  }
+  render();
+}
+
+async function begin(event) {
+  event.preventDefault();
+  const { task, called, open, file } = event.target.elements;
+  if (task.value !== "file") return choose({ task: task.value, name: called.value, open: task.value === "byte-lm" && open.value !== "" });
+  if (file.files.length) choose({ file: await file.files[0].text() });
+}
+
+async function look() {
+  const one = feed();
+  one.looking = true;
+  render();
+  try {
+    one.found = (await daemon.call(at, "discover")).runs;
+    one.choiceTold = null;
+  } catch (error) {
+    one.choiceTold = error.message;
+  }
+  one.looking = false;
+  render();
+}
+
 function runPart() {
   const status = feed().status;
-  part("run", [at, status?.run, status?.paused, status?.peers, status?.role, feed().rounds.last], () => {
-    if (!status?.run) return [h("h2", {}, report ? `${words(report.settings.run.name)}: ${words(feed().name)} said nothing at the end` : status ? (["relay", "watch"].includes(status.role) ? `This node trains in no run: it helps others find one another (role ${status.role})` : "No run yet: it looks for one among its peers, or starts its trainer") : "Waiting for the node")];
+  part("run", [at, status?.run, status?.choosing, status?.run ? null : status?.doing, status?.paused, status?.peers, status?.role, feed().rounds.last], () => {
+    if (status?.choosing) return [];
+    if (!status?.run) return [h("h2", {}, report ? `${words(report.settings.run.name)}: ${words(feed().name)} said nothing at the end` : status ? (["relay", "watch"].includes(status.role) ? `This node trains in no run: it helps others find one another (role ${status.role})` : `No run yet${status.doing ? `: ${words(status.doing, 200)}` : ""}`) : "Waiting for the node")];
     const now = status.run;
     const phase = status.paused ? "paused" : now.phase;
     const last = feed().rounds.last;
@@ -371,7 +449,7 @@ const REACH = { public: "yes, peers can dial it", private: "no, it dials out onl
 function machinePart() {
   const status = feed().status;
   const trainer = status?.trainer;
-  part("machine", [trainer, status?.version, status?.join, status?.reachability, status?.limits, Math.floor((status?.uptime_s ?? 0) / 60)], () => status ? [
+  part("machine", [trainer, status?.version, Boolean(status?.run) && status.join, status?.reachability, status?.limits, Math.floor((status?.uptime_s ?? 0) / 60)], () => status ? [
     h("h2", {}, "Machine"),
     facts([
       ["node", h("code", {}, status.peer_id)],
@@ -382,7 +460,7 @@ function machinePart() {
       trainer?.restarts && ["trainer restarted", plural(trainer.restarts, "time")],
       trainer?.sandbox && ["sandbox", !trainer.sandbox.enforced?.length ? "none" : trainer.sandbox.missing.length ? "in part" : "whole"],
     ]),
-    !report && status.join && [h("h3", {}, "Invite"), h("p", {}, h("code", {}, status.join)), h("p", { class: "row" }, h("button", { click: copy }, "Copy the line"))],
+    !report && status.run && status.join && [h("h3", {}, "Invite"), h("p", {}, h("code", {}, status.join)), h("p", { class: "row" }, h("button", { click: copy }, "Copy the line"))],
   ].flat() : []);
 }
 
@@ -487,12 +565,12 @@ function render() {
 
 function draw() {
   frame = 0;
-  document.body.className = link;
+  document.body.className = feed()?.status?.choosing ? `${link} choosing` : link;
   $("link").className = link;
   $("link").textContent = report ? `report of ${new Date(1000 * report.made).toLocaleString()}` : LINKS[link];
   alerts();
   if (!feed()) return;
-  for (const show of [runPart, curvePart, swarmPart, roundsPart, ownPart, peersPart, rolloutsPart, trafficPart, shardsPart, capsPart, machinePart]) show();
+  for (const show of [choosePart, runPart, curvePart, swarmPart, roundsPart, ownPart, peersPart, rolloutsPart, trafficPart, shardsPart, capsPart, machinePart]) show();
   const status = feed().status;
   const steers = !report && link === "live" && status;
   $("pause").hidden = !steers || !status.run;
@@ -518,6 +596,7 @@ function follow() {
     heard: (name, told) => {
       const one = feeds[here];
       if (name === "view") {
+        if (told.status.choosing && !one.status?.choosing) one.asked = 0; // what there is to choose from
         Object.assign(one, { status: told.status, peers: told.peers, peer_id: told.status.peer_id });
         one.rates = [...one.rates, [told.status.traffic.rate_in, told.status.traffic.rate_out]].slice(-RATES);
       } else if (name === "round" && known(told.round) && (told.event ?? "round") === "round") one.rounds.add(told);
@@ -538,6 +617,7 @@ async function learn(here) {
     for (const round of told?.rounds ?? []) each.rounds.add(round);
     if (number !== here) each.peers = (await ask(number, "peers")) ?? null;
   }
+  if (one.status?.choosing) one.choices = (await ask(here, "choices")) ?? null;
   one.scores = await ask(here, "scores", { why: (one.peers?.peers.length ?? 0) <= 32 });
   one.shards = await ask(here, "shards_ls");
   one.metrics = (await ask(here, "metrics"))?.metrics;

@@ -50,6 +50,7 @@ class FakeNode:
             "peers": answering("peers", lambda: {"peers": [], "kept_out": []}),
             "metrics": answering("metrics", lambda: {"text": "# TYPE a gauge\na 1\n", "metrics": []}),
             "pause": answering("pause", dict),
+            "choose": answering("choose", dict),
             "leave": answering("leave", dict),
             "ping": self._decline,
             "events": self._events,
@@ -160,7 +161,9 @@ def test_the_page_comes_without_a_token_and_may_load_nothing_from_elsewhere(tmp_
     serve(tmp_path, check)
 
 
-@pytest.mark.parametrize("path", ["/api/nodes", "/api/nodes/0/live", "/metrics", "/api/nodes/0/pause"])
+@pytest.mark.parametrize(
+    "path", ["/api/nodes", "/api/nodes/0/live", "/metrics", "/api/nodes/0/pause", "/api/nodes/0/choose"]
+)
 def test_without_the_token_nothing_is_told_and_nothing_changes(tmp_path: Path, path: str) -> None:
     async def check(site: Site) -> None:
         for token in ("", "wrong", site.token[:-1], site.token + "x", "ü"):

@@ -83,6 +83,21 @@ def test_join_address_that_nobody_answers_is_reported_and_tried_until_it_does() 
     simulate(main)
 
 
+def test_other_join_addresses_take_the_place_of_those_before() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        gone, seed, node = world.node("gone"), world.node("seed"), world.node("node")
+        discovery = await start(nursery, node, gone.addresses[0])
+        await until(lambda: bool(discovery.join_failures()), within=5)
+        await start(nursery, seed)
+        discovery.set_join((seed.addresses[0],))
+        await until(lambda: connected(node) == {seed.me}, within=1)
+        await start(nursery, gone)
+        await trio.sleep(120)
+        assert connected(node) == {seed.me} and discovery.join_failures() == {}
+
+    simulate(main)
+
+
 def test_join_addresses_that_cannot_work_are_explained_and_never_dialled() -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         node = world.node("node")

@@ -1,0 +1,119 @@
+"""The run that the owner chooses on the node's page, where the command that started it named none.
+
+    wanted = await choice.made()        the daemon, which waits (`swarmnode run --choose`, `swarmnode open`)
+    choice.make(wanted_by(params))      the control method `choose`, which the page asks for
+
+What the page sends is a link or the address of a member, a run of the data directory, one that `swarmnode discover`
+finds, a built-in run, or the text of a run file. None of it names a path, a module or code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import trio
+
+from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.host.addresses import parse
+from swarmnode.node.invite import WHERE, decode, is_link
+from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import RunSpec, parse_runspec
+
+BEGUN = ("byte-lm", "digits-rl")  # built-in runs that need nothing of the owner's
+ADDRESSES = 8  # at the most, of one choice
+RUN_ID = 64  # hex digits
+SOURCE = "the run file"
+
+
+class NoChoice(ExpectedError):
+    """What was sent is no choice, or none is waited for."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run to begin (`spec`), or one to join or go on with: by `run_id`, or the only one of who answers at `join`."""
+
+    spec: RunSpec | None = None
+    run_id: str | None = None  # whole, or the first half that a link has
+    join: tuple[str, ...] = ()  # multiaddrs
+    roster: str = ""
+
+
+class Choice:
+    """The owner's word on which run it is to be; waited for by one task."""
+
+    def __init__(self) -> None:
+        self.awaited = False
+        self.refused = ""  # why the last choice came to nothing, for a person
+        self._made = trio.Event(), list[Wanted]()  # set, and then what it is, once it was made
+
+    async def made(self) -> Wanted:
+        """Wait for the next choice."""
+        said, wanted = self._made = trio.Event(), list[Wanted]()
+        self.awaited = True
+        try:
+            await said.wait()
+        finally:
+            self.awaited = False
+        return wanted[0]
+
+    def make(self, wanted: Wanted) -> None:
+        """Raises NoChoice where nothing is waited for, or a choice is being followed."""
+        if not self.awaited:
+            raise NoChoice(
+                "this node has its run, or is looking for the one that was chosen: for another one, stop it and start "
+                "it anew (swarmnode stop, swarmnode open)"
+            )
+        said, held = self._made
+        self.awaited, self.refused = False, ""
+        held.append(wanted)
+        said.set()
+
+
+def wanted_by(params: Mapping[str, Any]) -> Wanted:
+    """What the page asks for: `where`, `run_id` with or without `addresses`, `file`, or `task`.
+
+    `file` is the text of a run file; `task` one of BEGUN, with or without a `name` and whether it is `open` to anybody.
+    Raises NoChoice, NotAnInvitation or SettingError.
+    """
+    if where := str(params.get("where") or "").strip():
+        where = where.removeprefix("swarmnode join").strip()  # the whole line that was pasted
+        if is_link(where):
+            found = decode(where)
+            return Wanted(run_id=found.run_id or None, join=found.addresses, roster=found.roster)
+        if parse(where) is None:
+            raise NoChoice(f"{where[:80]!r} is neither a link (swarm1...) nor a multiaddr: {WHERE}")
+        return Wanted(join=(where,))
+    if run_id := str(params.get("run_id") or ""):
+        addresses = params.get("addresses") or []
+        if len(run_id) != RUN_ID or set(run_id) - set("0123456789abcdef") or not isinstance(addresses, list):
+            raise NoChoice(f"run_id: {run_id[:80]!r} is no run id; it has {RUN_ID} hex digits")
+        return Wanted(run_id=run_id, join=tuple(str(address) for address in addresses[:ADDRESSES]))
+    if text := str(params.get("file") or ""):
+        try:
+            return Wanted(spec=parse_runspec(tomllib.loads(text), source=SOURCE))
+        except tomllib.TOMLDecodeError as error:
+            raise SettingError(f"{SOURCE}: not valid TOML: {error}") from error
+    task, name = (str(params.get(key) or "") for key in ("task", "name"))
+    return Wanted(spec=_built_in(task, name, bool(params.get("open"))))
+
+
+def _built_in(task: str, name: str, open_to_all: bool) -> RunSpec:
+    if task not in BEGUN:
+        raise NoChoice(f"task: {task[:80]!r} is none of {', '.join(BEGUN)}")
+    tables: dict[str, Any] = {"run": {"name": task, "seed": 1}}
+    if task != BEGUN[0]:
+        tables = tomllib.loads(files("swarmnode.training.rl").joinpath(f"{task}.toml").read_text(encoding="utf-8"))
+    elif open_to_all:
+        tables["run"]["trust"] = "open"
+    else:  # in a run of known members one who lies can spoil the model, so that only who has its link finds it
+        tables["run"]["unlisted"] = True
+    if name and name != tables["run"]["name"]:
+        tables["run"] |= {"name": name, "nonce": ""}
+    return parse_runspec(tables, source="the new run")
