@@ -54,9 +54,20 @@ def caps(
     if len(params) < len(changes or ()):
         raise UsageMistake("a change is KEY=VALUE, each key once, such as cpu=50; swarmnode caps lists the keys")
     answer = ask("caps", **params)
-    rows = [(key, as_toml(cap["value"]), cap["unit"]) for key, cap in answer["caps"].items()]
+    rows = [(key, *_cap(key, cap["value"], cap["unit"])) for key, cap in answer["caps"].items()]
     text = [table(("CAP", "VALUE", "UNIT"), rows), *(f"paused: {why_held(hold)}" for hold in answer["holds"])]
     show(answer, "\n".join(text))
+
+
+def _cap(key: str, value: Any, unit: str) -> tuple[str, str]:
+    """A cap for people: what caps nothing says so."""
+    if key in ("nice", "shards_cap"):
+        return f"{value:g}", unit
+    if key == "threads" and not value:
+        return "one for each core", ""
+    if not value or (key == "cpu" and value == 100):
+        return "no cap" if type(value) is float else "always" if key == "hours" else "no", ""
+    return (value if isinstance(value, str) else "yes" if value is True else f"{value:g}"), unit
 
 
 def stop(

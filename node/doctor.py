@@ -25,6 +25,7 @@ from swarmnode import __version__
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.host.addresses import listening
 from swarmnode.training.memory import Machine
+from swarmnode.training.options import number_of
 
 OK, WARN, BAD = "ok", "warn", "bad"
 GB = 1e9
@@ -90,7 +91,7 @@ def _node(status: dict[str, Any] | None) -> Iterator[Diagnosis]:
     run, problems = status["run"], status["problems"]
     doing = f"run {run['name']}, {run['phase']}" if run is not None else f"role {status['role']}, in no run"
     if not problems:
-        yield Diagnosis("node", OK, f"running: {doing}, {status['peers']['connected']} peers")
+        yield Diagnosis("node", OK, f"running: {doing}, {number_of(status['peers']['connected'], 'peer')}")
     for problem in problems:
         yield Diagnosis("node", BAD, problem, "swarmnode health watches this, swarmnode logs tells more")
     for notice in status["warnings"]:
@@ -144,7 +145,8 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
 
 def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
     if status is not None:
-        return Diagnosis("port", OK, f"the node listens; it tells others {len(status['addresses'])} addresses")
+        told = len(status["addresses"])
+        return Diagnosis("port", OK, f"the node listens; it tells others {told} address{'es' * (told != 1)}")
     for place in listening(config.listen, config.port):
         host = place.split("/")[2]
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -161,7 +163,7 @@ def _network(netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:
     if netcheck is None:
         yield Diagnosis("network", OK, "whether others can dial in is known once a node runs: swarmnode netcheck")
         return
-    says = f"{netcheck['reachability']}, NAT {netcheck['nat']}, {len(netcheck['relays'])} relays"
+    says = f"{netcheck['reachability']}, NAT {netcheck['nat']}, {number_of(len(netcheck['relays']), 'relay')}"
     reached = netcheck["reachability"] in ("public", "relayed")
     yield Diagnosis("network", OK if reached else WARN, says, "" if reached else "swarmnode netcheck tells more")
     for each in netcheck["problems"]:

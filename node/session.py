@@ -517,6 +517,10 @@ class RunSession(Observer):
             if usual is None and done > 1:  # the first of them are slow; who joined began in the middle of the round
                 taken = trio.current_time() - self._began_training
                 usual, left = taken * steps / done, taken * (steps - done) / done
+        elif phase == "exchanging" and usual is not None and left is not None and left > usual / 2:
+            what = "beginning"  # the phase is that of the round before until the first step
+        elif phase == "exchanging" and len(place.members) <= 1:
+            what = "ending"
         elif phase in ("exchanging", "waiting"):
             what = f"{phase} {'with' if phase == 'exchanging' else 'for'} the others"
         times = f", ends in {_clock(left)}" if left is not None else ""

@@ -642,7 +642,9 @@ def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:
     if len(packed) > MAX_ENCODED_SPEC:
         raise SettingError(f"run specification of {len(packed)} bytes refused; at most {MAX_ENCODED_SPEC}")
     if expected_run_id is not None and hashlib.sha256(packed).hexdigest() != expected_run_id:
-        raise SettingError(f"run specification does not hash to {expected_run_id[:12]}…; the peer sent another run")
+        raise SettingError(
+            f"run specification does not hash to {expected_run_id[:12]}…: it is another run's, or damaged"
+        )
     try:
         tables = msgpack.unpackb(packed, strict_map_key=True, max_array_len=4096, max_map_len=64, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:

@@ -187,7 +187,8 @@ class Checkpoints:
             if not is_finite(moments) or manifest.updates < 1:
                 raise ValueError("they contain NaN or infinity, or are of no update")
         except (OSError, ValueError) as error:
-            logger.warning("%s is left out, training goes on with fresh moments: %s", path, error)
+            why = (error.strerror or error) if isinstance(error, OSError) else error
+            logger.warning("%s is left out, training goes on with fresh moments: %s", path, why)
             return saved
         return replace(saved, moments=moments, updates=manifest.updates)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from swarmnode.node.storage.datadir import NoSpace, write_atomic
 from swarmnode.node.storage.runs import RunStore
-from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.node.storage.shardstore import MARGIN, ShardStore
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld, parts_of
 from swarmnode.training.dataset import (
@@ -189,10 +189,17 @@ class _Kept:
 
     def does_not_fit(self, size: int) -> NoSpace:
         pinned = sum(self._pinned.values())
+        free = shutil.disk_usage(self._store.folder).free
+        if free - MARGIN < self._store.cap - pinned:
+            return NoSpace(
+                f"the run's data take {size / MB:.1f} MB or more as shards, and the disk of {self._store.folder} has "
+                f"{free / MB:.1f} MB free, of which {MARGIN / MB:.1f} MB stay so: make room on it, take a directory on "
+                "another one (--data-dir), or name a smaller corpus."
+            )
         return NoSpace(
             f"the run's data take {size / MB:.1f} MB or more as shards, which do not fit: shards_cap allows "
             f"{self._store.cap / MB:.1f} MB, and {pinned / MB:.1f} MB of it are pinned. Raise it (--shards-cap "
-            "GB), free some disk, unpin shards of other runs (swarmnode shards ls), or name a smaller corpus."
+            "GB), unpin shards of other runs (swarmnode shards ls), or name a smaller corpus."
         )
 
 

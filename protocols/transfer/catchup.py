@@ -42,6 +42,7 @@ from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
+from swarmnode.training.options import number_of
 from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -180,8 +181,8 @@ class CatchUp:
     ) -> tuple[int, str, OuterState]:
         attempt = self._take_up(manifest)
         vector = attempt.vector
-        text = "fetching the state of round %d: %d bytes from %d members"
-        logger.info(text, manifest.round, vector.nbytes, len(members))
+        text = "fetching the state of round %d: %.1f MB from %s"
+        logger.info(text, manifest.round, vector.nbytes / 1e6, number_of(len(members), "member"))
         done = 0  # bytes of the parts before the one that is fetched
 
         def report(here: int, _size: int) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from json import loads as only_json  # one value and nothing after it
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarmnode.cli import inspect
+from swarmnode.cli.terminal import heed
+from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
 from swarmnode.node.invite import Invitation
 from swarmnode.node.storage.datadir import DataDir
@@ -156,6 +160,28 @@ def test_leave_does_not_delete_under_a_daemon_that_does_not_answer(swarmnode: An
         held.run(RUN_ID).mkdir(parents=True)
         refused = swarmnode("leave", "--yes")
         assert refused.returncode == DATADIR_BUSY and held.run(RUN_ID).exists()
+
+
+def test_logs_of_a_daemon_that_is_frozen_come_from_its_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datadir, asked = DataDir(home), list[float | None]()
+    datadir.logs.mkdir(parents=True)
+    line = {"time": "2026-11-25T00:00:00Z", "level": "INFO", "logger": "swarmnode.node", "message": "the last word"}
+    (datadir.logs / "swarmnode.jsonl").write_text(json.dumps(line) + "\n")
+
+    def frozen(self: ControlClient, method: str, *, timeout: float | None = None, **params: Any) -> Any:
+        asked.append(timeout)
+        raise ControlError("the daemon did not answer logs within 10 s")
+
+    monkeypatch.setattr(ControlClient, "stream", frozen)
+    heed(home, False)
+    try:
+        inspect.logs()
+    finally:
+        heed(None, False)
+    told = capsys.readouterr()
+    assert asked[0] is not None and "the last word" in told.out and "does not answer" in told.err
 
 
 def test_logs_of_a_daemon_that_has_ended_are_shown(swarmnode: Any, home: Path) -> None:

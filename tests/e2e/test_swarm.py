@@ -267,6 +267,9 @@ def test_caps_change_while_a_node_runs_and_last_and_an_owners_pause_outlasts_the
         assert 3600 < hold["until"] - time.time() <= 7200
         node.command_line("pause")
         assert causes(node) == ["owner", "hours"]
+        said = swarmnode("caps", "--data-dir", node.home).stdout
+        assert re.search(r"^cpu +50 +%$", said, re.M) and re.search(r"^memory +no cap *$", said, re.M), said
+        assert re.search(r"^not_on_battery +yes *$", said, re.M) and not re.search(r'0\.0|""', said), said
         node.command_line("caps", "hours=")
         until(lambda: causes(node) == ["owner"])
         refused = swarmnode("caps", "cpu=900", "--data-dir", node.home)

@@ -277,7 +277,7 @@ def test_join_address_that_nobody_answers_ends_with_what_was_tried(patient: dict
 def test_specification_that_is_not_the_runs_is_refused(patient: dict[str, Node]) -> None:
     node = patient["liar"]
     assert node.wait() == 8
-    assert re.search(rf"does not hash to {ELSEWHERE[:12]}…; the peer sent another run", node.log()), node.log()
+    assert re.search(rf"does not hash to {ELSEWHERE[:12]}…: it is another run's", node.log()), node.log()
     assert not list(node.home.glob("runs/*/run.spec")) and "Traceback" not in node.log()
 
 

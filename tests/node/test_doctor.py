@@ -18,7 +18,7 @@ STATUS: dict[str, Any] = {
     "version": __version__,
     "run": {"name": "tiny", "phase": "training"},
     "role": "train",
-    "peers": {"connected": 2},
+    "peers": {"connected": 1},
     "problems": [],
     "warnings": [],
     "addresses": ["/ip4/127.0.0.1/tcp/1"],

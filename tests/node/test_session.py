@@ -181,7 +181,7 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         swarm.nodes["a"].trainer.remembered = (swarm.nodes["a"].trainer.remembered[0], 2)
         assert re.fullmatch(r"round 0: step 2 of 5, ends in 0:00:0\d", session.doing())
         await swarm.round_done(2, "a", "b")
-        assert re.fullmatch(r"round [23]: \S+ .*, ends in 0:00:0\d", session.doing())
+        assert re.fullmatch(r"round [23]: .+, ends in 0:00:0\d", session.doing())
         session.progress(0, 40_000_000)
         await trio.sleep(0.1)
         session.progress(30_000_000, 40_000_000)
@@ -193,6 +193,24 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         assert session.doing() == ""
 
     simulate(body)
+
+
+def test_a_node_alone_says_nothing_of_others_and_none_that_a_round_ends_which_just_began() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        session = (await swarm.start("a")).session
+        await swarm.round_done(0, "a")
+        session._override = "exchanging"  # as until the first step, while the round before is measured
+        assert re.fullmatch(r"round 1: beginning, ends in 0:00:\d\d", session.doing())
+        await trio.sleep(45.0)
+        assert re.fullmatch(r"round 1: ending, ends in 0:00:0\d", session.doing())
+        await swarm.start("b", join="a")
+        session._override = None
+        await swarm.round_done(3, "a", "b")
+        await trio.sleep(45.0)
+        session._override = "exchanging"
+        assert re.fullmatch(r"round 4: exchanging with the others, ends in 0:00:0\d", session.doing())
+
+    simulate(body, seconds_per_step=10.0)
 
 
 def test_a_first_round_that_was_joined_in_the_middle_ends_by_the_pace_of_this_node() -> None:

@@ -28,6 +28,7 @@ context = 32
 steps = 50
 """
 CHOOSING = ("--choose", "--no-upnp", "--dashboard", "127.0.0.1:0")
+STARTING = 150.0  # s for a node and its trainer to start beside others that do
 FORMS = "document.querySelectorAll('#choose form')"
 
 
@@ -46,7 +47,7 @@ def page_of(browser: Browser, node: Node) -> Page:
 
 @needs_chromium
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # four starts of a trainer
+@pytest.mark.timeout(500)  # four starts of a trainer
 def test_on_the_page_one_begins_a_run_a_second_joins_by_its_link_and_goes_on_later(
     tmp_path: Path, corpus: Path
 ) -> None:
@@ -58,7 +59,7 @@ def test_on_the_page_one_begins_a_run_a_second_joins_by_its_link_and_goes_on_lat
         Browser() as browser,
     ):
         for node in (first, second):
-            node.wait_for("choosing")
+            node.wait_for("choosing", within=STARTING)
         assert first.command_line("status")["run"] is None
         page = page_of(browser, first)
         assert "IP address" in page.text("#choose"), "what others will see is said before"
@@ -69,22 +70,22 @@ def test_on_the_page_one_begins_a_run_a_second_joins_by_its_link_and_goes_on_lat
         page.wait(
             "document.querySelector('#choose').hidden && document.querySelector('#run').innerText.includes('by-page')"
         )
-        link = first.ready["join"]
+        link = first.wait_for("ready", within=STARTING)["join"]
 
         page = page_of(browser, second)
         page.js(f"{FORMS}[0].elements.where.value = {link[:-1]!r}; {FORMS}[0].requestSubmit()")
         page.wait("document.querySelector('#choose [role=alert]').innerText.includes('cut off')")
         page.js(f"{FORMS}[0].elements.where.value = {link!r}; {FORMS}[0].requestSubmit()")
-        page.wait("document.querySelector('#run').innerText.includes('by-page')", within=PATIENCE)
-        assert second.ready["run_id"] == first.ready["run_id"]
-        until(lambda: second.command_line("status")["run"]["members"] == 2)
+        page.wait("document.querySelector('#run').innerText.includes('by-page')", within=STARTING)
+        assert second.wait_for("ready", within=STARTING)["run_id"] == first.ready["run_id"]
+        until(lambda: second.command_line("status")["run"]["members"] == 2, within=STARTING)
 
         second.end()
         second.start()
-        second.wait_for("choosing")
+        second.wait_for("choosing", within=STARTING)
         page = page_of(browser, second)
         page.js("[...document.querySelectorAll('#choose button')].find((one) => one.innerText === 'Go on').click()")
-        assert second.ready["run_id"] == first.ready["run_id"]
+        assert second.wait_for("ready", within=STARTING)["run_id"] == first.ready["run_id"]
         assert not [error for error in page.errors if "status of 400" not in error]
     assert "Traceback" not in first.log() + second.log()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -489,6 +490,20 @@ def test_run_file_that_was_filled_in_is_published_by_who_has_its_text_only(tmp_p
     unfilled = parse_runspec({"run": {"name": "t"}, "task": {"heldout_sha256": "00"}}, source="test")
     with pytest.raises(CorpusError, match="not the run's"):
         publish(unfilled, str(tmp_path / "right.txt"), stores["first"])
+
+
+def test_data_that_the_disk_has_no_room_for_are_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_bytes(text_of(100, seed=1))
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result([*real[:3], 10, 10, *real[5:]])  # free blocks
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    store = ShardStore(tmp_path / "store", cap=80 * CHUNK)
+    with pytest.raises(NoSpace, match=r"the disk of .* MB free, of which 67\.1 MB stay so: make room .*--data-dir"):
+        publish(spec_of(), str(corpus), store)
+    assert not store.kept()
 
 
 def test_data_over_the_cap_are_refused_with_its_name_and_nothing_is_pinned(tmp_path: Path) -> None:
