@@ -86,6 +86,12 @@ def explain(error: OSError, path: Path) -> DataDirError:
     return DataDirError(f"{path}: {error.strerror or error}. Look at the path, or name another one with --data-dir.")
 
 
+def unusable(error: OSError, path: Path, done: str) -> DataDirError:
+    """`error`, met at a file that a person named, which cannot be `done`: "read" or "written"."""
+    kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else DataDirError
+    return kind(f"{path} cannot be {done}: {error.strerror or error}")
+
+
 def sync_directory(path: Path) -> None:
     """Make renames and new names in `path` survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -120,16 +126,32 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[FileIO]:
     Raises NoSpace or DataDirError.
     """
     try:
-        with beside(path, mode) as (file, written):
+        with _replacing(path, mode) as file:
             yield file
-        try:
-            os.replace(written, path)
-        except OSError:
-            written.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
     except OSError as error:
         raise explain(error, path) from error
+
+
+@contextmanager
+def exporting(path: Path) -> Iterator[FileIO]:
+    """As `replacing`, for a file that a person named."""
+    try:
+        with _replacing(path, 0o600) as file:
+            yield file
+    except OSError as error:
+        raise unusable(error, path, "written") from error
+
+
+@contextmanager
+def _replacing(path: Path, mode: int) -> Iterator[FileIO]:
+    with beside(path, mode) as (file, written):
+        yield file
+    try:
+        os.replace(written, path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def write_all(file: FileIO, content: bytes | memoryview) -> None:

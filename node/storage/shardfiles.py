@@ -37,12 +37,6 @@ def explained(error: OSError | DataDirError, path: Path) -> ShardError:
     return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
 
 
-def unusable(error: OSError, path: Path, what: str) -> ShardError:
-    """`error`, met at a file that a person named; `what` cannot be done with it."""
-    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unreadable
-    return kind(f"{path} cannot be {what}: {error.strerror or error}")
-
-
 def read_tree(path: Path) -> ShardManifest:
     """Raises OSError, or ValueError where it is torn."""
     raw = path.read_bytes()
@@ -87,7 +81,7 @@ def verified_chunks(part: Path, manifest: ShardManifest) -> int:
     return have
 
 
-def write_all(path: Path, pieces: Sequence[tuple[int, memoryview]]) -> None:
+def write_pieces(path: Path, pieces: Sequence[tuple[int, memoryview]]) -> None:
     """Write (offset, bytes) to an existing file, past the kernel's cache where file system, size and memory allow that.
 
     Cached pages must be found, filled and written back, which costs the processor more than receiving the bytes does

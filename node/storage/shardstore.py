@@ -27,16 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.node.storage.datadir import DataDirError, sync_directory
+from swarmnode.node.storage.datadir import DataDirError, exporting, sync_directory, unusable, write_all
 from swarmnode.node.storage.shardfiles import (
     StoreFull,
     Unreadable,
     explained,
     hashed,
     read_tree,
-    unusable,
     verified_chunks,
-    write_all,
+    write_pieces,
     write_tree,
 )
 from swarmnode.protocols.limits import Recent
@@ -336,19 +335,11 @@ class ShardStore:
         """Copy a complete shard to a file, which appears whole. Raises ShardNotHeld, NoRoom or Unreadable."""
         self.path(shard)
         try:
-            descriptor, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    for part in parts_of(self, shard):
-                        file.write(part)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(beside, target)
-            except BaseException:
-                os.unlink(beside)
-                raise
-        except OSError as error:
-            raise unusable(error, target, "written") from error
+            with exporting(target) as file:
+                for part in parts_of(self, shard):
+                    write_all(file, part)
+        except DataDirError as error:
+            raise explained(error, target) from error
 
     # -- fetching
 
@@ -384,7 +375,7 @@ class ShardStore:
     def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
         path = self._file(shard, "part")
         try:
-            write_all(path, [(index * CHUNK, chunks) for index, chunks in verified])
+            write_pieces(path, [(index * CHUNK, chunks) for index, chunks in verified])
         except OSError as error:
             raise explained(error, path) from error
         with self._lock:
@@ -418,7 +409,7 @@ class ShardStore:
         try:
             file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:
-            raise unusable(error, source, "read") from error
+            raise explained(unusable(error, source, "read"), source) from error
         with file:
             try:
                 yield from self._copied(file, os.fstat(file.fileno()).st_size)

@@ -7,7 +7,6 @@ Elements carry their signatures, so a file needs no trust: importing verifies ea
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
 from functools import partial
@@ -19,7 +18,7 @@ from swarmnode.crdt.law import Merged
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
 from swarmnode.node.exitcodes import USAGE, ExpectedError
-from swarmnode.node.storage.datadir import DataDirError, NoSpace, sync_directory
+from swarmnode.node.storage.datadir import exporting, unusable, write_all
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend
 
@@ -38,22 +37,15 @@ async def export(backend: StateBackend, target: Path, *, now: int, runner: Runne
 
     Raises DataDirError, Unwritable.
     """
-    ranks = backend.snapshot(now).keys(START, END)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    written = 0
-    try:
-        with beside.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(f"{_HEAD}{backend.run_id}\n".encode())
-            for at in range(0, len(ranks), BATCH):
-                sealed = await backend.sealed(ranks[at : at + BATCH])
-                written += len(sealed)
-                await runner(partial(file.writelines, [len(raw).to_bytes(4, "big") + raw for raw in sealed]))
-            await runner(lambda: _finish(file, beside, target))
-    except OSError as error:
-        raise _explained(error, target, "written") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    ranks, written = backend.snapshot(now).keys(START, END), 0
+    with exporting(target) as file:
+        write_all(file, f"{_HEAD}{backend.run_id}\n".encode())
+        for at in range(0, len(ranks), BATCH):
+            sealed = await backend.sealed(ranks[at : at + BATCH])
+            written += len(sealed)
+            framed = b"".join(len(raw).to_bytes(4, "big") + raw for raw in sealed)
+            await runner(partial(write_all, file, framed))
+        await runner(partial(os.fsync, file.fileno()))  # so that closing it holds up nothing
     return written
 
 
@@ -78,26 +70,13 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
                 counts["invalid"] += len(batch) - len(elements)
                 counts.update(verdict.value for verdict in await backend.merge(elements))
     except OSError as error:
-        raise _explained(error, source, "read") from error
+        raise unusable(error, source, "read") from error
     return +counts
 
 
 def stored(counts: Counter[str]) -> int:
     """How many elements of an import were news."""
     return counts[Merged.STORED.value]
-
-
-def _explained(error: OSError, path: Path, done: str) -> DataDirError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"{path} cannot be {done}: no space left on its disk ({error.strerror})")
-    return DataDirError(f"{path} cannot be {done}: {error.strerror or error}")
-
-
-def _finish(file: BinaryIO, beside: Path, target: Path) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-    os.replace(beside, target)
-    sync_directory(target.parent)
 
 
 def _read(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Element | None]:
