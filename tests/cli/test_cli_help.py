@@ -49,8 +49,12 @@ def test_every_setting_of_the_node_is_a_flag_of_run() -> None:
 
 def test_the_page_lists_every_command_and_exit_code() -> None:
     page = CLI_PAGE.read_text(encoding="utf-8")
-    for name, _ in commands():
-        assert f"`swarmnode {name}" in page, name
+    for name, command in commands():
+        rows = re.findall(rf"^\| `swarmnode {re.escape(name)}[` \[].*$", page, re.MULTILINE)
+        assert rows, f"docs/cli.md has no row of swarmnode {name}"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        named = {option for row in rows for option in re.findall(r"`(--[a-z-]+)", row)}
+        assert named <= known, f"docs/cli.md, swarmnode {name}: no {named - known}"
     codes = {label: code for label, code in vars(exitcodes).items() if isinstance(code, int)}
     assert len(codes) == len(re.findall(r"^\| \d+ \| `[A-Z_]+` \| .{10,} \|$", page, re.MULTILINE))
     for label, code in codes.items():
