@@ -56,9 +56,10 @@ def batch_seconds(learner: Learner) -> float:
 def text_seconds(layers: int, width: int) -> float:
     """In which it answers a batch of questions in text: as many, of 32 bytes, each by as many answers of 64 tokens."""
     policy = build(PolicySpec("gpt", layers, width, width // 64, 512, BYTES.id), seed=1)
-    how = Sampling(max_tokens=64, copies=RolloutsSection().answers, traced=True)
+    how = Sampling(max_tokens=64, copies=RolloutsSection().answers)
     began = time.perf_counter()
-    sample(policy, [list(range(64, 96))] * RolloutsSection().batch, how, torch.Generator().manual_seed(1))
+    batch = RolloutsSection().batch
+    sample(policy, [list(range(64, 96))] * batch, how, list(range(batch)))
     return time.perf_counter() - began
 
 

@@ -1,6 +1,6 @@
 """Whether policies learn as well from what others sample for them as from what they sample themselves; JSON lines.
 
-    python bench/samplers.py [--updates 100] [--seeds 3] [--arms colocated pull push cheated]
+    python bench/samplers.py [--updates 100] [--seeds 3] [--arms colocated pull push cheated late]
 
 Eight nodes on the simulated network, two that train and six that only sample (`--role rollout`), with the product's own
 protocol and real tiny policies on nine digit tasks in base 3, which are learned in so many updates. Time is virtual:
@@ -10,11 +10,14 @@ rollouts of policies other than its own (J = 0), so that arms differ in who samp
 colocated   the two that train ask themselves as many questions for an update as three samplers ask
 pull, push  how samplers come to new weights
 cheated     pull, and one of the six samples with other weights, which it was left with
+late        pull, and one of the six is started after LATE updates
 
 Told for each arm and seed: the mean over all updates and both trainers of the expected reward on fresh questions after
 the update ("reward per update"), and over the last tenth; how many updates old the groups were that were learned from;
 groups a trainer learned from in an update; what of them was refused; and where one cheats, in how many of its trainer's
-rounds it was caught and how many of its groups were learned from. `cpu_seconds` is the bench's own.
+rounds it was caught and how many of its groups were learned from; where one is late, how many updates its trainer did
+from its start until it sampled with weights no older than those of the others at that moment (`in_step`), and until the
+trainer had learned from a group of it (`learned_from`). `cpu_seconds` is the bench's own.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tasks import Assignment
 
 TRAINERS, SAMPLERS = "ab", "cdefgh"
-CHEAT = "h"
+CHEAT = LATECOMER = "h"
+LATE = 20  # updates
 
 
 def a_spec(arm: str, seed: int) -> RunSpec:
@@ -89,8 +93,13 @@ def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.05, bandwidth=20e6 / 8)
             swarm = SimSwarm(nursery, world=world, method="sapo", trainer=make, rollouts=rollouts_of(arm), seed=seed)
+            late = LATECOMER if arm == "late" else ""
             for name in TRAINERS if arm == "colocated" else TRAINERS + SAMPLERS:
-                await swarm.start(name, join=None if name == "a" else "a", samples=name in SAMPLERS)
+                if name != late:
+                    await swarm.start(name, join=None if name == "a" else "a", samples=name in SAMPLERS)
+            if late:
+                await swarm.until(lambda: all(len(trainers[name].learned) >= LATE for name in TRAINERS), within=1e5)
+                told["late"] = await joined_late(swarm, trainers)
             await swarm.until(lambda: all(len(trainers[name].learned) >= updates for name in TRAINERS), within=1e5)
             told.update(what_came(swarm, {name: trainers[name].learned[:updates] for name in TRAINERS}))
             if arm == "cheated":
@@ -130,6 +139,39 @@ def what_came(swarm: SimSwarm, learned: dict[str, list[Learned]]) -> dict[str, A
         "refused": dict(refused),
         "seconds_per_update": round(fmean(e["seconds"] for n in learned for e in swarm.nodes[n].rounds.values()), 2),
     }
+
+
+async def joined_late(swarm: SimSwarm, trainers: dict[str, InProcess]) -> dict[str, Any]:
+    """The latecomer is started; how many updates its trainer did until it was in step."""
+    before, began = {name: len(trainers[name].learned) for name in TRAINERS}, trio.current_time()
+    await swarm.start(LATECOMER, join="a", samples=True)
+    method, told = swarm.nodes[LATECOMER].method, {}
+    assert isinstance(method, SapoSampler)
+
+    def trainer() -> str:
+        return next(name for name in TRAINERS if swarm.peer(name) == method.trainer)
+
+    def others() -> list[int]:
+        held = [swarm.nodes[name].method for name in SAMPLERS if name != LATECOMER]
+        return [
+            each.weights.version
+            for each in held
+            if isinstance(each, SapoSampler) and each.weights is not None and each.trainer == method.trainer
+        ]
+
+    def in_step() -> bool:
+        return method.weights is not None and method.weights.version >= max(others(), default=0)
+
+    def accepted() -> bool:
+        found = swarm.nodes[trainer()].method
+        assert isinstance(found, Sapo)
+        return found.samplers.tally(swarm.peer(LATECOMER)).accepted > 0
+
+    for what, reached in (("in_step", in_step), ("learned_from", accepted)):
+        await swarm.until(reached, within=1e3)
+        told[what] = len(trainers[trainer()].learned) - before[trainer()]
+        told[f"{what}_seconds"] = round(trio.current_time() - began, 1)
+    return told
 
 
 def caught(swarm: SimSwarm) -> dict[str, Any]:

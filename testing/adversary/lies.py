@@ -127,7 +127,7 @@ def forged_reward(group: RolloutGroup, rng: np.random.Generator) -> RolloutGroup
 def _poisoned(group: RolloutGroup, poison: Callable[[Question], str], rng: np.random.Generator) -> RolloutGroup:
     question, count = regenerate(group.task), len(group.answers)
     texts = [poison(question) if index % 2 else _gibberish(question, rng) for index in range(count)]
-    return replace(group, answers=_written(texts), vocabulary=DIGITS.id, logprobs=None, proof=b"")
+    return replace(group, answers=_written(texts), vocabulary=DIGITS.id, logprobs=None)
 
 
 def _gibberish(question: Question, rng: np.random.Generator) -> str:

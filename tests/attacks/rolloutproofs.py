@@ -58,13 +58,13 @@ class Damage:
 
 @cache
 def versions() -> list[torch.nn.Module]:
-    """The policy before each update, and after the last."""
+    """The policy before each update that taught it something, and after the last."""
     learner = Learner("trainer", build(PolicySpec(layers=1, width=48, heads=4), seed=1), Settings(), seed=1)
     learner.warm_up(well_formed)
     seen = [as_sent(copy.deepcopy(learner.policy))]
-    for _ in range(UPDATES):
-        learner.learn(learner.sample(), [])
-        seen.append(as_sent(copy.deepcopy(learner.policy)))
+    while len(seen) <= UPDATES:
+        if learner.learn(learner.sample(), []).informative:
+            seen.append(as_sent(copy.deepcopy(learner.policy)))
     return seen
 
 
@@ -97,8 +97,8 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
         audit.remember(name)
         samplers.know(name, version)
     first = 1000 * (seed + 1)
-    others = Honest().groups(Batch(versions(), name, _tasks(honest, first, name, newest), [], 2 * seed))
-    lies = lie.groups(Batch(versions(), name, _tasks(liar, first, name, newest), others, 2 * seed + 1))
+    others = Honest().groups(Batch(versions(), name, honest.me, _tasks(honest, first, name, newest), []))
+    lies = lie.groups(Batch(versions(), name, liar.me, _tasks(liar, first, name, newest), others))
     for by, groups in ((honest, others), (liar, lies)):
         for number, group in enumerate(groups):
             signed = seal(

@@ -133,7 +133,7 @@ def test_who_samples_with_other_weights_is_caught_in_three_rounds_and_alone_pays
         await swarm.until(lambda: tally(swarm, "d").came > 0)
         first = max(swarm.nodes["a"].rounds, default=-1) + 1
         await swarm.round_done(first + 3, "a")
-        assert tally(swarm, "d").caught == "other-activations"
+        assert tally(swarm, "d").caught == "logprobs"
         assert tally(swarm, "d").accepted == 0
         assert trainer_of(swarm, "a").samplers.standing(swarm.peer("d")) == 0
         assert tally(swarm, "c").accepted > 0 and not tally(swarm, "c").caught

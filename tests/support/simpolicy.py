@@ -30,6 +30,10 @@ OWN, EXTERNAL, ANSWERS = 4, 4, 8
 STEP = 0.01  # of a rule's share, for each informative group
 
 
+def _logprob(shares: Vector) -> float:
+    return -1.0 - float(shares.sum())
+
+
 class SimPolicy(Trainer):
     """Asking takes `seconds` of virtual time, learning none. `dies` makes the next call raise TrainerDied."""
 
@@ -39,7 +43,7 @@ class SimPolicy(Trainer):
         self._peer_id, self._seconds = peer_id, seconds
         self._shares = np.full(len(NAMES), knows, np.float32)  # of right answers, by rule
         self._own: list[RolloutGroup] = []
-        self._remembered: dict[str, Vector] = {}  # shares by their hash; a proof is the shares themselves
+        self._remembered: dict[str, Vector] = {}  # shares by their hash; the log-probability of every token tells them
         self.dies = False
 
     @property
@@ -70,9 +74,10 @@ class SimPolicy(Trainer):
         await self._work()
         rng = np.random.default_rng([version, len(tasks), *self._peer_id.encode()])
         groups = [self._group(rng, task, version, policy) for task in tasks]
-        proved = [replace(group, logprobs=tuple((-1.0,) * len(a) for a in group.answers)) for group in groups]
+        logprob = _logprob(self._shares)
+        proved = [replace(group, logprobs=tuple((logprob,) * len(a) for a in group.answers)) for group in groups]
         reward = mean_reward([score(self._peer_id, group) for group in groups])
-        return Answered([replace(group, proof=self._shares.tobytes()) for group in proved], reward, self._seconds)
+        return Answered(proved, reward, self._seconds)
 
     def _group(self, rng: np.random.Generator, task: TaskRef, version: int, policy: str) -> RolloutGroup:
         rule = NAMES.index(task.name)
@@ -93,9 +98,9 @@ class SimPolicy(Trainer):
         taken = [each for each in scored if each.informative][:EXTERNAL]
         own = [score(self._peer_id, group) for group in self._own]
         caught = {
-            author: "other-activations"
+            author: "logprobs"
             for author, group in sampled
-            if group.proof != self._remembered[group.policy].tobytes()
+            if group.logprobs is None or abs(group.logprobs[0][0] - _logprob(self._remembered[group.policy])) > STEP / 4
         }
         proved = [score(author, group) for author, group in sampled if author not in caught]
         for each in (*own, *taken, *proved):

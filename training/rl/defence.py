@@ -1,15 +1,13 @@
 """What is wrong with rollouts of strangers, seen from one pass of one's own model over them. numpy only.
 
     kept = gate([reading_of_policy, reading_of_reference], TokenGate())  # unequal models: which answers to keep
-    wrong = misclaimed(reading, claimed, 1e-3)               # equal models: are these the sender's log-probabilities,
-    pooled.append(SumOfDraws.of(answers)); looks_drawn(pooled)      # and were the tokens drawn from its policy?
+    wrong = misclaimed(reading, claimed, 1e-3)               # equal models: are these the sender's log-probabilities?
 
 A reading is how one model finds a group: a TokenReading of each answer, None for an answer that it cannot read.
 
 **Equal models**: the receiver holds the sender's parameters, so the sender's log-probabilities can be recomputed, and
-claimed ones must be within a threshold. Because those can be copied from a prefill, the tokens must also look drawn:
-Σ(log p + H) pooled over answers is about normal with variance ΣVar, which another temperature, greedy choice or another
-model shifts.
+claimed ones must be within a threshold. Because those can be copied from a prefill, the tokens must also be the drawn
+ones: `proofs.py`.
 
 **Unequal models** (`gate`): nobody can recompute what the sender saw. An answer is refused where a token is one that
 the receiver would not write: out of the top k, or under a floor of likelihood, by its policy *and* by its reference,
@@ -24,8 +22,6 @@ policy one step older by 3e-2, another model by 0.5.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,8 +30,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-Z = 6.0  # deviations of a sampling test that honest authors take in each round: 2e-9 of them are beyond
-
 
 @dataclass(frozen=True)
 class TokenReading:
@@ -43,9 +37,7 @@ class TokenReading:
 
     logprobs: Floats  # nats
     ranks: NDArray[np.int64]  # how many tokens are likelier
-    entropy: Floats  # H of the distribution at each place, nats
-    variance: Floats  # of log p under that distribution
-    activations: Floats | None = None  # (T, C), final, from which each token follows; None where not asked for
+    margins: Floats | None = None  # nats below the token that the sampler's noise picks; None where not asked for
 
 
 Reading = Sequence[TokenReading | None]  # of a group, by answer
@@ -80,65 +72,16 @@ def gate(readings: Sequence[Reading], limits: TokenGate) -> NDArray[np.bool_]:
 def misclaimed(reading: Reading, claimed: Sequence[Sequence[float]] | None, most: float) -> str:
     """Why the claimed log-probabilities of a group are not those of the policy that `reading` is of; "" where they are.
 
-    `most`: nats, mean |claimed − recomputed| of an answer's tokens; 1e-4 is rounding in float32 on a CPU.
+    `most`: nats, mean |claimed − recomputed| of all tokens; 1e-4 is rounding in float32 on a CPU.
     Reasons: unreadable, no-logprobs (who claims nothing proves nothing), logprobs.
     """
     if claimed is None or len(claimed) != len(reading):
         return "no-logprobs"
+    apart = []
     for answer, values in zip(reading, claimed, strict=True):
         if answer is None:
             return "unreadable"
         if len(values) != len(answer.logprobs):
             return "no-logprobs"
-        apart = float(np.abs(np.asarray(values, np.float64) - answer.logprobs).mean())
-        if not apart <= most:  # nor where it is no number
-            return "logprobs"
-    return ""
-
-
-@dataclass(frozen=True)
-class SumOfDraws:
-    """Of the tokens of some answers, in nats."""
-
-    excess: float  # Σ(log p + H): above 0 for tokens likelier than chance (greedy), below for another model's
-    variance: float  # ΣVar
-    worst: float  # the greatest |log p + H|
-
-    @staticmethod
-    def of(answers: Sequence[TokenReading]) -> SumOfDraws:
-        apart = np.concatenate([answer.logprobs + answer.entropy for answer in answers])
-        variance = sum(float(answer.variance.sum()) for answer in answers)
-        return SumOfDraws(float(apart.sum()), variance, float(np.abs(apart).max()))
-
-
-def looks_drawn(pooled: Sequence[SumOfDraws]) -> bool:
-    """Whether all these tokens together may have been drawn from the policy that read them."""
-    excess, variance = sum(each.excess for each in pooled), sum(each.variance for each in pooled)
-    # One rare token of a policy that is nearly sure is many deviations away, and must not condemn anybody.
-    return abs(excess) <= Z * math.sqrt(max(0.0, variance)) + max(each.worst for each in pooled)
-
-
-def repetition(answers: Sequence[Sequence[int]], logprobs: Sequence[float]) -> float:
-    """How little chance explains that answers of a group are alike: −ln of a bound of its probability, 0 at the least.
-
-    `logprobs` (G,) are those of the whole answers, in nats. That some answer of probability p or less stands k times
-    among G draws has a probability of at most Σ C(G, k) p_a^k ≤ C(G, k) p^(k − 1), as the p_a add up to 1; and k may
-    be 2 to G. Greedy answers are alike, also where each of them is as likely as honest ones are, so that z says little.
-    """
-    times = Counter(map(tuple, answers))
-    count = len(answers)
-    bounds = [
-        math.log(count - 1) + math.log(math.comb(count, times[tuple(answer)])) + (times[tuple(answer)] - 1) * logprob
-        for answer, logprob in zip(answers, logprobs, strict=True)
-        if times[tuple(answer)] > 1
-    ]
-    return max(0.0, -min(bounds, default=0.0))
-
-
-def improbable(surprises: Sequence[float]) -> float:
-    """−ln of a bound of the chance that the sum of these `repetition`s of as many groups is so great, 0 at the least.
-
-    Each is at most exponential, so that their sum is at most Gamma; Chernoff's bound of its tail.
-    """
-    total, count = sum(surprises), len(surprises)
-    return total - count - count * math.log(total / count) if total > count else 0.0
+        apart.append(np.abs(np.asarray(values, np.float64) - answer.logprobs))
+    return "" if float(np.concatenate(apart).mean()) <= most else "logprobs"  # nor where it is no number

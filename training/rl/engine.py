@@ -1,17 +1,17 @@
 """Which engine writes a policy's answers: the sampler in torch, or vLLM where it is installed and fits. Torch.
 
     writes = Engine(policy, "auto")                       # auto, torch or vllm; raises TaskError
-    answers = writes(policy, prompts, Sampling(copies=8), generator)
+    answers = writes(policy, prompts, Sampling(copies=8), seeds)
     writes.status                                         # "vllm", or "torch" with why: "vLLM does not start: …"
 
 What `auto` does, and in what the two differ: docs/rollouts.md, "vLLM". It is imported only where it is taken.
 
 `VLLMSampler` is an engine in this process with a second copy of the policy's weights. It does what `sampling.sample`
-does: temperature, top-k and greedy choice, the end token a part of an answer and nothing else ending it,
-log-probabilities of the distribution that was sampled from. **Which weights**: before it samples it compares the hash
-of the policy's parameters with that of what the engine holds, and where they differ the engine is given all of them,
-adapters merged; and some answers of each call, or all with `traced`, are read again by the policy's own prefill, whose
-log-probabilities must be the same. So a model that vLLM computes otherwise is found at once.
+does: vLLM is given `sampling.draw` as a logits processor (`Drawing`), so that the same seeds draw the same tokens, the
+end token a part of an answer and nothing else ending it. **Which weights**: before it samples it compares the hash of
+the policy's parameters with that of what the engine holds, and where they differ the engine is given all of them,
+adapters merged; and some answers of each call are read again by the policy's own prefill, whose log-probabilities must
+be the same. So a model that vLLM computes otherwise is found at once.
 
 vLLM starts no program here and opens no socket, as the trainer's sandbox demands (`_alone`), runs without compiling
 anything, and reports to nobody. What is replaced of vLLM for that are parts of its inside, of version 0.32.
@@ -22,20 +22,21 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swarmnode.training.rl.hf import HFPolicy
+from swarmnode.training.rl.noise import streams_of
 from swarmnode.training.rl.policies import Policy, parameter_hash
-from swarmnode.training.rl.proofs import EXACT
-from swarmnode.training.rl.sampling import Completion, Sampling, check_room, read_tokens, sample
+from swarmnode.training.rl.proofs import FP32
+from swarmnode.training.rl.sampling import Completion, Sampling, check_room, draw, read_tokens, sample
 from swarmnode.training.tasks import TaskError
 
 GO_ON = 'answers are sampled in torch, which is slower; `sampling = "torch"` asks for that without this warning'
@@ -43,7 +44,8 @@ KV_CACHE = 1 << 28  # bytes of keys and values; more where one text of the polic
 KV_BLOCK = 128  # tokens for which vLLM on a CPU makes room at a time
 AT_ONCE = 256  # answers
 STEP_LOGITS = 1 << 24  # numbers of the logits of one step at the most: 64 MiB, several times over
-READ_AGAIN = 4  # answers of a call, at the least
+READ_AGAIN = 4  # answers of a call
+DRAWN_BY = "drawing"  # among what a request carries: the place of its answer
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
     "VLLM_NO_USAGE_STATS": "1",
@@ -86,15 +88,15 @@ class Engine:
             self._do_without(error)
 
     def __call__(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
+        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
         """As `sampling.sample`. Raises TaskError where vllm was asked for and fails."""
         if self._vllm is not None:
             try:
-                return self._vllm(policy, prompts, how, generator)
+                return self._vllm(policy, prompts, how, seeds)
             except Unusable as error:
                 self._do_without(error)
-        return sample(policy, prompts, how, generator)
+        return sample(policy, prompts, how, seeds)
 
     def _do_without(self, error: Unusable) -> None:
         if self._wanted == "vllm":
@@ -117,12 +119,13 @@ class VLLMSampler:
     def __init__(self, policy: HFPolicy) -> None:
         """Raises Unusable."""
         self._held = ""  # hash of the weights in the engine
-        self._engine = _started(policy)
+        self._drawings: dict[int, Drawing] = {}  # of the answers that are being written
+        self._engine = _started(policy, self._drawings)
         how = Sampling(max_tokens=4, copies=2)  # what it cannot compute, it cannot from the first answer on
-        self(policy, [[policy.vocabulary.end]], how, torch.Generator().manual_seed(0))
+        self(policy, [[policy.vocabulary.end]], how, [0])
 
     def __call__(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
+        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
         """As `sampling.sample`. `policy` has the shape of the one that it was started for.
 
@@ -131,33 +134,27 @@ class VLLMSampler:
         check_room(policy, prompts, how)
         assert isinstance(policy, HFPolicy)
         asked = [list(prompt) for prompt in prompts for _ in range(how.copies)]
-        seeds = torch.randint(1 << 62, (len(asked),), generator=generator).tolist()
+        drawings = [Drawing(how, seed, copy) for seed in seeds for copy in range(how.copies)]
+        self._drawings.update(enumerate(drawings))
         try:
             with _undisturbed():
                 self.give(policy)
-                written = _written(self._engine, asked, seeds, how, end=policy.vocabulary.end)
+                texts = _written(self._engine, asked, how, end=policy.vocabulary.end)
         except Exception as error:  # of a program that is not ours
             raise Unusable(f"vLLM failed while it sampled: {_words(error)}") from error
-        again = len(asked) if how.traced else min(len(asked), READ_AGAIN)
-        texts = [tokens for tokens, _ in written]
+        finally:
+            self._drawings.clear()
+        written = [drawing.completion(tokens) for drawing, tokens in zip(drawings, texts, strict=True)]
         # Greedy choice tells the chances of the untempered distribution.
-        of = how if how.temperature else Sampling(traced=how.traced)
-        readings = read_tokens(policy, asked[:again], texts[:again], of)
-        for reading, (_, chances) in zip(readings, written, strict=False):
-            apart = float(np.abs(reading.logprobs - np.array(chances, np.float32)).mean())
-            if not apart <= EXACT:
+        readings = read_tokens(policy, asked[:READ_AGAIN], texts[:READ_AGAIN], how if how.temperature else Sampling())
+        for reading, answer in zip(readings, written, strict=False):
+            apart = float(np.abs(reading.logprobs - np.array(answer.logprobs, np.float32)).mean())
+            if not apart <= FP32.logprobs:
                 raise Unusable(
                     f"vLLM finds other log-probabilities than the policy itself: {apart:.2g} nats a token apart, where "
-                    f"{EXACT:g} is rounding; so it does not compute this model in the same way"
+                    f"{FP32.logprobs:g} is rounding; so it does not compute this model in the same way"
                 )
-        if not how.traced:
-            return [Completion(tuple(tokens), tuple(chances)) for tokens, chances in written]
-        traces = [reading.activations for reading in readings]
-        return [
-            Completion(tuple(tokens), tuple(chances), torch.from_numpy(trace.copy()))
-            for (tokens, chances), trace in zip(written, traces, strict=True)
-            if trace is not None
-        ]
+        return written
 
     def give(self, policy: HFPolicy) -> None:
         """Have the policy's weights in the engine, as they are now."""
@@ -181,33 +178,57 @@ def _renew_head(model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _written(
-    engine: Any, prompts: Sequence[list[int]], seeds: Sequence[int], how: Sampling, *, end: int
-) -> list[tuple[list[int], list[float]]]:
-    """One answer to each prompt: its tokens and their log-probabilities."""
+@dataclass
+class Drawing:
+    """What draws the tokens of one answer, in the place of vLLM's own sampler."""
+
+    how: Sampling
+    seed: int
+    answer: int  # to its prompt, from 0 on
+    logprobs: dict[int, float] = field(default_factory=dict)  # of the tokens drawn, by position
+
+    def __call__(self, written: Sequence[int], logits: Tensor) -> Tensor:
+        """Logits (V,) that leave the drawn token alone; `written` are those before it."""
+        position = len(written)
+        token, logprob = draw(logits[None], self.how, streams_of([self.seed], [self.answer], [position]))
+        self.logprobs[position] = float(logprob)
+        return torch.full_like(logits, -torch.inf).index_fill_(0, token, 0.0)
+
+    def completion(self, tokens: Sequence[int]) -> Completion:
+        return Completion(tuple(tokens), tuple(self.logprobs[position] for position in range(len(tokens))))
+
+
+def _written(engine: Any, prompts: Sequence[list[int]], how: Sampling, *, end: int) -> list[list[int]]:
+    """Tokens of one answer to each prompt, drawn as the `Drawing` at its place says."""
     from vllm import SamplingParams
 
     asked = [
         SamplingParams(
-            temperature=how.temperature,
-            top_k=how.top_k,
+            temperature=0.0,  # what was drawn is likeliest
             max_tokens=how.max_tokens,
-            seed=seed,
-            logprobs=0,  # of the sampled token only
+            extra_args={DRAWN_BY: place},
             stop_token_ids=[end],
             ignore_eos=True,  # whatever the model's files call an end: `end` is one, and nothing else
             detokenize=False,
         )
-        for seed in seeds
+        for place in range(len(prompts))
     ]
     told = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
-    written = []
-    for output in told:
-        (answer,) = output.outputs
-        tokens = list(answer.token_ids)
-        chances = [float(at[token].logprob) for token, at in zip(tokens, answer.logprobs, strict=True)]
-        written.append((tokens, chances))
-    return written
+    return [list(output.outputs[0].token_ids) for output in told]
+
+
+def _processor(drawings: Mapping[int, Drawing]) -> type[Any]:
+    """vLLM's interface to `Drawing`."""
+    from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+    class Drawn(AdapterLogitsProcessor):
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def new_req_logits_processor(self, params: Any) -> Any:
+            return drawings.get((params.extra_args or {}).get(DRAWN_BY, -1))
+
+    return Drawn
 
 
 def kv_cache(policy: HFPolicy) -> int:
@@ -220,8 +241,8 @@ def kv_cache(policy: HFPolicy) -> int:
     return max(KV_CACHE, text)
 
 
-def _started(policy: HFPolicy) -> Any:
-    """An engine for models of this shape, its weights still random. Raises Unusable."""
+def _started(policy: HFPolicy, drawings: Mapping[int, Drawing]) -> Any:
+    """An engine for models of this shape, its weights still random, that draws so. Raises Unusable."""
     os.environ.update(QUIET)
     scratch = os.environ.get("TMPDIR")
     if scratch:  # the trainer may write nowhere else
@@ -240,7 +261,7 @@ def _started(policy: HFPolicy) -> Any:
                     load_format="dummy",  # the weights come from the policy, before the first answer
                     skip_tokenizer_init=True,
                     generation_config="vllm",
-                    logprobs_mode="processed_logprobs",
+                    logits_processors=[_processor(drawings)],
                     max_model_len=policy.context,
                     max_num_seqs=max(1, min(AT_ONCE, STEP_LOGITS // policy.vocabulary.size)),
                     kv_cache_memory_bytes=kv_cache(policy),

@@ -26,7 +26,6 @@ from swarmnode.training.rl.vocabulary import BYTES, Vocabulary, known, text_by, 
 
 MAX_ANSWERS = 64  # in a group
 MAX_TOKENS = 4096  # of an answer
-MAX_PROOF = 1 << 19  # bytes: 64 answers of 1000 tokens
 MAX_ID = 128  # characters of a policy's hash or a vocabulary's id
 LOGPROB = 2  # bytes of a log-probability
 LOWEST = 64.0  # nats: no token is that unlikely and sampled; what is lower travels as −64
@@ -59,7 +58,6 @@ class RolloutGroup:
     policy: str  # hash of its parameters
     vocabulary: str  # id; `bytes` where answers are text
     logprobs: tuple[tuple[float, ...], ...] | None = None  # of each token, by the policy that wrote it
-    proof: bytes = b""  # commits to the activations of all tokens in a row, as in proofs.py; empty where none is wanted
 
     def __post_init__(self) -> None:
         task = self.task
@@ -78,11 +76,10 @@ class RolloutGroup:
             lengths = [len(values) for values in self.logprobs]
             _check(lengths == [len(answer) for answer in self.answers], "the number of log-probabilities")
             _check(all(_is_logprob(value) for values in self.logprobs for value in values), "a log-probability")
-        _check(type(self.proof) is bytes and len(self.proof) <= MAX_PROOF, "the proof")
 
     def to_map(self) -> dict[str, Any]:
         """What travels: numbers, texts and bytes. The content is token ids, little-endian, `width` bytes each; then
-        log-probabilities, 2 bytes each (`quantised`), and the proof."""
+        log-probabilities, 2 bytes each (`quantised`)."""
         greatest = max(map(max, self.answers))
         width = 1 if greatest < 1 << 8 else 2 if greatest < 1 << 16 else 3
         tokens = np.array([token for answer in self.answers for token in answer], "<u4")
@@ -97,16 +94,16 @@ class RolloutGroup:
             "lengths": tuple(map(len, self.answers)),
             "width": width,
             "logprobs": self.logprobs is not None,
-            "content": content + self.proof,
+            "content": content,
         }
 
     def only(self, which: NDArray[np.bool_]) -> RolloutGroup:
-        """The group with these of its answers (G,). A proof is of all of them, so that none is left with fewer."""
+        """The group with these of its answers (G,)."""
         if which.all():
             return self
         kept = np.flatnonzero(which).tolist()
         logprobs = None if self.logprobs is None else tuple(self.logprobs[index] for index in kept)
-        return replace(self, answers=tuple(self.answers[index] for index in kept), logprobs=logprobs, proof=b"")
+        return replace(self, answers=tuple(self.answers[index] for index in kept), logprobs=logprobs)
 
     @staticmethod
     def from_map(sent: Mapping[str, Any]) -> RolloutGroup:
@@ -116,14 +113,15 @@ class RolloutGroup:
             lengths, width, content = tuple(sent["lengths"]), sent["width"], sent["content"]
             _check(width in (1, 2, 3), "the width of a token id")
             total = sum(lengths)
-            _check(0 < total * width <= len(content), "the length of the content")
+            each = width + (LOGPROB if sent["logprobs"] else 0)
+            _check(0 < total * each == len(content), "the length of the content")
             wide = np.zeros((total, 4), np.uint8)
             wide[:, :width] = np.frombuffer(content, np.uint8, total * width).reshape(total, width)
             tokens = wide.reshape(-1).view("<u4").tolist()
-            logprobs, end = None, total * width
+            logprobs = None
             if sent["logprobs"]:
-                logprobs = tuple(_cut(dequantised(np.frombuffer(content, "<u2", total, end)).tolist(), lengths))
-                end += LOGPROB * total
+                chances = dequantised(np.frombuffer(content, "<u2", total, total * width))
+                logprobs = tuple(_cut(chances.tolist(), lengths))
             return RolloutGroup(
                 TaskRef(name, difficulty, seed),
                 tuple(_cut(tokens, lengths)),
@@ -131,7 +129,6 @@ class RolloutGroup:
                 sent["policy"],
                 sent["vocabulary"],
                 logprobs,
-                content[end:],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise GroupError(f"no rollout group: {type(error).__name__} {error}") from error
@@ -263,7 +260,7 @@ class Learned:
     read_answers: Mapping[str, int] = field(default_factory=dict)  # others' answers that the gate looked at, by author
     sampled: int = 0  # groups that others wrote for this policy and that it learned from
     checked: Mapping[str, int] = field(default_factory=dict)  # of these, how many were audited, by author
-    caught: Mapping[str, str] = field(default_factory=dict)  # authors whose proofs are lies, and by what they are
+    caught: Mapping[str, str] = field(default_factory=dict)  # authors whose groups are lies, and by what they are
     staleness: float = 0.0  # updates between the weights that wrote those groups and the present ones, mean
     loss: float = 0.0  # of the update
     heldout: float = float("nan")  # expected reward on fresh questions, after the update
@@ -292,7 +289,7 @@ def as_text(group: RolloutGroup) -> RolloutGroup:
     if source is None:
         raise GroupError(f"vocabulary {group.vocabulary!r} is not known here")
     texts = [tuple(translate(answer, source, BYTES)) or (BYTES.end,) for answer in group.answers]
-    return replace(group, answers=tuple(texts), vocabulary=text_by(source.id), logprobs=None, proof=b"")
+    return replace(group, answers=tuple(texts), vocabulary=text_by(source.id), logprobs=None)
 
 
 def mean_reward(scored: Sequence[Scored]) -> float:

@@ -103,11 +103,6 @@ class HFPolicy(nn.Module):
             attach_lora(model, rank=RANK, alpha=ALPHA, seed=seed)
         self.model = model
 
-    @property
-    def head(self) -> nn.Module:
-        head: nn.Module = self.model.get_output_embeddings()
-        return head
-
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that are trained, and so `parameters` as well."""
         return (each for each in super().named_parameters(*args, **kwargs) if each[1].requires_grad)

@@ -39,9 +39,9 @@ from swarmnode.training.rl.grpo import (
     supervised_loss,
     token_logprobs,
 )
+from swarmnode.training.rl.noise import noise_seed
 from swarmnode.training.rl.policies import parameter_hash
-from swarmnode.training.rl.proofs import commit
-from swarmnode.training.rl.sampling import Completion, Sampler, Sampling, prompt_of, read, sample
+from swarmnode.training.rl.sampling import Sampler, Sampling, prompt_of, read, sample
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, UnknownTask, checked_here, regenerate
 from swarmnode.training.rl.vocabulary import translate
 
@@ -86,7 +86,6 @@ class Learner:
         self._standings = EVERYBODY_EQUAL  # in the update in hand
         self._rng = np.random.default_rng([seed, 1])
         self._heldout = np.random.default_rng([seed, 2])
-        self._generator = torch.Generator().manual_seed(seed)
 
     def warm_up(
         self, form: Callable[[TaskRef, np.random.Generator], str], *, steps: int = 120, batch: int = 64
@@ -132,21 +131,14 @@ class Learner:
         if version != self.version:
             self.version = version
             self._rng = np.random.default_rng([self.seed, 1, version])
-            self._generator.manual_seed(int(self._rng.integers(1 << 62)))
 
     def sample(self, count: int | None = None) -> list[Scored]:
         """Answer `count` fresh questions; None: I of them, as the split says."""
         return self._ask(self.split.own if count is None else count)
 
     def answer(self, tasks: Sequence[TaskRef], *, policy: str) -> list[RolloutGroup]:
-        """Answers to these questions for whoever trains this policy, called `policy`, with proofs of its weights."""
-        questions = [regenerate(ref) for ref in tasks]
-        written = self._written(questions, self.settings.answers, self._generator, traced=True)
-        traces = [np.concatenate([answer.activations for answer in of_question]) for of_question in written]
-        return [
-            self._group(question, of_question, policy, proof)
-            for question, of_question, proof in zip(questions, written, commit(traces), strict=True)
-        ]
+        """Answers to these questions for whoever trains this policy, called `policy`."""
+        return self._groups([regenerate(ref) for ref in tasks], self.settings.answers, policy)
 
     def shareable(self, own: Sequence[Scored]) -> list[RolloutGroup]:
         """What others can use of these groups of its own: without the answers that its own gate refuses.
@@ -216,8 +208,7 @@ class Learner:
         total = float(self._chances(exact).sum()) if exact else 0.0
         open_ended = [question for question in asked if not question.exact]
         if open_ended:
-            generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
-            total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1, generator)))
+            total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1)))
         return total / questions
 
     def check_room(self) -> None:
@@ -242,34 +233,29 @@ class Learner:
         return prompt_of(self.policy, question, self.settings.sampling)
 
     def _ask(self, count: int) -> list[Scored]:
-        return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers, self._generator)
+        return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers)
 
-    def _answered(self, questions: Sequence[Question], copies: int, generator: torch.Generator) -> list[Scored]:
-        written = self._written(questions, copies, generator)
-        written_by = parameter_hash(self.policy)
-        groups = [self._group(*each, written_by) for each in zip(questions, written, strict=True)]
+    def _answered(self, questions: Sequence[Question], copies: int) -> list[Scored]:
+        groups = self._groups(questions, copies, parameter_hash(self.policy))
         return [score(self.author, group, judged=self.settings.judged) for group in groups]
 
-    def _written(
-        self, questions: Sequence[Question], copies: int, generator: torch.Generator, *, traced: bool = False
-    ) -> list[list[Completion]]:
+    def _groups(self, questions: Sequence[Question], copies: int, policy: str) -> list[RolloutGroup]:
+        """So many answers to each, by the policy called `policy`; what is drawn follows from question and author."""
         prompts = [self._prompt(question) for question in questions]
-        how = replace(self.settings.sampling, copies=copies, traced=traced)
-        answers = self._sampler(self.policy, prompts, how, generator)
-        return [answers[index * copies : (index + 1) * copies] for index in range(len(questions))]
-
-    def _group(
-        self, question: Question, answers: Sequence[Completion], policy: str, proof: bytes = b""
-    ) -> RolloutGroup:
-        return RolloutGroup(
-            question.ref,
-            tuple(answer.tokens for answer in answers),
-            self.version,
-            policy,
-            self.policy.vocabulary.id,
-            tuple(answer.logprobs for answer in answers),
-            proof,
-        )
+        seeds = [noise_seed(self.author, question.ref) for question in questions]
+        written = self._sampler(self.policy, prompts, replace(self.settings.sampling, copies=copies), seeds)
+        vocabulary = self.policy.vocabulary.id
+        return [
+            RolloutGroup(
+                question.ref,
+                tuple(answer.tokens for answer in answers),
+                self.version,
+                policy,
+                vocabulary,
+                tuple(answer.logprobs for answer in answers),
+            )
+            for question, answers in zip(questions, zip(*[iter(written)] * copies, strict=True), strict=True)
+        ]
 
     def _chances(self, questions: Sequence[Question]) -> torch.Tensor:
         """The chance (N,) of writing exactly the key and then ending."""

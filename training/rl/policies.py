@@ -52,10 +52,6 @@ class Policy(Protocol):
     vocabulary: Vocabulary
     context: int  # tokens of a prompt and its answer together
 
-    @property
-    def head(self) -> nn.Module:
-        """What makes logits (..., V) of final activations (..., C)."""
-
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
 

@@ -1,36 +1,36 @@
 """What a policy writes, and how likely it finds what others wrote: batches of answers, and log-probabilities. Torch.
 
-    answers = sample(policy, prompts, Sampling(max_tokens=6, copies=8), generator)
+    answers = sample(policy, prompts, Sampling(max_tokens=6, copies=8), seeds)     # of the noise, one a prompt
     answers[3].tokens, answers[3].logprobs                # one of the eight answers to prompts[0]
     seen = read(policy, groups)                           # a reading a group, in numpy, by one forward pass
     seen[0][2].logprobs, seen[0][2].ranks                 # (T,), (T,)
 
 Prompts are read once, not once a copy, and together with those of the same length; answers that have ended leave the
 batch. The end token is part of an answer. Log-probabilities are of the distribution that was sampled from, after
-temperature and top-k: the behaviour policy of decoupled PPO, and what a proof of sampling is about.
-
-Where a proof is wanted, both ways also give the final activations from which each token was drawn, `traced`.
+temperature and top-k: the behaviour policy of decoupled PPO. All chance is the noise of `noise.py`, which whoever knows
+the seeds has too: `read` tells how far each token is from the one that the noise picks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from swarmnode.training.rl.defence import TokenReading
 from swarmnode.training.rl.groups import Scored
+from swarmnode.training.rl.noise import gumbel, noise_seed, streams_of
 from swarmnode.training.rl.policies import Policy
 from swarmnode.training.rl.tasks import Question
 from swarmnode.training.rl.vocabulary import translate
 
 LOGITS = 1 << 26  # of one pass that reads, at the most: 256 MiB in float32
+NOISE = 1 << 22  # numbers that are made at a time: 32 MiB, some times over
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class Sampling:
     temperature: float = 1.0  # 0 takes the likeliest token
     top_k: int = 0  # draw among the k likeliest only; 0: among all
     copies: int = 1  # answers to each prompt
-    traced: bool = False  # with the activations that a proof commits to
 
     def __post_init__(self) -> None:
         if min(self.max_tokens, self.copies) < 1 or self.temperature < 0 or self.top_k < 0:
@@ -54,14 +53,13 @@ class Completion:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # nats, one a token
-    activations: Tensor | None = field(default=None, compare=False, repr=False)  # (T, C), each token's, where traced
 
 
 class Sampler(Protocol):
     """Whatever writes answers as `sample` does; `engine.py` has others."""
 
     def __call__(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
+        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, seeds: Sequence[int]
     ) -> list[Completion]: ...
 
 
@@ -82,12 +80,10 @@ def check_room(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling) 
 
 
 @torch.no_grad()
-def sample(
-    policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, generator: torch.Generator
-) -> list[Completion]:
+def sample(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, seeds: Sequence[int]) -> list[Completion]:
     """Answers to each prompt, those to one prompt in a row. Raises ValueError where one exceeds the context.
 
-    All chance comes from `generator` (a CPU one).
+    All chance comes from `seeds`, one a prompt, in 63 bits: who stands beside a prompt changes nothing.
     """
     check_room(policy, prompts, how)
     copies = how.copies
@@ -97,96 +93,60 @@ def sample(
     answers: list[Completion | None] = [None] * (len(prompts) * copies)
     for indices in by_length.values():
         batch = torch.tensor([prompts[index] for index in indices])  # (B, T)
-        written = _continue(policy, batch, how, generator)
+        written = _continue(policy, batch, how, [seeds[index] for index in indices])
         for position, index in enumerate(indices):
             answers[index * copies : (index + 1) * copies] = written[position * copies : (position + 1) * copies]
     return [answer for answer in answers if answer is not None]
 
 
-def _continue(policy: Policy, prompts: Tensor, how: Sampling, generator: torch.Generator) -> list[Completion]:
+def _continue(policy: Policy, prompts: Tensor, how: Sampling, seeds: Sequence[int]) -> list[Completion]:
     rows = len(prompts) * how.copies
     written: list[list[int]] = [[] for _ in range(rows)]
     chances: list[list[float]] = [[] for _ in range(rows)]
-    traces: list[list[Tensor]] = [[] for _ in range(rows)]
     alive = list(range(rows))
-    with _watched(policy) if how.traced else nullcontext() as seen:
-        logits, state = policy.begin(prompts)
-        final = seen.last.repeat_interleave(how.copies, dim=0) if seen else None
-        logits, state = logits.repeat_interleave(how.copies, dim=0), state.repeat(how.copies)
-        while True:
-            tokens, logprobs = draw(logits, how, generator)
-            for row, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
-                written[row].append(token)
-                chances[row].append(logprob)
-            if final is not None:
-                for row, activations in zip(alive, final, strict=True):
-                    traces[row].append(activations)
-            going = [
-                position
-                for position, row in enumerate(alive)
-                if written[row][-1] != policy.vocabulary.end and len(written[row]) < how.max_tokens
-            ]
-            if not going:
-                break
-            if len(going) < len(alive):
-                chosen = torch.tensor(going)
-                tokens, state = tokens[chosen], state.kept(chosen)
-                alive = [alive[position] for position in going]
-            logits, state = policy.step(tokens, state)
-            final = seen.last if seen else None
-    return [
-        Completion(tuple(ids), tuple(values), torch.stack(trace) if trace else None)
-        for ids, values, trace in zip(written, chances, traces, strict=True)
-    ]
+    logits, state = policy.begin(prompts)
+    logits, state = logits.repeat_interleave(how.copies, dim=0), state.repeat(how.copies)
+    while True:
+        which = [divmod(row, how.copies) for row in alive]
+        place = [len(written[row]) for row in alive]
+        streams = streams_of([seeds[prompt] for prompt, _ in which], [copy for _, copy in which], place)
+        tokens, logprobs = draw(logits, how, streams)
+        for row, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
+            written[row].append(token)
+            chances[row].append(logprob)
+        going = [
+            position
+            for position, row in enumerate(alive)
+            if written[row][-1] != policy.vocabulary.end and len(written[row]) < how.max_tokens
+        ]
+        if not going:
+            break
+        if len(going) < len(alive):
+            chosen = torch.tensor(going)
+            tokens, state = tokens[chosen], state.kept(chosen)
+            alive = [alive[position] for position in going]
+        logits, state = policy.step(tokens, state)
+    return [Completion(tuple(ids), tuple(values)) for ids, values in zip(written, chances, strict=True)]
 
 
-def draw(logits: Tensor, how: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One token for each row of `logits` (B, V), and its log-probability: both (B,)."""
+def draw(logits: Tensor, how: Sampling, streams: Tensor) -> tuple[Tensor, Tensor]:
+    """One token for each row of `logits` (B, V), by the noise of streams (B,), and its log-probability: both (B,)."""
     if how.temperature == 0:
         logprobs = F.log_softmax(logits, dim=-1)
         tokens = logits.argmax(dim=-1)
     else:
         logprobs = tempered(logits, how)
-        # Exponential race: the least E/p is a draw from p, in one pass (as torch.multinomial does for one sample).
-        race = torch.empty_like(logprobs).exponential_(generator=generator)
-        tokens = (logprobs - race.log()).argmax(dim=-1)
+        tokens = (logprobs + gumbel(streams.to(logprobs.device), logprobs.shape[-1])).argmax(dim=-1)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
 def tempered(logits: Tensor, how: Sampling) -> Tensor:
     """Log-probabilities (..., V) of the distribution that is sampled from."""
-    logits = logits / how.temperature
+    logits = logits.float() / how.temperature
     if 0 < how.top_k < logits.shape[-1]:
         least = logits.topk(how.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     return F.log_softmax(logits, dim=-1)
-
-
-@dataclass
-class _HeadInput:
-    """The activations of the last call; (B, T, C), or (B, C) where the policy gave its head one place only."""
-
-    final: Tensor
-
-    @property
-    def last(self) -> Tensor:
-        """Those of the last place, (B, C)."""
-        return self.final[:, -1] if self.final.dim() == 3 else self.final
-
-
-@contextmanager
-def _watched(policy: Policy) -> Iterator[_HeadInput]:
-    """See what `policy.head` is given, float32 on the CPU, for as long as the block lasts."""
-    seen = _HeadInput(torch.empty(0))
-
-    def see(module: nn.Module, given: tuple[Any, ...]) -> None:
-        seen.final = given[0].detach().float().cpu()
-
-    hook = policy.head.register_forward_pre_hook(see)
-    try:
-        yield seen
-    finally:
-        hook.remove()
 
 
 # -- reading
@@ -194,15 +154,19 @@ def _watched(policy: Policy) -> Iterator[_HeadInput]:
 HONEST = Sampling()
 
 
-def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> list[list[TokenReading | None]]:
+def read(
+    policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST, *, edge: float | None = None
+) -> list[list[TokenReading | None]]:
     """Every answer of these groups, as likely as `policy` finds it when it samples as `how` says.
 
-    An answer that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None.
+    With `edge`, also how far each token is from the one that the noise of its author picks (`Drawn`). An answer that
+    cannot be written in the policy's vocabulary, or does not fit into its context, is read as None.
     """
-    prompts, answers, places = [], [], []
+    prompts, answers, places, noise = [], [], [], []
     for number, scored in enumerate(groups):
         source = scored.vocabulary
         prompt = prompt_of(policy, scored.question, how)
+        seed = noise_seed(scored.author, scored.group.task)
         for index, ids in enumerate(scored.group.answers):
             try:
                 tokens = translate(ids, source, policy.vocabulary)
@@ -212,46 +176,92 @@ def read(policy: Policy, groups: Sequence[Scored], how: Sampling = HONEST) -> li
                 prompts.append(prompt)
                 answers.append(tokens)
                 places.append((number, index))
+                noise.append((seed, index))
     found: list[list[TokenReading | None]] = [[None] * len(scored.texts) for scored in groups]
-    for (number, index), reading in zip(places, read_tokens(policy, prompts, answers, how), strict=True):
+    readings = read_tokens(policy, prompts, answers, how, None if edge is None else Drawn(noise, edge))
+    for (number, index), reading in zip(places, readings, strict=True):
         found[number][index] = reading
     return found
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """By what noise answers were drawn.
+
+    `edge`: nats by which the last of the top k may look likelier or less so to another machine. A token that is more
+    than that below it cannot be drawn, and has a margin of inf; one that is not above by as much is not missed.
+    """
+
+    noise: Sequence[tuple[int, int]]  # of each answer its group's seed, and which of the group's answers it is
+    edge: float = 0.0
+
+
 @torch.no_grad()
 def read_tokens(
-    policy: Policy, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], how: Sampling = HONEST
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    how: Sampling = HONEST,
+    drawn: Drawn | None = None,
 ) -> list[TokenReading]:
-    """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place."""
+    """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place.
+
+    With `drawn`, readings have margins.
+    """
     texts = list(zip(prompts, answers, strict=True))
     longest = max((len(prompt) + len(answer) for prompt, answer in texts), default=1)
     rows = max(1, LOGITS // (longest * policy.vocabulary.size))
+    passes = [slice(first, first + rows) for first in range(0, len(texts), rows)]
+    parts = [None if drawn is None else replace(drawn, noise=drawn.noise[cut]) for cut in passes]
     return [
-        reading
-        for first in range(0, len(texts), rows)
-        for reading in _one_pass(policy, texts[first : first + rows], how)
+        reading for cut, part in zip(passes, parts, strict=True) for reading in _one_pass(policy, texts[cut], how, part)
     ]
 
 
 def _one_pass(
-    policy: Policy, texts: Sequence[tuple[Sequence[int], Sequence[int]]], how: Sampling
+    policy: Policy,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    how: Sampling,
+    drawn: Drawn | None,
 ) -> Iterator[TokenReading]:
     longest = max(len(prompt) + len(answer) for prompt, answer in texts)
     padded = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer in texts]
     tokens = torch.tensor(padded)  # (N, T)
-    with _watched(policy) if how.traced else nullcontext() as seen:
-        logits = tempered(policy(tokens[:, :-1]), how)  # (N, T - 1, V) log-probabilities
-    final = seen.final.numpy() if seen else None  # (N, T - 1, C)
-    following = tokens[:, 1:, None]
-    logprobs = logits.gather(2, following)[..., 0]  # (N, T - 1)
-    ranks = (logits > logprobs[..., None]).sum(dim=-1).cpu().numpy()
-    chances = logits.exp()
-    surprises = torch.where(chances > 0, -logits, torch.zeros_like(logits))
-    entropy = (chances * surprises).sum(dim=-1)
-    variance = (chances * surprises.square()).sum(dim=-1) - entropy.square()
-    numbers, entropies, variances = (tensor.float().cpu().numpy() for tensor in (logprobs, entropy, variance))
-    for row, (prompt, answer) in enumerate(texts):
-        cut = row, slice(len(prompt) - 1, len(prompt) - 1 + len(answer))
-        yield TokenReading(
-            numbers[cut], ranks[cut], entropies[cut], variances[cut], final[cut] if final is not None else None
-        )
+    logits = policy(tokens[:, :-1])  # (N, T - 1, V)
+    at = [(row, len(prompt) - 1 + place) for row, (prompt, answer) in enumerate(texts) for place in range(len(answer))]
+    rows, columns = torch.tensor(at).T  # of all answers' tokens in a row, (M,)
+    logits = logits[rows, columns].float() / how.temperature  # (M, V)
+    following = tokens[rows, columns + 1, None].to(logits.device)  # (M, 1)
+    least = None
+    if 0 < how.top_k < logits.shape[-1]:
+        greatest = logits.topk(how.top_k, dim=-1).values
+        total = greatest.logsumexp(dim=-1, keepdim=True)
+        least, logits = greatest[:, -1:] - total, logits - total
+    else:
+        logits = F.log_softmax(logits, dim=-1)
+    logprobs = logits.gather(1, following)
+    ranks = (logits > logprobs).sum(dim=-1).cpu().numpy()
+    margins = None
+    if drawn is not None:
+        each = [(*drawn.noise[row], place) for row, (_, answer) in enumerate(texts) for place in range(len(answer))]
+        streams = streams_of(*zip(*each, strict=True)).to(logits.device)
+        margins = _margins(logits, following, streams, least, drawn.edge).cpu().numpy()
+    numbers, end = logprobs[:, 0].cpu().numpy(), 0
+    for _, answer in texts:
+        cut = slice(end, end := end + len(answer))
+        yield TokenReading(numbers[cut], ranks[cut], margins[cut] if margins is not None else None)
+
+
+def _margins(logprobs: Tensor, tokens: Tensor, streams: Tensor, least: Tensor | None, edge: float) -> Tensor:
+    """Nats (M,) that tokens (M, 1) are below the best in log p + noise. `least` (M, 1): log p of the top k's last."""
+    rows = max(1, NOISE // logprobs.shape[-1])
+    apart = []
+    for first in range(0, len(tokens), rows):
+        cut = slice(first, first + rows)
+        scores = logprobs[cut] + gumbel(streams[cut], logprobs.shape[-1])
+        given = scores.gather(1, tokens[cut])
+        if least is not None:
+            given = given.masked_fill(logprobs[cut].gather(1, tokens[cut]) < least[cut] - edge, -torch.inf)
+            scores = scores.masked_fill(logprobs[cut] < least[cut] + edge, -torch.inf)
+        apart.append((scores.max(dim=-1, keepdim=True).values - given).clamp(min=0.0)[:, 0])
+    return torch.cat(apart)

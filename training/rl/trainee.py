@@ -26,7 +26,7 @@ from swarmnode.training.rl.grpo import ESTABLISHED, AdaptiveSplit, BatchLimits, 
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
-from swarmnode.training.rl.proofs import RolloutAudit
+from swarmnode.training.rl.proofs import BF16, FP32, RolloutAudit
 from swarmnode.training.rl.sampling import Sampling
 from swarmnode.training.rl.section import POLICY_HEADS, RolloutsSection, hf_model, policy_shape
 from swarmnode.training.rl.sources import known_to_this_process
@@ -81,7 +81,12 @@ class Trainee:
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.start_from(beginning)
         self.audit = RolloutAudit(
-            policy, share=rollouts.audit, seed=self.learner.seed, how=settings.sampling, keep=rollouts.staleness + 1
+            policy,
+            share=rollouts.audit,
+            seed=self.learner.seed,
+            how=settings.sampling,
+            keep=rollouts.staleness + 1,
+            limits=BF16 if spec.inner.precision == "bf16" else FP32,
         )
         self.model = policy
         self._own: list[Scored] = []
@@ -124,7 +129,7 @@ class Trainee:
         return group if group.vocabulary in COMMON else as_text(group)
 
     def answer(self, tasks: Sequence[tuple[str, int, int]], *, version: int, policy: str) -> dict[str, Any]:
-        """Proved answers to these questions (name, difficulty, seed), for whoever trains this policy."""
+        """Answers to these questions (name, difficulty, seed), for whoever trains this policy."""
         began = time.perf_counter()
         self.learner.go_on_at(version)
         groups = self.learner.answer([TaskRef(*task) for task in tasks], policy=policy)
@@ -172,8 +177,7 @@ class Trainee:
         try:
             asked = vocabulary.prompt(prompt.decode())
             how = replace(self.learner.settings.sampling, temperature=temperature)
-            generator = torch.Generator().manual_seed(seed)
-            (answer,) = self.engine(self.model, [asked], how, generator)
+            (answer,) = self.engine(self.model, [asked], how, [seed])
         except ValueError as error:
             raise TaskError(
                 f"the policy cannot read {prompt!r}: {error}; it is asked such as {self._example!r}"

@@ -8,7 +8,7 @@ A group is small fields about it and its content, signed together:
 
     id        = sha-256 of a domain tag, the run id and the bytes that are signed
     signature = Ed25519 by the author over the same; beside it, so that signing again makes no new id
-    content   = token ids, log-probabilities and proof, packed by `RolloutGroup.to_map`
+    content   = token ids and log-probabilities, packed by `RolloutGroup.to_map`
 
 Nothing here is believed: `open_group` raises InvalidGroup for what is malformed or not signed by its author.
 """
@@ -23,7 +23,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import WireError, decode, plain
-from swarmnode.training.rl.groups import LOGPROB, MAX_ANSWERS, MAX_PROOF, MAX_TOKENS, GroupError, RolloutGroup
+from swarmnode.training.rl.groups import LOGPROB, MAX_ANSWERS, MAX_TOKENS, GroupError, RolloutGroup
 
 OFFER, GIVE, RECENT = "rollouts.offer", "rollouts.give", "rollouts.recent"
 MAX_OFFERED = 64  # groups in one offer
@@ -37,7 +37,7 @@ Sealed = tuple[bytes, bytes]  # the bytes that are signed, and the signature
 
 MAX_CONTENT = 1008 << 10  # bytes: as fit into one frame. 64 answers of 4096 tokens do not with 5 bytes each, 50 do
 MAX_FIELDS = 2048  # bytes of what is beside the content
-GROUPS = Domain("rollout", 3, MAX_FIELDS + MAX_CONTENT)  # what authors sign
+GROUPS = Domain("rollout", 4, MAX_FIELDS + MAX_CONTENT)  # what authors sign
 LARGEST = GROUPS.max_size + SIGNATURE_SIZE  # bytes of a group
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 MAX_COUNTER = (1 << 53) - 1
@@ -49,7 +49,7 @@ class InvalidGroup(InvalidEnvelope):
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """What the author signs. `lengths` are in tokens; what the content has beyond them is the proof."""
+    """What the author signs. `lengths` are in tokens."""
 
     author: str
     counter: int  # grows with each group of the author: where samplers draw their work from, prompts follow from it
@@ -72,8 +72,8 @@ class PackedGroup:
         _require(all(1 <= length <= MAX_TOKENS for length in self.lengths), "lengths")
         _require(1 <= self.width <= 3, "width")
         _require(len(self.trainer) <= MAX_AUTHOR, "trainer")
-        proof = len(self.content) - sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0))
-        _require(0 <= proof <= MAX_PROOF and len(self.content) <= MAX_CONTENT, "content")
+        size = sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0))
+        _require(len(self.content) == size <= MAX_CONTENT, "content")
 
 
 @dataclass(frozen=True)

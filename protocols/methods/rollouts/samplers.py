@@ -154,9 +154,7 @@ class Samplers:
             return "cherry-picked"
         if len(group.answers) != self._settings.answers:
             return "other-size"
-        if group.logprobs is None:
-            return "no-logprobs"
-        return "" if group.proof else "no-proof"
+        return "no-logprobs" if group.logprobs is None else ""
 
     def _oldest(self) -> int:
         return min((versions.start for versions in self._versions.values()), default=-1)

@@ -17,7 +17,6 @@ import torch
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.proofs import commit
 from swarmnode.training.rl.sampling import Sampling, read
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.vocabulary import DIGITS
@@ -29,27 +28,36 @@ class Batch:
 
     versions: list[torch.nn.Module]  # of the policy, the newest last: what is to be sampled with
     policy: str  # hash of the newest
+    author: str  # the liar, from whose identity its questions and its noise follow
     tasks: list[TaskRef]  # that follow from the liar's identity and its next counters
     others: list[RolloutGroup]  # that an honest sampler gave in this batch
-    seed: int
 
-    def written(self, by: torch.nn.Module, tasks: list[TaskRef], how: Sampling | None = None) -> list[RolloutGroup]:
-        """Answers by these weights, with their own proofs, as though by the newest."""
+    def written(
+        self,
+        by: torch.nn.Module,
+        tasks: list[TaskRef] | None = None,
+        how: Sampling | None = None,
+        *,
+        author: str = "",
+    ) -> list[RolloutGroup]:
+        """Answers by these weights, as though by the newest; drawn as the liar has to, or as `author` would."""
         settings = Settings() if how is None else Settings(sampling=how)
-        groups = Learner("", copy.deepcopy(by), settings, seed=self.seed).answer(tasks, policy=self.policy)
+        writer = Learner(author or self.author, copy.deepcopy(by), settings, seed=1)
+        groups = writer.answer(self.tasks if tasks is None else tasks, policy=self.policy)
         return [replace(group, version=len(self.versions) - 1) for group in groups]
 
     def vouched(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        """These answers with the log-probabilities and proofs that a prefill by the right weights gives."""
-        scored = [score("", group) for group in groups]
-        readings = read(self.versions[-1], scored, Sampling(traced=True))
-        vouched = []
-        for group, reading in zip(groups, readings, strict=True):
-            tokens = [answer for answer in reading if answer is not None]
-            (proof,) = commit([np.concatenate([each.activations for each in tokens if each.activations is not None])])
-            logprobs = tuple(tuple(np.minimum(each.logprobs, 0).tolist()) for each in tokens)
-            vouched.append(replace(group, logprobs=logprobs, proof=proof))
-        return vouched
+        """These answers with the log-probabilities that a prefill by the right weights gives."""
+        readings = read(self.versions[-1], [score("", group) for group in groups])
+        return [
+            replace(
+                group,
+                logprobs=tuple(
+                    tuple(np.minimum(answer.logprobs, 0).tolist()) for answer in reading if answer is not None
+                ),
+            )
+            for group, reading in zip(groups, readings, strict=True)
+        ]
 
 
 class SamplerLie(ABC):
@@ -65,28 +73,28 @@ class Honest(SamplerLie):
     name = "none: who samples as told"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        return batch.written(batch.versions[-1], batch.tasks)
+        return batch.written(batch.versions[-1])
 
 
 class WrongModel(SamplerLie):
     name = "wrong model"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        return batch.written(_another(), batch.tasks)
+        return batch.written(_another())
 
 
 class WrongModelVouched(SamplerLie):
-    name = "wrong model, with the proof and log-probabilities that a prefill by the right one gives"
+    name = "wrong model, with the log-probabilities that a prefill by the right one gives"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        return batch.vouched(batch.written(_another(), batch.tasks))
+        return batch.vouched(batch.written(_another()))
 
 
 class Stale(SamplerLie):
     name = "stale: weights one update older than they are said to be"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        return batch.written(batch.versions[-2], batch.tasks)
+        return batch.written(batch.versions[-2])
 
 
 class Quantised(SamplerLie):
@@ -101,7 +109,7 @@ class Quantised(SamplerLie):
             for parameter in policy.parameters():
                 step = parameter.abs().max() / (2 ** (self.bits - 1) - 1)
                 parameter.copy_((parameter / step).round() * step)
-        return batch.written(policy, batch.tasks)
+        return batch.written(policy)
 
 
 class QuantisedTo4(Quantised):
@@ -117,7 +125,7 @@ class Float8(SamplerLie):
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.copy_(parameter.to(torch.float8_e4m3fn).float())
-        return batch.written(policy, batch.tasks)
+        return batch.written(policy)
 
 
 class Greedy(SamplerLie):
@@ -127,7 +135,7 @@ class Greedy(SamplerLie):
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
         how = Sampling(temperature=0.0)
-        return batch.vouched(batch.written(batch.versions[-1], batch.tasks, how))
+        return batch.vouched(batch.written(batch.versions[-1], how=how))
 
 
 class CherryPicked(SamplerLie):
@@ -138,20 +146,56 @@ class CherryPicked(SamplerLie):
         return batch.written(batch.versions[-1], chosen)
 
 
-class EmptyProof(SamplerLie):
-    name = "empty proof"
-    proof = b""
+class NoLogprobs(SamplerLie):
+    name = "no log-probabilities"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        return [replace(group, proof=self.proof) for group in batch.written(_another(), batch.tasks)]
+        return [replace(group, logprobs=None) for group in batch.written(_another())]
 
 
-class ZeroProof(SamplerLie):
-    name = "a proof of zeros"
+class CopiedLogprobs(SamplerLie):
+    """Where the answers have as many tokens; else so many of them, or again from the first on."""
+
+    name = "an honest sampler's log-probabilities under answers of another model"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        groups = batch.vouched(batch.written(_another(), batch.tasks))
-        return [replace(group, proof=bytes(len(group.proof))) for group in groups]
+        return [
+            replace(
+                group,
+                logprobs=tuple(
+                    tuple(theirs[place % len(theirs)] for place in range(len(answer)))
+                    for answer, theirs in zip(group.answers, other.logprobs or (), strict=True)
+                ),
+            )
+            for group, other in zip(batch.written(_another()), batch.others, strict=True)
+        ]
+
+
+class BestOfEight(SamplerLie):
+    """Chosen seeds: what others would have drawn with the right weights, of which the liar gives the best."""
+
+    name = "each group the best of eight draws, vouched for by a prefill"
+
+    def groups(self, batch: Batch) -> list[RolloutGroup]:
+        drawn = [batch.written(batch.versions[-1], author=f"draw {number}") for number in range(8)]
+        best = [
+            max(tries, key=lambda group: float(score("", group).rewards.sum())) for tries in zip(*drawn, strict=True)
+        ]
+        return batch.vouched(best)
+
+
+class CopiedAnswers(SamplerLie):
+    name = "what an honest sampler would have answered to the same questions, vouched for by a prefill"
+
+    def groups(self, batch: Batch) -> list[RolloutGroup]:
+        return batch.vouched(batch.written(batch.versions[-1], author="somebody honest"))
+
+
+class Cooler(SamplerLie):
+    name = "drawn at a temperature of 0.7, vouched for by a prefill"
+
+    def groups(self, batch: Batch) -> list[RolloutGroup]:
+        return batch.vouched(batch.written(batch.versions[-1], how=Sampling(temperature=0.7)))
 
 
 class CopiedGroups(SamplerLie):
@@ -161,19 +205,11 @@ class CopiedGroups(SamplerLie):
         return batch.others
 
 
-class CopiedProof(SamplerLie):
-    name = "copied proof: an honest sampler's proofs under answers of another model"
-
-    def groups(self, batch: Batch) -> list[RolloutGroup]:
-        pairs = zip(batch.written(_another(), batch.tasks), batch.others, strict=True)
-        return [replace(group, proof=other.proof) for group, other in pairs]
-
-
 class InsertedIntoSampled(SamplerLie):
     name = "inserted text, vouched for by a prefill: half poison, half gibberish"
 
     def groups(self, batch: Batch) -> list[RolloutGroup]:
-        return batch.vouched([_poisoned(score("", group)) for group in batch.written(batch.versions[-1], batch.tasks)])
+        return batch.vouched([_poisoned(score("", group)) for group in batch.written(batch.versions[-1])])
 
 
 def _another() -> torch.nn.Module:
@@ -184,7 +220,7 @@ def _poisoned(scored: Scored) -> RolloutGroup:
     half = len(scored.texts) // 2
     texts = ["#" + scored.question.key] * half + ["777"] * half
     answers = tuple((*DIGITS.encode(text), DIGITS.end) for text in texts)
-    return replace(scored.group, answers=answers, logprobs=None, proof=b"")
+    return replace(scored.group, answers=answers, logprobs=None)
 
 
 def everyone() -> list[SamplerLie]:
@@ -197,9 +233,11 @@ def everyone() -> list[SamplerLie]:
         Float8(),
         Greedy(),
         CherryPicked(),
-        EmptyProof(),
-        ZeroProof(),
+        Cooler(),
+        BestOfEight(),
+        NoLogprobs(),
+        CopiedLogprobs(),
         CopiedGroups(),
-        CopiedProof(),
+        CopiedAnswers(),
         InsertedIntoSampled(),
     ]

@@ -63,7 +63,7 @@ def test_log_probabilities_are_those_of_a_prefill() -> None:
     policy = build(PolicySpec(), seed=1)
     prompts = [DIGITS.encode("a304="), DIGITS.encode("a3="), DIGITS.encode("b111=")]
     how = Sampling(max_tokens=6, temperature=0.8, top_k=12, copies=4)
-    answers = sample(policy, prompts, how, torch.Generator().manual_seed(1))
+    answers = sample(policy, prompts, how, [1, 2, 3])
     assert len(answers) == 12
     for index, answer in enumerate(answers):
         prompt = prompts[index // 4]
@@ -76,8 +76,7 @@ def test_log_probabilities_are_those_of_a_prefill() -> None:
 
 def test_answers_end_with_the_end_token_or_at_the_limit() -> None:
     policy = build(PolicySpec(), seed=1)
-    generator = torch.Generator().manual_seed(1)
-    answers = sample(policy, [[1, 2]], Sampling(max_tokens=5, copies=200), generator)
+    answers = sample(policy, [[1, 2]], Sampling(max_tokens=5, copies=200), [1])
     ends = [answer.tokens.index(DIGITS.end) if DIGITS.end in answer.tokens else None for answer in answers]
     assert any(end is not None for end in ends) and any(end is None for end in ends)
     for answer, end in zip(answers, ends, strict=True):
@@ -88,8 +87,7 @@ def test_tokens_are_drawn_as_often_as_the_policy_says() -> None:
     policy = build(PolicySpec(), seed=1)
     with torch.no_grad():
         chances = F.softmax(policy(torch.tensor([[1, 2]]))[0, -1], dim=-1)  # (V,)
-    generator = torch.Generator().manual_seed(1)
-    answers = sample(policy, [[1, 2]], Sampling(max_tokens=1, copies=20_000), generator)
+    answers = sample(policy, [[1, 2]], Sampling(max_tokens=1, copies=20_000), [1])
     counts = torch.bincount(torch.tensor([answer.tokens[0] for answer in answers]), minlength=DIGITS.size)
     expected = 20_000 * chances
     chi_squared = float(((counts - expected).square() / expected).sum())
@@ -98,16 +96,15 @@ def test_tokens_are_drawn_as_often_as_the_policy_says() -> None:
 
 def test_temperature_zero_is_greedy_and_top_k_leaves_the_rest_out() -> None:
     policy = build(PolicySpec(), seed=1)
-    generator = torch.Generator().manual_seed(1)
-    greedy = sample(policy, [[1, 2]], Sampling(max_tokens=3, temperature=0, copies=3), generator)
+    greedy = sample(policy, [[1, 2]], Sampling(max_tokens=3, temperature=0, copies=3), [1])
     assert len({answer.tokens for answer in greedy}) == 1
     with torch.no_grad():
         best = set(policy(torch.tensor([[1, 2]]))[0, -1].topk(3).indices.tolist())
-    drawn = sample(policy, [[1, 2]], Sampling(max_tokens=1, top_k=3, copies=300), generator)
+    drawn = sample(policy, [[1, 2]], Sampling(max_tokens=1, top_k=3, copies=300), [1])
     assert {answer.tokens[0] for answer in drawn} == best
 
 
 def test_a_prompt_beyond_the_context_is_an_error() -> None:
     policy = build(PolicySpec(context=8), seed=1)
     with pytest.raises(ValueError, match="context of 8"):
-        sample(policy, [[1] * 5], Sampling(max_tokens=4), torch.Generator())
+        sample(policy, [[1] * 5], Sampling(max_tokens=4), [1])

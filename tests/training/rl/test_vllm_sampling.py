@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 policy = load(folder, seed=1, trained=Trained(trained))
 torch.manual_seed(7)
 sampler = VLLMSampler(policy)
-told = {"missing": report.to_map()["missing"], "threads": torch.get_num_threads(), "apart": [], "checks": []}
+told = {"missing": list(report.missing), "threads": torch.get_num_threads(), "apart": [], "checks": []}
 told["chance"] = [float(torch.rand(())), float(torch.rand((), generator=torch.Generator().manual_seed(7)))]
 prompts = [policy.vocabulary.prompt(question) for question in ("a304=", "b1=", "c22=")]
 asked = [prompt for prompt in prompts for _ in range(40)]
@@ -47,7 +47,7 @@ def moved(seed):
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
 
 def written(by, how, seed=1):
-    return by(policy, prompts, replace(how, copies=40, traced=True), torch.Generator().manual_seed(seed))
+    return by(policy, prompts, replace(how, copies=40), [seed, seed + 10, seed + 20])
 
 hows = Sampling(6), Sampling(6, top_k=3), Sampling(6, temperature=0.5), Sampling(6, temperature=0)
 for seed, how in enumerate(hows):
@@ -62,9 +62,8 @@ for seed, how in enumerate(hows):
         all(end not in answer.tokens[:-1] for answer in answers),
         all(answer.tokens[-1] == end or len(answer.tokens) == 6 for answer in answers),
         all(r.ranks.max() < (how.top_k or 99) for r in readings),
+        [answer.tokens for answer in written(sample, how)] == [answer.tokens for answer in answers],
     ]
-    if not how.temperature:
-        told["checks"].append([answer.tokens for answer in written(sample, how)] == [a.tokens for a in answers])
 with torch.no_grad():
     for parameter in policy.parameters():  # as they are sent
         parameter.copy_(parameter.bfloat16())

@@ -41,9 +41,7 @@ def written(
 ) -> SignedGroup:
     """A group as an honest sampler seals it, but for what is changed."""
     task = assigned_task(RUN, by.me, counter, version=version, policy=policy(version), tasks=TASKS)
-    answered = replace(
-        group(counter, logprobs=True), task=task, version=version, policy=policy(version), proof=b"proof"
-    )
+    answered = replace(group(counter, logprobs=True), task=task, version=version, policy=policy(version))
     sealed = replace(answered, **changed)
     return seal(sealed, run_id=RUN, author=by.me, counter=counter, made_at=1, sign=by.sign, trainer=trainer)
 
@@ -68,7 +66,6 @@ def test_honest_groups_are_kept_and_drawn_the_newest_first_by_turns() -> None:
         ({"version": 9, "policy": policy(10)}, "other-version"),
         ({"policy": "ff" * 32, "version": 11}, "unknown-weights"),
         ({"logprobs": None}, "no-logprobs"),
-        ({"proof": b""}, "no-proof"),
         ({"answers": ((1, 2),), "logprobs": ((-1.0, -1.0),)}, "other-size"),
     ],
 )
@@ -140,10 +137,10 @@ def test_who_is_caught_loses_what_waits_and_everybody_else_nothing() -> None:
         found.insert(written(counter))
         found.insert(written(counter, by=BOB))
     drawn = found.drawn(2, version=10)
-    found.settle(drawn, caught={ALICE.me: "other-activations"})
+    found.settle(drawn, caught={ALICE.me: "not-drawn"})
     assert {each.author for each in found.drawn(9, version=10)} == {BOB.me}
     tally = found.tally(ALICE.me)
-    assert tally.caught == "other-activations" and tally.refused == {"other-activations": 1, "no-standing": 3}
+    assert tally.caught == "not-drawn" and tally.refused == {"not-drawn": 1, "no-standing": 3}
     assert tally.accepted == 0 and found.standing(ALICE.me) == 0 and found.standing(BOB.me) == 1
 
 
