@@ -96,6 +96,9 @@ class Plan:
         replace(MENU, method="diloco", interval=24, codec="int8"),
         STREAMING,
         replace(STREAMING, eager=True),
+        replace(MENU, method="gossip", interval=24, codec="int8"),
+        replace(MENU, method="gossip", interval=24, codec="int8", outer_lr=0.7, momentum=0.5),  # NoLoCo's
+        replace(MENU, method="merge", interval=MENU.steps, codec="int8"),
     )
 
     def quick(self) -> Plan:

@@ -154,6 +154,23 @@ def test_one_worker_alone_sends_nothing_and_moves_as_far_as_it_offers(workers: W
     np.testing.assert_array_equal(outcome.parameters, workers.initial - first[0])
 
 
+def test_pairs_move_like_their_mean_and_end_merged(workers: Workers) -> None:
+    arm = Arm("gossip", steps=1, lr=1e-2, codec="fp32")
+    workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=1), stream="test")
+    deltas = workers.train([workers.initial] * len(workers.peers), round=0, steps=1)
+    outcome = _run(arm, workers)
+    apart = max(float(np.abs(delta - np.mean(deltas, axis=0)).max()) for delta in deltas)
+    merged = np.abs(outcome.parameters - (workers.initial - np.mean(deltas, axis=0))).max()
+    assert merged < apart / 4  # after nine meetings of four
+    sent = 9 * 2 * codec("fp32").encoded_size(workers.parameters)
+    assert outcome.bytes_per_node == sent and outcome.wire == ((sent // 9, 0, 9),)
+
+
+def test_merging_is_one_round_as_long_as_the_run(workers: Workers) -> None:
+    outcome = _run(Arm("merge", steps=4, lr=1e-3, interval=4, codec="int8"), workers)
+    assert outcome.rounds == 1 and outcome.bytes_per_node > 0
+
+
 def test_the_wall_clock_counts_what_no_step_hides() -> None:
     line = {"arm": {"steps": 100}, "wire": [[2_500_000, 0, 2], [250_000, 0, 10], [250_000, 5, 10]]}
     assert simulated_seconds(line, 20) == pytest.approx(10 + 2 * 1.0 + 10 * 0.1)

@@ -1,4 +1,4 @@
-"""How simulated workers train: synchronously, alone, by `diloco`, `streaming` or `open`.
+"""How simulated workers train: synchronously, alone, by `diloco`, `streaming`, `open` or in pairs.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from learned.pairs import Gossip
 from learned.workers import DataParallel, Size, Vector, Workers
 from swarmnode.protocols.chain.rules import work_units
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
@@ -101,8 +102,9 @@ def train(
     wire: Counter[tuple[int, int]] = Counter()
     while done < arm.steps:
         steps = min(spec.inner.steps_in(round), arm.steps - done)
-        before, exchanges = method.sent, steps if arm.method == "synchronous" else 1
+        before = method.sent
         parameters = method.advance(round, steps)
+        exchanges = steps if arm.method == "synchronous" else getattr(method, "meetings", 1)
         each = builtins.round((method.sent - before) / workers.size.workers / exchanges)
         wire[each, method.overlap] += exchanges
         measured, done, round = done // every, done + steps, round + 1
@@ -125,7 +127,7 @@ def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
     precision = "fp32" if arm.method == "open" else size.precision  # that audits can tell lies from rounding
     return size.spec(seed=seed, steps=arm.interval, interval=interval, precision=precision, **rates).updated(
         run={"trust": "open" if arm.method == "open" else "known"},
-        exchange={"method": arm.method, "codec": arm.codec},
+        exchange={"method": "gossip" if arm.method == "merge" else arm.method, "codec": arm.codec},
         outer={"lr": arm.outer_lr, "momentum": arm.momentum},
     )
 
@@ -355,5 +357,7 @@ METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "alone": Alone,
     "diloco": Diloco,
     "streaming": Streaming,
+    "gossip": Gossip,
+    "merge": Gossip,
     "open": Open,
 }

@@ -29,11 +29,11 @@ BITS = 64
 
 def partner(run_id: str, round: int, me: PeerId, members: Collection[PeerId]) -> PeerId | None:
     """Whom `me` meets in a round, by a view of the members; None: nobody. `me` counts whether it is named or not."""
-    peers = sorted({*members, me})
+    peers = list(dict.fromkeys((me, *members)))
     places = _mixed(np.fromiter(map(_bits, peers), np.uint64, len(peers)), _bits(f"{run_id} {round}"))
     order = np.argsort(places, kind="stable")
     leaves = places[order].tolist()
-    mine = order.tolist().index(peers.index(me))
+    mine = int(np.flatnonzero(order == 0)[0])
     low, high, bit = 0, len(leaves), BITS
     while high - low > 1 and bit:
         bit -= 1
