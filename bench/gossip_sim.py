@@ -16,6 +16,7 @@ round, by the norm of the mean; `alone` the share of rounds in which a node met 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import sys
@@ -49,6 +50,7 @@ from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.gossip import consensus_distance
 from swarmnode.training.runspec import parse_runspec
 
+GARBAGE_AFTER = 100_000  # objects; a swarm has millions, and looking at all of them often takes most of the time
 STEPS, STEP = 5, 0.4  # inner steps of a round, and seconds of each
 SLOWEST = 1.2  # times the seconds of a step that the slowest node takes
 
@@ -141,7 +143,10 @@ async def simulate(nodes: int, options: argparse.Namespace) -> dict[str, Any]:
                 "cpu": time.process_time(),
             }
             first = first or spent
-            print(json.dumps({"nodes": nodes, "round": index, "apart": round_to(apart[-1])}), flush=True)
+            each = {name: round_to((spent[name] - first[name]) / nodes) for name in spent}
+            print(
+                json.dumps({"nodes": nodes, "round": index, "apart": round_to(apart[-1]), "so_far": each}), flush=True
+            )
         nursery.cancel_scope.cancel()
     share = nodes * (options.rounds - 1)
     loss = sum(method._trainer.toy.heldout_loss() for method in swarm.methods) / nodes  # type: ignore[attr-defined]
@@ -192,6 +197,7 @@ def main() -> None:
     if options.plot is not None:
         plot([json.loads(line) for line in sys.stdin], options.plot)
         return
+    gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     first: dict[str, Any] | None = None
     for nodes in options.nodes:
         found: list[dict[str, Any]] = []
