@@ -118,6 +118,23 @@ def test_one_that_is_far_behind_takes_a_members_state_and_drags_nobody_back() ->
     simulate(body)
 
 
+def test_who_pauses_while_its_partner_waits_lets_it_go_on_at_once() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, "a", "b")
+        await swarm.round_done(2, "a", "b")
+        swarm.nodes["b"].trainer.seconds_per_step = 10.0
+        with trio.fail_after(30):
+            while (meeting := gossip(swarm, "b").meeting) is None or not meeting.wanted:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        alone_in = gossip(swarm, "a").place.round
+        await swarm.nodes["b"].session.pause()
+        with trio.fail_after(1.0):
+            while gossip(swarm, "a").place.round == alone_in:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+
+    simulate(body)
+
+
 @pytest.mark.parametrize("speed", [2, 4])
 def test_a_slow_node_ends_its_steps_when_its_partner_waits(speed: int) -> None:
     async def body(swarm: SimSwarm) -> None:

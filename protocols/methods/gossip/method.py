@@ -220,7 +220,7 @@ class Gossip(Method):
         split, whole = self._weights.encoded_size(size), self._size
         meeting = Meeting(self._parts, self._round, self._expected(), size=whole)
         offered = memoryview(meeting.offered)
-        self.phase = "training"
+        self.phase, ended = "training", False
         try:
             async with trio.open_nursery() as nursery:
                 await self._parts.runner(lambda: self._weights.encode(before.parameters, offered[:split]))
@@ -242,10 +242,10 @@ class Gossip(Method):
                     step = worked.seconds / max(1, worked.steps)  # the other may have to end one as well
                     await meeting.meet(within=self._deadline.seconds() + step)
                 nursery.cancel_scope.cancel()
-        except trio.Cancelled:
-            await meeting.give_up()
-            raise
+            ended = True
         finally:
+            if not ended:  # cancelled: the other waits for nothing more
+                await meeting.give_up()
             self._end(meeting)
             if meeting.counts:  # the other counts on it, so nothing may come between
                 with trio.CancelScope(shield=True):
