@@ -19,7 +19,7 @@ NETNODE = Path(__file__).with_name("netnode.py")
 FLAGS = ("--quic", "--listen", "::", "--threads", "1", "--nice", "0")
 PORT = 4077  # of daemons
 FIRST_PORT = 4001  # of agents; each life takes the next
-PATIENCE = 60.0  # s for an answer
+PATIENCE = 120.0  # s for an answer
 
 FAST = Link()
 

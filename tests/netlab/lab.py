@@ -39,8 +39,9 @@ INTERNET6 = "2a10:4580:10"  # a /48: ::/64 is the internet itself, each other /6
 
 BRIDGE = "address 02:00:00:00:00:01 type bridge"  # given, it stays; else the lowest of its ports', whoever joins
 
-NAT_KINDS = ("cone", "fullcone", "symmetric", "renumbering", "rejecting", "forgetful")
+NAT_KINDS = ("cone", "fullcone", "address-restricted", "symmetric", "sequential", "renumbering", "rejecting", "forgetful")
 RENUMBERED = range(4001, 4101)  # ports inside that a renumbering NAT maps, 10000 higher
+IN_SEQUENCE = range(20000, 28000)  # ports that a sequential NAT gives, one after another
 FORGETS_AFTER = 30  # s without a packet, after which a forgetful NAT drops a mapping
 
 
@@ -209,7 +210,9 @@ class Lab:
 
         cone         endpoint-independent, keeps the port; lets in only who was written to (port-restricted)
         fullcone     cone that passes everything to the first machine behind it
+        address-restricted   cone that passes to the first machine what comes from addresses that were written to
         symmetric    a new random port for every destination
+        sequential   symmetric with the next port for every destination
         renumbering  cone whose ports outside are other ones than inside
         rejecting    cone that answers the uninvited with RST, so that simultaneous opens meet one
         forgetful    cone that forgets a mapping after `FORGETS_AFTER` seconds of silence
@@ -233,6 +236,7 @@ class Lab:
     def forget(self, nat: Nat) -> None:
         """Drop all mappings."""
         subprocess.run([*nat.enter, "conntrack", "-F"], capture_output=True, check=False)
+        _run(*nat.enter, "nft", "flush", "set", "ip", "nat", "written")
 
     def mappings(self, nat: Nat) -> list[str]:
         """What the NAT remembers, a line each as conntrack prints it."""
@@ -373,17 +377,26 @@ def _rules(nat: Nat) -> str:
     source = 'oifname "wan" masquerade'
     if nat.kind == "symmetric":
         source += " random,fully-random"
+    elif nat.kind == "sequential":
+        ports = ", ".join(f"{number} : {port}" for number, port in enumerate(IN_SEQUENCE))
+        source = (
+            f'oifname "wan" {both} snat ip to {nat.address} : numgen inc mod {len(IN_SEQUENCE)} map {{ {ports} }}\n'
+            f"        {source}"
+        )
     elif nat.kind == "renumbering":
         for port in RENUMBERED:
             outside = f"{nat.address}:{port + 10000}"
             source = f'oifname "wan" {both} th sport {port} snat ip to {outside}\n        {source}'
-    pass_on = f'iifname "wan" {both} th dport 1024-65535 dnat ip to {first}' if nat.kind == "fullcone" else ""
+    whom = {"fullcone": "", "address-restricted": "ip saddr @written"}.get(nat.kind)
+    pass_on = f'iifname "wan" {whom} {both} th dport 1024-65535 dnat ip to {first}' if whom is not None else ""
     uninvited = 'iifname "wan" ct state new drop'
     return f"""flush ruleset
 table ip nat {{
+    set written {{ type ipv4_addr; flags dynamic; size 65535; }}
     chain prerouting {{ type nat hook prerouting priority dstnat; policy accept; {pass_on}
     }}
     chain postrouting {{ type nat hook postrouting priority srcnat; policy accept;
+        oifname "wan" add @written {{ ip daddr }}
         {source}
     }}
 }}

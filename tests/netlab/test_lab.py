@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 
 import pytest
 from lab import PREFIX, Host, Lab, Link, Nat, namespaces, sweep, why_not
@@ -92,7 +93,7 @@ def home(lab: Lab) -> tuple[Nat, Host]:
     return nat, lab.private("inside", nat)
 
 
-def seen(inside: Host, servers: tuple[Host, Host]) -> list[tuple[str, int]]:
+def seen(inside: Host, servers: Sequence[Host]) -> list[tuple[str, int]]:
     """Address and port of one socket, as each server sees it."""
     told = said(inside, ASKS, *(server.address for server in servers))
     return [(place.split(":")[0], int(place.split(":")[1])) for place in (line.split()[0] for line in told)]
@@ -108,7 +109,7 @@ def gets_in(lab: Lab, home: tuple[Nat, Host], servers: tuple[Host, Host]) -> boo
     return "nothing" not in listener.communicate(timeout=20)[0]
 
 
-@pytest.mark.parametrize("kind", ["cone", "rejecting", "forgetful", "fullcone"])
+@pytest.mark.parametrize("kind", ["cone", "rejecting", "forgetful", "fullcone", "address-restricted"])
 def test_cones_show_one_socket_at_one_place(
     lab: Lab, home: tuple[Nat, Host], servers: tuple[Host, Host], kind: str
 ) -> None:
@@ -116,6 +117,28 @@ def test_cones_show_one_socket_at_one_place(
     lab.become(nat, kind)
     assert seen(inside, servers) == [(nat.address, 4001)] * 2
     assert gets_in(lab, home, servers) == (kind == "fullcone")
+
+
+@pytest.mark.parametrize(("kind", "lets_in"), [("address-restricted", True), ("cone", False)])
+def test_address_restricted_nat_lets_in_whom_something_was_sent_from_any_port(
+    lab: Lab, home: tuple[Nat, Host], servers: tuple[Host, Host], kind: str, lets_in: bool
+) -> None:
+    nat, inside = home
+    lab.become(nat, kind)
+    seen(inside, servers[:1])
+    for server, reaches in ((servers[0], lets_in), (servers[1], False)):
+        listener = start(inside, LISTENS)
+        ready(listener)
+        said(server, SENDS, nat.address)
+        assert ("nothing" not in listener.communicate(timeout=20)[0]) == reaches, server
+
+
+def test_sequential_nat_takes_the_next_port_for_each_destination(
+    lab: Lab, home: tuple[Nat, Host], servers: tuple[Host, Host]
+) -> None:
+    lab.become(home[0], "sequential")
+    (_, first), (_, second) = seen(home[1], servers)
+    assert second == first + 1 and not gets_in(lab, home, servers)
 
 
 def test_renumbering_cone_shows_another_port_and_the_same_to_all(
