@@ -179,6 +179,19 @@ class QuicTransport(ITransport):
             link.abort()
             raise
 
+    async def answer_from(self, made: socket.socket) -> None:
+        """Wait to be dialled at a socket of its own, which is closed with that connection, or where nobody comes."""
+        beside = self.endpoint_for(made.getsockname()[0])
+        if beside is None:
+            made.close()
+            return
+        endpoint = UdpSocket(self, made, beside.handler, beside.nursery, for_one=True)
+        beside.nursery.start_soon(endpoint.run)
+        try:
+            await trio.sleep(self.handshakes.patience)
+        finally:
+            endpoint.close_if_unused()
+
     def endpoint_for(self, host: str) -> UdpSocket | None:
         """The socket from which `host` can be dialled; None where there is none of its family."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -398,6 +411,10 @@ class UdpSocket:
             self.send(datagram, remote)
         except OSError as error:
             log.debug("nothing sent to %s: %s", remote[0], error)
+
+    def close_if_unused(self) -> None:
+        if not self._links:
+            self.close()
 
     def close(self) -> None:
         if self.socket.fileno() >= 0:

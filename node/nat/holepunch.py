@@ -7,8 +7,9 @@
     waits half a round trip, then dials A     dials B as soon as SYNC arrives
 
 Both dial from their listening ports, so both NATs have seen a packet go out when the other's comes in. Where the two
-dials meet in one TCP connection neither was accepted by a listener: then A speaks first and B answers. From the second
-attempt on B speaks first as well: where the dials did not meet, its own may have reached A's listener, which waits for
+dials meet in one TCP connection neither was accepted by a listener: then A speaks first and B answers. B dials once
+more from another port, speaking first: where nothing keeps strangers from A, that reaches A's listener. From the second
+attempt on B speaks first in both: where the dials did not meet, its own may have reached A's listener, which waits for
 that. Tried at most `ATTEMPTS` times; a failure is remembered, so that symmetric pairs stay relayed without trying for
 ever.
 """
@@ -152,10 +153,11 @@ class HolePuncher:
         """
         udp = self._udp if any("/quic-v1" in place for place in places) else None
 
-        async def dial(place: Address, done: trio.CancelScope) -> None:
-            dial = self._network.swarm.dial_addr if speaks_first else self._network.swarm.dial_addr_as_responder
+        async def dial(place: Address, done: trio.CancelScope, *, punches: bool = True) -> None:
+            swarm = self._network.swarm
+            dial = swarm.dial_addr if speaks_first or not punches else swarm.dial_addr_as_responder
             try:
-                source = self._network.dial_source(place.split("/")[2])
+                source = self._network.dial_source(place.split("/")[2]) if punches else None
                 await dial(Multiaddr(place), ID.from_string(peer), source=source)
             except (SwarmException, OSError) as error:
                 logger.debug("dial of %s at %s failed: %s", peer, place, error)
@@ -181,6 +183,8 @@ class HolePuncher:
                 for place in places:
                     if "/tcp/" in place:
                         nursery.start_soon(dial, place, nursery.cancel_scope)
+                        if not speaks_first:  # to the other's listener, where its router lets everybody in
+                            nursery.start_soon(partial(dial, place, nursery.cancel_scope, punches=False))
                 if udp:
                     nursery.start_soon(partial(udp.punch, peer, places, dials=answers))
         return self._network.is_direct(peer)
@@ -194,7 +198,7 @@ class HolePuncher:
     def _packed(self) -> list[bytes]:
         places = self._reachability.places(self._network.own_addresses)
         over_tcp = [place for place in places if "/quic-v1" not in place][: MAX_ADDRESSES // 2]
-        over_udp = self._udp.places()[: MAX_ADDRESSES // 2] if self._udp else ()
+        over_udp = self._udp.places(self._reachability.mapped_udp)[: MAX_ADDRESSES // 2] if self._udp else ()
         return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in (*over_tcp, *over_udp)]
 
     def _remember(self, peer: PeerId) -> None:

@@ -51,13 +51,13 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
         "announces": list(network.addresses),
         "observed": list(reach.observed()),
         "nat": kind_of_nat(network.own_addresses, reach),
-        "filtering": filtering(nat.how_reached),
+        "filtering": OPEN if reached_by > failed_for else filtering(nat.how_reached),
         "uninvited": len(reach.uninvited),
         "ipv6": {
             "addresses": [
                 at for at in network.own_addresses if at.startswith("/ip6/") and not is_local(at.split("/")[2])
             ],
-            "reached_at": list(reach.over_ipv6(trio.current_time())),
+            "reached_at": list(reach.open_at(trio.current_time(), "ip6")),
         },
         "port_mapping": {
             "asked": nat.asks_router,

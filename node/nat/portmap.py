@@ -105,7 +105,7 @@ class _Family:
     def _is_open(self) -> bool:
         if self._family == "ip4":
             return self._reachability.state is Reach.PUBLIC
-        return bool(self._reachability.over_ipv6(trio.current_time()))
+        return bool(self._reachability.open_at(trio.current_time(), "ip6"))
 
     async def _keep(self) -> float:
         """Map, renew, or ask whether the mapping holds; how long to wait until the next time, in seconds."""

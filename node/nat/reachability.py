@@ -17,11 +17,16 @@ asker's key is checked by the Noise handshake; then the connection is dropped.
     unknown --(most did not)-------------------------> private
     public <--(two thirds of the verdicts say so)----> private
 
+Those who dial back have heard from this node, so that a router that lets in whom something was sent to
+(address-dependent filtering, RFC 4787 section 5) lets them in and no stranger. Behind a router that translates and was
+asked for no port, a node is private, and announces where it was reached beside its relays, until somebody came in to
+whom it had sent nothing.
+
 One peer never decides while others can be asked: `ENOUGH` verdicts are wanted, fewer count only once nobody else is
 left to ask. Peers of the local network prove nothing about the internet: they count only while there are no others.
 Verdicts age; a change of the network forgets them all.
 The state is that over IPv4, which everybody has and routers translate; over IPv6 only where nobody asked came by IPv4.
-What verdicts over IPv6 say for themselves is in `over_ipv6`.
+What verdicts of one family say for themselves is in `open_at`.
 
 It also keeps where others see this node, as identify tells it. Only connections that left from the listening port say
 where that port is mapped to. Two observers at different addresses that see it at one place mean an endpoint-independent
@@ -144,13 +149,28 @@ class Reachability:
         while len(self._verdicts) > MAX_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
-    def decide(self, now: float, *, others: int) -> Reach:
-        """The state by the verdicts that are not too old; `others` is how many more hosts could be asked."""
+    def decide(self, now: float, *, others: int, own: tuple[Address, ...] = ()) -> Reach:
+        """The state by the verdicts that are not too old.
+
+        `others` is how many more hosts could be asked, `own` where this node listens.
+        """
         self._verdicts = {v.host: v for v in self._verdicts.values() if v.at > now - AGE}
         verdicts = [self._verdicts[host] for host in _decisive(self._verdicts)]
         if verdicts and (len(verdicts) >= ENOUGH or not others):
             self.state = self._by_majority(verdicts)
+            if self.state is Reach.PUBLIC and self._may_be_restricted(own):
+                self.state = Reach.PRIVATE
         return self.state
+
+    def _may_be_restricted(self, own: tuple[Address, ...]) -> bool:
+        """Whether only those may get in to whom this node has sent something, as who dials back has been.
+
+        A router that translates, was asked for no port, and has let in nobody uninvited yet may filter by address.
+        """
+        outside = (e.host for e in map(parse, self.observed()) if e and e.kind == "ip4" and not is_local(e.host))
+        seen = next(outside, None)
+        translates = seen is not None and all(e.host != seen and not e.is_name for e in map(parse, own) if e)
+        return translates and not self.uninvited and not self.mappings
 
     def disregard_local(self) -> None:
         """Forget the verdicts of the local network: peers outside it can be asked now."""
@@ -218,10 +238,10 @@ class Reachability:
 
     # --- places -----------------------------------------------------------------------------------------------------
 
-    def over_ipv6(self, now: float) -> tuple[Address, ...]:
-        """Where helpers got through over IPv6, the newest first; nothing where most of them did not."""
-        tried = [v.reached for host, v in self._verdicts.items() if ":" in host]
-        places = [place for place in self.reached_at(now) if place.startswith("/ip6/")]
+    def open_at(self, now: float, family: str) -> tuple[Address, ...]:
+        """Where helpers got through over `family` (ip4, ip6), the newest first; nothing where most of them did not."""
+        tried = [v.reached for host, v in self._verdicts.items() if (":" in host) == (family == "ip6")]
+        places = [place for place in self.reached_at(now) if place.startswith(f"/{family}/")]
         return tuple(places) if 2 * sum(tried) > len(tried) else ()
 
     def contacted(self, host: str) -> None:
@@ -231,17 +251,26 @@ class Reachability:
     def came_in(self, host: str) -> None:
         """Somebody at `host` dialled this node."""
         if host not in self._contacted and not is_local(host):
+            if not self.uninvited and self.state is Reach.PRIVATE:
+                self.changed.set()  # what kept the state from being public is no more
             self.uninvited[host] = None
 
     def reached_at(self, now: float) -> tuple[Address, ...]:
         """Where helpers got through lately, the newest first."""
         fresh = [v.place for v in reversed(self._verdicts.values()) if v.place is not None and v.at > now - AGE]
-        return tuple(dict.fromkeys(fresh))[:MAX_REACHED_AT]
+        over_udp = {mapping.address: mapping.addresses for mapping in self.mappings.values()}  # mapped beside TCP
+        return tuple(dict.fromkeys(at for place in fresh for at in over_udp.get(place, (place,))))[:MAX_REACHED_AT]
 
     def places(self, own: tuple[Address, ...]) -> tuple[Address, ...]:
         """Where this node may be reached, the likeliest first; `own` is where it listens."""
         mapped = [address for family in sorted(self.mappings) for address in self.mappings[family].addresses]
         return tuple(dict.fromkeys((*mapped, *self.observed(), *own)))
+
+    @property
+    def mapped_udp(self) -> tuple[Address, ...]:
+        """Where the router passes UDP on, over IPv4; nothing where its own address is behind another router."""
+        mapping = self.mapping
+        return mapping.addresses[1:] if mapping is not None and not is_local(mapping.host) else ()
 
     def saw(self, observer: str, place: Address) -> None:
         """The observer at the IP address `observer` sees the listening port at `place`, /ip4/…/tcp/…."""

@@ -3,8 +3,8 @@ connections.
 
     public    announces its own addresses and those at which it was reached, relays for members of its runs, and says
               so in the DHT
-    private   announces circuit addresses only (its own to the local network), and where it was reached over IPv6;
-              holds places at two relays
+    private   announces circuit addresses only (its own to the local network), and where it was reached all the same,
+              over IPv6 or by those to whom it had sent something; holds places at two relays
     unknown   goes on as before; at the start it announces its own addresses
 
 Who was dialled through a relay tries to punch a hole to the dialler. Where there is a direct connection to a peer, its
@@ -104,7 +104,8 @@ class NatTraversal:
         over_ipv4 = {host: peer for host, peer in by_host.items() if ":" not in host}
         left = await self._ask_some(over_ipv4)
         left_of_ipv6 = await self._ask_some({host: by_host[host] for host in by_host.keys() - over_ipv4.keys()})
-        self.reachability.decide(trio.current_time(), others=left if over_ipv4 else left_of_ipv6)
+        others = left if over_ipv4 else left_of_ipv6
+        self.reachability.decide(trio.current_time(), others=others, own=self._network.own_addresses)
         if self.reachability.state is not before:
             logger.info("this node is %s", _TELL[self.reachability.state])
         if self.reachability.state not in (Reach.UNKNOWN, self._entered):
@@ -189,7 +190,9 @@ class NatTraversal:
         me, own = self._network.me, self._network.own_addresses
         if self._is_private:
             relays = self._network.relay_client
-            relays.beside = tuple(f"{at}/p2p/{me}" for at in self.reachability.over_ipv6(trio.current_time()))
+            now = trio.current_time()
+            beside = (*self.reachability.open_at(now, "ip6"), *self.reachability.open_at(now, "ip4"))
+            relays.beside = tuple(f"{at}/p2p/{me}" for at in beside)
             self._network.announce_instead(relays.addresses)
             return
         further = [f"{place}/p2p/{me}" for place in self.reachability.reached_at(trio.current_time())]

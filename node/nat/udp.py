@@ -10,12 +10,16 @@ address says what kind of router it is. Where one side has such a router and the
 https://tailscale.com/blog/how-nat-traversal-works describes (the birthday paradox):
 
     the side whose port is not known   opens `SOCKETS` further sockets and sends a packet from each to the other's place
-    the other side                     sends packets to ports of that router, first those that follow the ones seen
-                                       (port prediction), then others by chance: `PROBES` in all
+    the other side                     sends packets to ports of that router, by turns some that follow the ones seen
+                                       (port prediction) and others by chance: `PROBES` in all
     the first                          dials from the socket at which a packet arrives
 
-256 of 64 512 ports are open, so that 512 packets meet one with a probability of 87 %. The packets are counted. Where
-both sides have such routers nothing of this helps, and they stay relayed.
+256 of 64 512 ports are open, so that 512 packets meet one with a probability of 87 %. The packets are counted.
+
+Where both sides have such routers, both open sockets and send from each to one port of the other, in the middle of
+those that follow the ones seen. Routers that give ports in sequence gave each of the two ports to one socket of its
+side, and these two sockets have written to one another. Where either router draws its ports by chance they stay
+relayed.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import resource
 import socket
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 import trio
 import trio.lowlevel
@@ -49,10 +54,10 @@ OPENINGS = 40  # packets sent to each place of the other side, at most
 PAUSE = (0.01, 0.2)  # s between them, as the specification says
 SOCKETS = 256  # opened where this node's port is not known, at most: a quarter of the files that it may open
 PROBES = 512  # packets sent where the other's port is not known, at most, in one attempt
-PREDICTED = 128  # of them, to the ports after those that were seen
-BATCH, EVERY = 8, 0.05  # packets sent at once, and s between: PROBES in 3.2 s
-AFTER = 0.2  # s until the first, in which the other side opens its sockets
-WITHIN = 6.0  # s for an attempt with probing
+STEP = 16  # between the ports after those that were seen that are tried, up to SOCKETS after: those are open in a row
+BATCH, EVERY = 8, 0.02  # packets sent at once, and s between: PROBES in 1.3 s
+AFTER = 0.1  # s until the first, in which the other side opens its sockets
+WITHIN = 4.0  # s for an attempt with probing
 PORTS = range(1024, 65536)  # that routers give
 
 
@@ -80,20 +85,27 @@ class UdpPuncher:
                 self._seen.popitem(last=False)
 
     async def look_around(self) -> None:
-        """Ask the connected peers outside of the local network, until two have told."""
+        """Ask the connected peers outside of the local network, until two have told over IPv4, where NATs are."""
         for view in self._network.peers():
-            host = self._network.host_of(view.peer)
-            if len(self._seen) > 1 or not self._network.quic.endpoints:
-                return
-            if host is not None and not is_local(host):
+            for host in self._hosts_of(view.peer):
+                if sum(":" not in each for each in self._seen) > 1 or not self._network.quic.endpoints:
+                    return
                 try:
                     await self.look(host, view.peer)
                 except NetworkError as error:
                     log.debug("%s does not say where it sees the UDP port: %s", view.peer, error)
 
+    def _hosts_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a directly connected peer may speak QUIC: at its end of the connection, and at one address of IPv4."""
+        host = self._network.host_of(peer)
+        places = (parse(address) for address in self._network.known_addresses(peer))
+        over_ipv4 = (at.host for at in places if at and (at.kind, at.over, at.relay) == ("ip4", "quic", None))
+        hosts = dict.fromkeys((host, next(over_ipv4, host))) if host is not None else {}
+        return tuple(each for each in hosts if each is not None and not is_local(each))
+
     async def _session(self, host: str, peer: PeerId) -> MuxedSession | None:
         for connection in self._network.connections.of(peer):
-            if connection.is_quic:
+            if connection.is_quic and connection.host == host:
                 return connection.session
         for address in self._network.known_addresses(peer):
             endpoint = parse(address)
@@ -121,14 +133,18 @@ class UdpPuncher:
         ipv4 = [place for host, place in self._seen.items() if ":" not in host]
         return len(ipv4) > 1 and Counter(ipv4).most_common(1)[0][1] <= len(ipv4) / 2
 
-    def places(self) -> tuple[Address, ...]:
-        """Where the other side may meet the socket; several ports of one address say that there will be another."""
+    def places(self, mapped: tuple[Address, ...] = ()) -> tuple[Address, ...]:
+        """Where the other side may meet the socket; several ports of one address say that there will be another.
+
+        A port that the router opened for it (`mapped`) is there whatever router that is.
+        """
         own = [address.partition("/p2p/")[0] for address in self._network.own_addresses if "/quic-v1" in address]
-        return tuple(dict.fromkeys((*(self.seen() if self.is_symmetric else self.seen()[:1]), *own)))
+        seen = mapped or (self.seen() if self.is_symmetric else self.seen()[:1])
+        return tuple(dict.fromkeys((*seen, *own)))
 
     def probes(self, theirs: tuple[Address, ...]) -> bool:
         """Whether one side's port is not known to the other, so that an attempt takes long."""
-        return any((len(ports) > 1) != self.is_symmetric for ports in _public(theirs).values())
+        return any(len(ports) > 1 or self.is_symmetric for ports in _public(theirs).values())
 
     async def punch(self, peer: PeerId, theirs: tuple[Address, ...], *, dials: bool) -> None:
         """Try until cancelled; a connection comes in, or is made here. `dials`: as A."""
@@ -139,8 +155,9 @@ class UdpPuncher:
             for host, ports in _public(theirs).items():
                 if len(ports) > 1 and not self.is_symmetric:
                     nursery.start_soon(self._probe, host, ports)
-                elif len(ports) == 1 and self.is_symmetric:
-                    nursery.start_soon(self._open_many, peer, (host, ports[0]))
+                elif self.is_symmetric:
+                    port = ports[0] if len(ports) == 1 else max(ports) + SOCKETS // 2
+                    nursery.start_soon(partial(self._open_many, peer, (host, port), dials=dials or len(ports) == 1))
 
     async def _dial(self, place: Address, peer: PeerId) -> None:
         try:
@@ -163,8 +180,8 @@ class UdpPuncher:
                 await trio.sleep(EVERY)
 
     def _likely(self, seen: list[int]) -> Iterator[int]:
-        """PROBES ports, each once: by turns those that follow the highest that was seen, and others by chance."""
-        following = [port for port in range(max(seen) + 1, max(seen) + 1 + PREDICTED) if port in PORTS]
+        """PROBES ports, each once: by turns some that follow the highest that was seen, and others by chance."""
+        following = [port for port in range(max(seen) + STEP, max(seen) + SOCKETS + 1, STEP) if port in PORTS]
         by_chance = self._random.sample(PORTS, PROBES)
         mixed = [port for pair in zip(following, by_chance, strict=False) for port in pair]
         return iter(list(dict.fromkeys([*mixed, *by_chance]))[:PROBES])
@@ -175,21 +192,24 @@ class UdpPuncher:
             endpoint.try_to_send(_noise(self._random), target)
             self.packets[kind] += 1
 
-    async def _open_many(self, peer: PeerId, target: tuple[str, int]) -> None:
-        """Open sockets, each with a packet to `target`, and dial from the first at which the other side's arrives."""
+    async def _open_many(self, peer: PeerId, target: tuple[str, int], *, dials: bool) -> None:
+        """Open sockets, each with a packet to `target`, and dial from the first at which the other side's arrives.
+
+        Not `dials`: answer there, and wait to be dialled.
+        """
         sockets: list[socket.socket] = []
-        found: list[socket.socket] = []
+        found: list[tuple[socket.socket, tuple[str, int]]] = []
         family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
         most = min(SOCKETS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
         async def listen(made: socket.socket, done: trio.CancelScope) -> None:
             await trio.lowlevel.wait_readable(made)
             try:
-                _, remote = made.recvfrom(2048)
+                _, remote = made.recvfrom(1, socket.MSG_PEEK)  # it may be the dial of the other side
             except OSError:
                 return
             if remote[0] == target[0] and not found:
-                found.append(made)
+                found.append((made, (remote[0], remote[1])))
                 done.cancel()
 
         try:
@@ -208,10 +228,14 @@ class UdpPuncher:
             async with trio.open_nursery() as nursery:
                 for made in sockets:
                     nursery.start_soon(listen, made, nursery.cancel_scope)
-            if found:
-                sockets.remove(found[0])
-                await self._network.quic.dial_from(found[0], target, peer, self._network.swarm)
-        except SwarmException as error:
+            [(made, remote)] = found
+            sockets.remove(made)
+            if dials:
+                await self._network.quic.dial_from(made, remote, peer, self._network.swarm)
+            else:
+                made.sendto(_noise(self._random), remote)
+                await self._network.quic.answer_from(made)
+        except (SwarmException, OSError) as error:
             log.debug("no connection to %s through the hole: %s", peer, error)
         finally:
             for made in sockets:

@@ -101,7 +101,7 @@ class Node:
             "over_quic": [view.peer for view in self.network.peers() if self._is_over_quic(view.peer)],
             "relays": self.network.relay_client.relays,
             "mapped": {family: mapping.way for family, mapping in reach.mappings.items()},
-            "over_ipv6": reach.over_ipv6(trio.current_time()),
+            "over_ipv6": reach.open_at(trio.current_time(), "ip6"),
         }
 
     async def netcheck(self) -> Command:

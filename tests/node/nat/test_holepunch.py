@@ -45,8 +45,13 @@ class Dials:
     works: bool = False
     direct: bool = False
     made: list[tuple[float, str, str]] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)  # what is dialled from another port than the listening one
 
     async def dial_addr(self, place: Multiaddr, peer: ID, *, source: Any) -> None:
+        if source is None:
+            self.elsewhere.append(str(place))
+            await trio.sleep(DIAL_WITHIN)
+            raise SwarmException("nobody answers")
         await self._dial("speaks first", place)
 
     async def dial_addr_as_responder(self, place: Multiaddr, peer: ID, *, source: Any) -> None:
@@ -125,6 +130,7 @@ def test_who_dialled_through_the_relay_speaks_first_and_from_the_second_attempt_
             assert not await b.puncher.punch(a.network.me)
             assert [role for _, role, _ in b.dials.made] == ["answers"] + ["speaks first"] * (ATTEMPTS - 1)
             assert [role for _, role, _ in a.dials.made] == ["speaks first"] * ATTEMPTS
+            assert (b.dials.elsewhere, a.dials.elsewhere) == ([THERE], []), "a listener that lets all in is met at once"
 
     run_simulation(main)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from swarmnode.node.nat.reachability import (
     AGE,
@@ -76,6 +77,51 @@ def test_a_host_that_changes_its_mind_is_counted_by_its_last_word() -> None:
     assert machine.counts() == (0, 3)
 
 
+OUTSIDE = "/ip4/45.80.10.3/tcp/4077"
+
+
+@pytest.mark.parametrize(
+    ("own", "mapped", "stranger", "state"),
+    [
+        ("/ip4/192.168.1.2/tcp/4077", False, None, Reach.PRIVATE),
+        ("/ip4/192.168.1.2/tcp/4077", False, "45.0.0.77", Reach.PUBLIC),
+        ("/ip4/192.168.1.2/tcp/4077", False, "45.0.0.1", Reach.PRIVATE),  # something was sent there
+        ("/ip4/192.168.1.2/tcp/4077", True, None, Reach.PUBLIC),
+        ("/ip4/45.80.10.3/tcp/4077", False, None, Reach.PUBLIC),
+        ("/dns4/home.example.org/tcp/4077", False, None, Reach.PUBLIC),  # its owner knows the router
+    ],
+)
+def test_behind_a_router_that_translates_those_who_dial_back_do_not_prove_that_strangers_get_in(
+    own: str, mapped: bool, stranger: str | None, state: Reach
+) -> None:
+    machine = Reachability()
+    for number in range(ENOUGH):
+        machine.contacted(f"45.0.0.{number + 1}")
+        machine.saw(f"45.0.0.{number + 1}", OUTSIDE)
+    if mapped:
+        machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077, 3600.0))
+    for number in range(ENOUGH):
+        machine.record(DialVerdict(f"45.0.0.{number + 1}", True, 0.0, OUTSIDE))
+    machine.decide(0.0, others=0, own=(own,))
+    machine.changed = trio.Event()
+    if stranger is not None:
+        machine.came_in(stranger)
+        assert machine.changed.is_set() == (state is Reach.PUBLIC), "it is found out at once"
+    assert machine.decide(0.0, others=0, own=(own,)) is state
+    assert machine.open_at(0.0, "ip4") == (OUTSIDE,), "announced in any case"
+
+
+def test_where_the_router_passes_udp_on_is_announced_with_tcp_once_that_works() -> None:
+    machine = Reachability()
+    machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077, 3600.0, udp_port=4078))
+    udp = "/ip4/45.80.10.3/udp/4078/quic-v1"
+    assert machine.mapped_udp == (udp,) and machine.reached_at(0.0) == ()
+    machine.record(DialVerdict("45.0.0.1", True, 0.0, "/ip4/45.80.10.3/tcp/4077"))
+    assert machine.reached_at(0.0) == ("/ip4/45.80.10.3/tcp/4077", udp)
+    machine.map_to("ip4", Mapping("UPnP", "192.168.8.1", 4077, 4077, 3600.0, udp_port=4078))
+    assert machine.mapped_udp == (), "a router behind another one maps nothing that others can reach"
+
+
 def test_old_verdicts_no_longer_count() -> None:
     machine = after(*hosts(3, True), at=0.0)
     assert hear(machine, *hosts(1, False, first=50), at=AGE) is Reach.PRIVATE  # alone, as the three have aged
@@ -130,10 +176,10 @@ def test_ipv4_decides_where_anybody_came_by_it_and_ipv6_speaks_for_itself() -> N
         machine.record(DialVerdict(f"2a10:4580:{number}::1", True, 0.0, place))
     assert machine.decide(0.0, others=0) is Reach.PUBLIC
     assert hear(machine, *hosts(ENOUGH, False), *hosts(ENOUGH, False, first=50)) is Reach.PRIVATE
-    assert machine.over_ipv6(0.0) == (place,) and machine.over_ipv6(AGE + 1) == ()
+    assert machine.open_at(0.0, "ip6") == (place,) and machine.open_at(AGE + 1, "ip6") == ()
     for number in range(ENOUGH):
         machine.record(DialVerdict(f"2a10:4580:1{number}::1", False, 0.0))
-    assert machine.over_ipv6(0.0) == () and machine.tried_over_ipv6
+    assert machine.open_at(0.0, "ip6") == () and machine.tried_over_ipv6
     machine.map_to("ip6", Mapping("PCP", "2a10:4580::2", 4077, 4077, 3600.0))
     assert not machine.tried_over_ipv6 and machine.counts() == (0, 2 * ENOUGH) and machine.changed.is_set()
     assert machine.state is Reach.PRIVATE
