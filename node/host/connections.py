@@ -30,6 +30,8 @@ CROWD = 8  # part of all peers above which those from one group make room for ot
 EVENTS = 256  # peer events kept for a reader that is behind
 MAX_HISTORIES, MAX_CHANGES = 256, 16  # peers whose paths are remembered, and the newest changes of each
 NO_PATH = "none"
+SLOW = 256 * 1024  # bytes/s over TCP, below which QUIC is tried where there is a connection over both
+FASTER = 1.25  # times the rate of TCP that QUIC must have brought
 
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
 CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
@@ -105,9 +107,13 @@ class Connections(INotifee):
         return tuple(known.connections.values()) if known is not None else ()
 
     def best(self, peer: PeerId) -> Connection | None:
-        """The one to open streams on: direct before relayed, TCP before QUIC, which is slower here, then the oldest."""
+        """The one to open streams on: direct before relayed, TCP before QUIC unless faster, then the oldest."""
         usable = [c for c in self.of(peer) if not c.session.is_closed]
-        return min(usable, key=lambda c: (not c.direct, c.is_quic, c.since), default=None)
+        best = min(usable, key=lambda c: (not c.direct, c.is_quic, c.since), default=None)
+        over_quic = next((c for c in usable if c.direct and c.is_quic), None)
+        if best is None or best.is_quic or not best.direct or over_quic is None:
+            return best
+        return over_quic if is_faster(over_quic, best) else best
 
     def group_of(self, peer: PeerId) -> Group:
         """Where a connected peer connects from, directly rather than through a relay."""
@@ -246,6 +252,18 @@ class Connections(INotifee):
         metrics.show(PEERS, lambda: len(self._peers))
         metrics.show(CONNECTIONS, lambda: sum(len(known.connections) for known in self._peers.values()))
         metrics.show(TURNED_AWAY, lambda: {why: self._turned_away[why] for why in TURNED})
+
+
+def is_faster(over_quic: Connection, over_tcp: Connection) -> bool:
+    """Whether new streams go over QUIC though there is TCP: QUIC costs more CPU, so it must have brought clearly more.
+
+    It is tried where TCP was slow; a rate is forgotten after a while, so that TCP is tried again.
+    """
+    now = trio.current_time()
+    tcp, quic = over_tcp.session.pace.rate(now), over_quic.session.pace.rate(now)
+    if tcp is None:
+        return False
+    return tcp < SLOW if quic is None else quic > FASTER * tcp
 
 
 def _connection(conn: INetConn, session: MuxedSession) -> Connection:

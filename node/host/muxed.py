@@ -32,6 +32,10 @@ INITIAL_WINDOW = 256 * 1024  # bytes; fixed by Yamux's specification
 MAX_WINDOW = 4 * 1024 * 1024  # bytes a fast stream may grow to: 40 MiB/s at 100 ms
 MEASURE = 0.02  # seconds, at least, over which a reader's rate is measured
 UNFELT = 0.004  # seconds of a transfer that a call may wait behind, however short the way
+BULK = 1 << 20  # bytes that tell how fast a connection is
+PAUSE = 0.5  # seconds without a byte that end a transfer
+LONGEST = 20.0  # seconds that so many bytes may take: a trickle of calls tells nothing
+RATE_AGE = 120.0  # seconds for which a rate is believed
 
 
 class UdpAddress(tuple[str, int]):
@@ -46,6 +50,29 @@ class StreamClosed(StreamBroken, MuxedStreamClosed):
     """This side has finished sending, under both names."""
 
 
+class BulkRate:
+    """How fast a connection brings what is large, by the last `BULK` bytes that came without a pause."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._measured_at = self._since = self._last = -math.inf  # s
+        self._bytes = 0  # since `_since`
+
+    def came(self, size: int, now: float) -> None:
+        """So many bytes came."""
+        if now - self._last > PAUSE or now - self._since > LONGEST:
+            self._since, self._bytes = now, -size  # how long the first took is not known
+        self._bytes += size
+        self._last = now
+        if self._bytes >= BULK and now > self._since:
+            self._rate, self._measured_at = self._bytes / (now - self._since), now
+            self._since, self._bytes = now, 0
+
+    def rate(self, now: float) -> float | None:
+        """Bytes a second; None where nothing large came lately."""
+        return self._rate if now - self._measured_at <= RATE_AGE else None
+
+
 class MuxedSession(IMuxedConn):
     """One connection's streams. `start()` is its lifetime."""
 
@@ -57,6 +84,7 @@ class MuxedSession(IMuxedConn):
         self.event_closed = trio.Event()
         self.allowance = host.of(self.peer)  # the same for all connections of the peer
         self.used_at = trio.current_time()  # when a stream last ended
+        self.pace = BulkRate()
         self._received_of, self._sent_of = host.received_of, host.sent_of
         self._received_here, self._sent_here = self.allowance.received_of, self.allowance.sent_of
         self._initiator = is_initiator
@@ -227,6 +255,7 @@ class MuxedStream(IMuxedStream):
 
     def feed(self, chunk: bytes) -> bool:
         """Keep what arrived for the reader; False where the peer left too much unread for that."""
+        self.muxed_conn.pace.came(len(chunk), trio.current_time())
         if self._sink is not None:
             self._took(len(chunk), 0)
             if not self._sink(chunk):

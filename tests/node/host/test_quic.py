@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host import quic, quic_transport
 from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.connections import Connection
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.muxed import INITIAL_WINDOW, StreamReset
+from swarmnode.node.host.muxed import BULK, INITIAL_WINDOW, RATE_AGE, BulkRate, StreamReset
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.host.quic import QuicSession, QuicStream
 from swarmnode.node.host.quic_transport import certificate_for, peer_in
@@ -140,6 +141,50 @@ def test_tcp_takes_over_where_it_works_as_well() -> None:
             assert await ask(a, b, b"hello") == b"hello"
 
     run(main)
+
+
+def test_what_each_brought_decides_between_tcp_and_quic() -> None:
+    def brings(connection: Connection, rate: float, at: float) -> None:
+        for number in range(1 + BULK // 1024):
+            connection.session.pace.came(1024, at + number * 1024 / rate)
+
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            a.learn(b.me, b.own_addresses)
+            (first,) = a.connections.of(b.me)
+            await a._dialler._try_tcp_too(first)
+            over_quic, over_tcp = sorted(a.connections.of(b.me), key=lambda each: not each.is_quic)
+            at = trio.current_time()
+            for tcp, quic, wanted in (
+                (None, 4e6, over_tcp),  # nothing large came over TCP yet
+                (2e6, None, over_tcp),
+                (1e5, None, over_quic),  # slow, so the other is tried
+                (1e5, 1.1e5, over_tcp),
+                (1e5, 1.5e5, over_quic),
+                (2e6, 1.5e5, over_tcp),
+            ):
+                for connection, rate in ((over_tcp, tcp), (over_quic, quic)):
+                    connection.session.pace = BulkRate()
+                    if rate is not None:
+                        brings(connection, rate, at - BULK / rate)
+                assert a.connections.best(b.me) is wanted, (tcp, quic)
+
+    run(main)
+
+
+def test_only_what_is_large_and_comes_without_a_pause_says_how_fast_a_connection_is() -> None:
+    pace = BulkRate()
+    for second in range(3000):
+        pace.came(1024, float(second))  # with pauses between
+    assert pace.rate(3000.0) is None
+    for number in range(3000):
+        pace.came(1024, 4000.0 + number / 10)  # a trickle
+    assert pace.rate(4300.0) is None
+    for number in range(1 + BULK // 1024):
+        pace.came(1024, 5000.0 + number / 1000)
+    assert pace.rate(5002.0) == pytest.approx(1024 * 1000, rel=0.01)
+    assert pace.rate(5002.0 + RATE_AGE) is None, "forgotten, so that it is tried again"
 
 
 def test_who_answers_is_checked_and_named() -> None:
