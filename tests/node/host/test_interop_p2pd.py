@@ -1,4 +1,4 @@
-"""A go-libp2p node, the `p2pd` of hivemind's wheel, with swarmnode: connect, identify, ping, Kademlia, bulk.
+"""A go-libp2p node, the `p2pd` of hivemind's wheel, with swarmnode: connect, identify, ping, Kademlia, bulk, relays.
 
 The binary is not ours to ship. Found in this order: $SWARMNODE_P2PD, beside an installed hivemind, on PATH; else the
 tests are skipped. `make interop` fetches it and runs them.
@@ -29,7 +29,9 @@ from realnodes import PROGRAM, environment
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.host.addresses import with_peer
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.stream import agree
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat.relay import RelayServer
 from swarmnode.protocols.network import Stream
 
 IDENTIFY, CONNECT, STREAM_OPEN, STREAM_HANDLER, DHT = range(5)  # request types of p2pd.proto
@@ -37,6 +39,7 @@ FIND_PEER, PROVIDE = 0, 8  # of DHT
 PATIENCE = 20.0  # seconds for anything
 ECHO = "/swarmnode/test/echo/1"
 BULK = 24 << 20  # bytes: many windows of either side
+SAID = 32 << 10  # bytes through a relay
 
 
 def p2pd() -> str | None:
@@ -180,8 +183,8 @@ def exactly(connection: socket.socket, size: int) -> bytes:
 
 
 @contextmanager
-def go_node(folder: Path) -> Iterator[GoNode]:
-    """A p2pd that serves Kademlia on loopback, with an Ed25519 identity."""
+def go_node(folder: Path, *more: str) -> Iterator[GoNode]:
+    """A p2pd that serves Kademlia on loopback, with an Ed25519 identity; `more` are flags beside or instead."""
     folder.mkdir()
     control = folder / "c"
     key = Ed25519PrivateKey.generate()
@@ -189,7 +192,7 @@ def go_node(folder: Path) -> Iterator[GoNode]:
     (folder / "id").write_bytes(packed((1, 1), (2, secret)))  # KeyType Ed25519
     places = "/ip4/127.0.0.1/tcp/0,/ip4/127.0.0.1/udp/0/quic-v1"
     command = [str(p2pd()), f"-listen=/unix{control}", f"-hostAddrs={places}", f"-id={folder / 'id'}"]
-    command += ["-dhtServer=1", "-b=0", "-relay=0", "-relayDiscovery=0", "-natPortMap=0", "-tls=0", "-q=1"]
+    command += ["-dhtServer=1", "-b=0", "-relay=0", "-relayDiscovery=0", "-natPortMap=0", "-tls=0", "-q=1", *more]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(control.exists)
@@ -340,6 +343,73 @@ def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path, o
 
     with go_node(tmp_path / "go") as go:
         trio.run(main, go)
+
+
+async def said_and_heard(host: Libp2pNetwork, peer: str, relay: str) -> None:
+    """So much goes to the peer through a relay and comes back: less than what go-libp2p carries, 128 KiB a circuit."""
+    (circuit,) = (each for each in host.connections.of(peer) if not each.direct)  # the go node may have dialled as well
+    assert circuit.relay == relay
+    stream = await circuit.session.open_stream()
+    await agree(stream, ECHO)
+    said = os.urandom(SAID)
+    await stream.send_all(said)
+    heard = b""
+    while len(heard) < SAID:
+        piece = await stream.receive_some(SAID)
+        assert piece
+        heard += piece
+    assert heard == said
+
+
+@over_both
+def test_ours_meet_through_a_go_node_that_relays(tmp_path: Path, over: str) -> None:
+    async def main(go: GoNode) -> None:
+        go_id, places = await trio.to_thread.run_sync(go.identity)
+        a, b = new_host(), new_host()
+
+        async def echo(stream: Stream) -> None:
+            while piece := await stream.receive_some(1 << 16):
+                await stream.send_all(piece)
+
+        a.serve(ECHO, echo)
+        with trio.fail_after(3 * PATIENCE):
+            async with trio.open_nursery() as nursery:
+                for host in (a, b):
+                    await nursery.start(host.run)
+                    await host.connect(with_peer(at(over, places), go_id))
+                place = await a.relay_client.reserve(go_id)
+                assert all(address.endswith(f"/p2p/{go_id}/p2p-circuit/p2p/{a.me}") for address in place.addresses)
+                await b.relay_client.dial(go_id, a.me)
+                await said_and_heard(b, a.me, go_id)
+                nursery.cancel_scope.cancel()
+
+    with go_node(tmp_path / "go", "-relay=1", "-relayService=1", "-forceReachabilityPublic=1") as go:
+        trio.run(main, go)
+
+
+@over_both
+def test_a_go_node_is_reached_through_a_relay_of_ours(tmp_path: Path, over: str) -> None:
+    async def main() -> None:
+        relay, b = new_host(), new_host()
+        server = RelayServer(relay, relay.policy)
+        with trio.fail_after(3 * PATIENCE):
+            async with trio.open_nursery() as nursery:
+                for host in (relay, b):
+                    await nursery.start(host.run)
+                await nursery.start(server.run)
+                where = f"-trustedRelays={at(over, relay.addresses)}"
+                flags = ("-relay=1", "-autoRelay=1", where, "-forceReachabilityPrivate=1")
+                with go_node(tmp_path / "go", *flags) as go, go.serving_echo(ECHO):
+                    go_id, _ = await trio.to_thread.run_sync(go.identity)
+                    await b.connect(at(over, relay.addresses))
+                    while go_id not in server.reservations:  # noqa: ASYNC110 (the go node has no event)
+                        await trio.sleep(0.1)
+                    await b.relay_client.dial(relay.me, go_id)
+                    await said_and_heard(b, go_id, relay.me)
+                    assert server.bytes_relayed > 2 * SAID
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 def test_providers_are_found_across_a_go_node_both_ways(tmp_path: Path) -> None:
