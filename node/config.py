@@ -43,9 +43,7 @@ class NodeConfig:
         "directory of the key, logs, checkpoints and control socket; XDG_DATA_HOME is honoured",
     )
     port: int = option(4077, "TCP port, and UDP port, to listen on; 0 takes any free one", between=(0, 65535))
-    quic: bool = option(
-        False, "listen and dial over UDP (QUIC) as well, at the same port number, and punch holes there"
-    )
+    quic: bool = option(True, "listen and dial over UDP (QUIC) as well, at the same port number, and punch holes there")
     listen: str = option(
         "::",
         "IP address to listen on; :: is every interface, IPv4 and IPv6, 0.0.0.0 every one of IPv4, 127.0.0.1 this "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,7 +34,8 @@ def test_a_daemon_finds_out_that_it_can_be_dialled(pair: list[Node]) -> None:
     for node in pair:
         answer = waited_for(node, lambda answer: answer["reachability"] == "public")
         assert (answer["reached_by"], answer["failed_for"]) == (1, 0)
-        assert answer["listens"] == answer["announces"] == [node.ready["multiaddr"]]
+        over_udp = re.sub(r"/tcp/(\d+)", r"/udp/\1/quic-v1", node.ready["multiaddr"])
+        assert answer["listens"] == answer["announces"] == [node.ready["multiaddr"], over_udp]
         assert answer["peers"] == {"connected": 1, "direct": 1, "relayed": 0}
         assert [problem["problem"] for problem in answer["problems"]] == ["the node listens for this machine only"]
         assert node.command_line("status")["reachability"] == "public"

@@ -13,10 +13,12 @@ import pytest
 import trio
 import trio.lowlevel
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.network.exceptions import SwarmException
 
 from swarmnode.node.host import quic, quic_transport
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.connections import Connection
+from swarmnode.node.host.dialling import HEAD_START
 from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.muxed import BULK, INITIAL_WINDOW, RATE_AGE, BulkRate, StreamReset
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
@@ -139,6 +141,35 @@ def test_tcp_takes_over_where_it_works_as_well() -> None:
             best = a.connections.best(b.me)
             assert best is not None and not best.is_quic
             assert await ask(a, b, b"hello") == b"hello"
+
+    run(main)
+
+
+@pytest.mark.parametrize("tcp", ["silent", "refuses"])
+def test_quic_is_dialled_where_tcp_is_silent_for_a_second_or_failed(tcp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with trio.open_nursery() as nursery:
+            for node in (a, b):
+                await nursery.start(node.run)
+            dial, began = a.swarm.dial_addr, []
+
+            async def slow(address: Any, *more: Any) -> Any:
+                began.append(("quic" in str(address), trio.current_time()))
+                if "quic" not in str(address) and tcp == "refuses":
+                    raise SwarmException("refused")
+                if "quic" not in str(address):
+                    await trio.sleep_forever()
+                return await dial(address, *more)
+
+            monkeypatch.setattr(a.swarm, "dial_addr", slow)
+            a.learn(b.me, tuple(sorted(b.own_addresses, key=lambda address: "/tcp/" in address)))  # QUIC first
+            with trio.fail_after(10):
+                await a.connect(b.me)
+            assert [quic for quic, _ in began[:2]] == [False, True]
+            waited = began[1][1] - began[0][1]
+            assert waited >= HEAD_START if tcp == "silent" else waited < HEAD_START
+            nursery.cancel_scope.cancel()
 
     run(main)
 
