@@ -39,7 +39,8 @@ INTERNET6 = "2a10:4580:10"  # a /48: ::/64 is the internet itself, each other /6
 
 BRIDGE = "address 02:00:00:00:00:01 type bridge"  # given, it stays; else the lowest of its ports', whoever joins
 
-NAT_KINDS = ("cone", "fullcone", "address-restricted", "symmetric", "sequential", "renumbering", "rejecting", "forgetful")
+NAT_KINDS = ("cone", "fullcone", "address-restricted", "symmetric", "sequential")
+NAT_KINDS += ("renumbering", "rejecting", "forgetful")
 RENUMBERED = range(4001, 4101)  # ports inside that a renumbering NAT maps, 10000 higher
 IN_SEQUENCE = range(20000, 28000)  # ports that a sequential NAT gives, one after another
 FORGETS_AFTER = 30  # s without a packet, after which a forgetful NAT drops a mapping
@@ -153,6 +154,9 @@ class Lab:
     def machines(self) -> tuple[str, ...]:
         """The names in use."""
         return tuple(self._hosts)
+
+    def __getitem__(self, name: str) -> Host:
+        return self._hosts[name]
 
     def take_down(self, *names: str) -> None:
         """Remove machines, with what runs on them. Names and addresses may be used again for others."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from agents import FAST, Agent, Relay
+from agents import FAST, Agent, Answer, Relay
 from lab import Host, Lab, Link
 
 MIB = 1 << 20
@@ -76,11 +76,6 @@ def pair(kind_a: str, kind_b: str) -> Callable[[Lab, Link], tuple[Host, Host]]:
     return build
 
 
-def one_public(lab: Lab, link: Link) -> tuple[Host, Host]:
-    """A has an address on the internet."""
-    return lab.public("A", link), lab.private("B", lab.nat("routerB", "symmetric", link=link))
-
-
 def two_public(lab: Lab, link: Link) -> tuple[Host, Host]:
     return lab.public("A", link), lab.public("B", link)
 
@@ -90,11 +85,9 @@ def same_lan(lab: Lab, link: Link) -> tuple[Host, Host]:
     return lab.private("A", router), lab.private("B", router)
 
 
-def double_nat(lab: Lab, link: Link) -> tuple[Host, Host]:
-    """A's router is behind a carrier's."""
-    carrier = lab.nat("carrier", "cone", link=link)
-    inner, other = lab.nat("routerA", "cone", behind=carrier), lab.nat("routerB", "cone", link=link)
-    return lab.private("A", inner), lab.private("B", other)
+def firewalls(lab: Lab, link: Link) -> tuple[Host, Host]:
+    """A's firewall opens holes where it is asked."""
+    return firewalled(lab, "A", link, opens=True), firewalled(lab, "B", link)
 
 
 def firewalled(lab: Lab, name: str, link: Link, *, opens: bool = False) -> Host:
@@ -105,74 +98,27 @@ def firewalled(lab: Lab, name: str, link: Link, *, opens: bool = False) -> Host:
     return lab.private(name, router)
 
 
-def against_firewall(kind_b: str, *, opens: bool = False) -> Callable[[Lab, Link], tuple[Host, Host]]:
-    """A is behind an IPv6 firewall, which `opens` holes where it is asked; B too, or public, or behind a NAT."""
-
-    def build(lab: Lab, link: Link) -> tuple[Host, Host]:
-        a = firewalled(lab, "A", link, opens=opens)
-        if kind_b == "firewall":
-            return a, firewalled(lab, "B", link)
-        if kind_b == "public":
-            return a, lab.public("B", link, ipv6=True)
-        return a, lab.private("B", lab.nat("routerB", kind_b, link=link))
-
-    return build
-
-
-def upnp_against(kind_b: str) -> Callable[[Lab, Link], tuple[Host, Host]]:
-    """A's router opens ports when it is asked; B is public, or behind a NAT."""
-
-    def build(lab: Lab, link: Link) -> tuple[Host, Host]:
-        router = lab.nat("routerA", "cone", link=link)
-        lab.upnp(router)
-        b = lab.public("B", link) if kind_b == "public" else lab.private("B", lab.nat("routerB", kind_b, link=link))
-        return lab.private("A", router), b
-
-    return build
-
-
 CONE_CONE = Topology("cone–cone", pair("cone", "cone"), direct=True)
 CONE_SYMMETRIC = Topology("cone–symmetric", pair("cone", "symmetric"), direct=True)
 SYMMETRIC = Topology("symmetric–symmetric", pair("symmetric", "symmetric"), direct=False)
+SEQUENTIAL = Topology("symmetric in sequence, both", pair("sequential", "sequential"), direct=True)
+RESTRICTED = Topology("address-restricted, both", pair("address-restricted", "address-restricted"), direct=True)
 PUBLIC = Topology("public–public", two_public, direct=True, states=("public",))
-UPNP = [
-    Topology(f"UPnP–{kind}", upnp_against(kind), direct=True, states=("public",), programs=("miniupnpd",))
-    for kind in ("public", "fullcone", "cone", "renumbering", "symmetric")
-]
-FIREWALLS = Topology("IPv6 firewall–IPv6 firewall", against_firewall("firewall"), direct=True, ipv6=True)
-IPV6 = [
-    FIREWALLS,
-    Topology("IPv6 firewall–public", against_firewall("public"), direct=True, ipv6=True),
-    Topology("IPv6 firewall–fullcone", against_firewall("fullcone"), direct=True, ipv6=True, many=False),
-    Topology("IPv6 firewall–cone", against_firewall("cone"), direct=False, ipv6=True),
-    Topology("IPv6 firewall–symmetric", against_firewall("symmetric"), direct=False, ipv6=True),
+TOPOLOGIES = (
+    PUBLIC,
+    CONE_CONE,
+    Topology("renumbering cone–cone", pair("renumbering", "cone"), direct=True),
+    Topology("rejecting cone–cone", pair("rejecting", "cone"), direct=False),
+    Topology("same LAN, found by mDNS", same_lan, direct=True, mdns=True, many=False),
+    Topology("same LAN, dialled through a relay", same_lan, direct=True),
     Topology(
         "IPv6 firewall that opens holes–IPv6 firewall",
-        against_firewall("firewall", opens=True),
+        firewalls,
         direct=True,
         states=("public",),
         programs=("miniupnpd",),
         ipv6=True,
     ),
-]
-
-TOPOLOGIES = (
-    PUBLIC,
-    Topology("public–symmetric", one_public, direct=True, states=("public",)),
-    CONE_CONE,
-    CONE_SYMMETRIC,
-    Topology("symmetric–cone", pair("symmetric", "cone"), direct=True),
-    SYMMETRIC,
-    Topology(
-        "full cone–symmetric", pair("fullcone", "symmetric"), direct=True, states=("public", "relayed"), many=False
-    ),
-    Topology("renumbering cone–cone", pair("renumbering", "cone"), direct=True),
-    Topology("rejecting cone–cone", pair("rejecting", "cone"), direct=False),
-    Topology("same LAN, found by mDNS", same_lan, direct=True, mdns=True, many=False),
-    Topology("same LAN, dialled through a relay", same_lan, direct=True),
-    Topology("double NAT–cone", double_nat, direct=True),
-    *UPNP,
-    *IPV6,
     Topology("forgets after 30 s–cone", pair("forgetful", "cone"), direct=True),
 )
 
@@ -201,29 +147,51 @@ def try_to_meet(
     topology: Topology, pairs: Sequence[tuple[Agent, Agent]], relays: Sequence[Relay], *, patience: float = GIVE_UP
 ) -> list[Attempt]:
     """Give every pair fresh identities, let them settle, and have each B connect to its A."""
-    for agent in (agent for pair in pairs for agent in pair):
-        last = relays[-1].address6 if topology.ipv6 and agent.host.address6 else relays[-1].address
-        agent.start([*(relay.address for relay in relays[:-1]), last], mdns=topology.mdns)
     if topology.mdns:
+        _start(pairs, relays, mdns=True)
         return [Attempt(**_met(b.do("meet", peer=a.peer, within=patience))) for a, b in pairs]
-    asked = [(a, a.ask("settle", states=topology.states, relays=0, within=SETTLE)) for a, _ in pairs]
-    asked += [(b, b.ask("settle", states=["public", "relayed"], relays=0, within=SETTLE)) for _, b in pairs]
-    settled = [agent.answer(number) for agent, number in asked][: len(pairs)]
-    attempts = []
-    for (_, b), state in zip(pairs, settled, strict=True):
-        attempt = Attempt(state["seconds"])
-        attempts.append(attempt)
+    states = settle(pairs, relays, topology.states, ipv6=topology.ipv6)
+    attempts = [connect(pair, state, patience) for pair, state in zip(pairs, states, strict=True)]
+    for attempt, state in zip(attempts, states, strict=True):
         if state["reachability"] not in topology.states:
             attempt.why = f"A thinks it is {state['reachability']}"
-        came = b.do("connect", to=state["addresses"], direct_within=patience)
-        attempt.path = came["path"]
-        attempt.connected, attempt.direct = came.get("connected"), came.get("direct")
-        attempt.why = attempt.why or came.get("why", "")
-    for (a, b), attempt in zip(pairs, attempts, strict=True):
-        states = [agent.do("status") for agent in (a, b)]
-        attempt.over_udp = a.peer in states[1]["over_quic"]
-        attempt.packets = sum(sum(state["udp"]["packets"].values()) for state in states)
     return attempts
+
+
+def _start(
+    pairs: Sequence[tuple[Agent, Agent]], relays: Sequence[Relay], *, ipv6: bool = False, mdns: bool = False
+) -> None:
+    for agent in (agent for pair in pairs for agent in pair):
+        last = relays[-1].address6 if ipv6 and agent.host.address6 else relays[-1].address
+        agent.start([*(relay.address for relay in relays[:-1]), last], mdns=mdns)
+
+
+def settle(
+    pairs: Sequence[tuple[Agent, Agent]],
+    relays: Sequence[Relay],
+    states: Sequence[str] = ("public", "relayed"),
+    *,
+    ipv6: bool = False,
+) -> list[Answer]:
+    """Fresh identities for all, who then find out how they can be reached; what became of each A.
+
+    `ipv6`: who has it joins one relay over IPv6 and the other over IPv4.
+    """
+    _start(pairs, relays, ipv6=ipv6)
+    asked = [(a, a.ask("settle", states=states, relays=0, within=SETTLE)) for a, _ in pairs]
+    asked += [(b, b.ask("settle", states=["public", "relayed"], relays=0, within=SETTLE)) for _, b in pairs]
+    return [agent.answer(number) for agent, number in asked][: len(pairs)]
+
+
+def connect(pair: tuple[Agent, Agent], state: Answer, patience: float) -> Attempt:
+    """B connects to A, which settled so, and waits for the connection to be direct."""
+    a, b = pair
+    came = b.do("connect", to=state["addresses"], direct_within=patience)
+    attempt = Attempt(state["seconds"], came.get("connected"), came.get("direct"), came["path"], came.get("why", ""))
+    after = [agent.do("status") for agent in pair]
+    attempt.over_udp = a.peer in after[1]["over_quic"]
+    attempt.packets = sum(sum(each["udp"]["packets"].values()) for each in after)
+    return attempt
 
 
 def _met(answer: dict[str, object]) -> dict[str, object]:
