@@ -34,6 +34,17 @@ def test_an_all_reduce_takes_what_the_link_takes_for_its_bytes() -> None:
     assert there.sent * there.round_seconds / 86_400 == pytest.approx(150e6, rel=0.03)
 
 
+def test_a_fragments_exchange_takes_no_time_while_there_are_steps_to_take() -> None:
+    (way, *_) = ways(spec(method="streaming", codec="int8", fragments=4))
+    there = predict(way, PACE, HOME, 4, PLENTY)
+    assert there.computing == pytest.approx(1 - 2.5 / there.round_seconds)  # all but the loss and the settling
+    assert there.round_seconds == pytest.approx(95 + 15 + 2.5, rel=0.03)  # five steps and more beside 15 s of bytes
+    assert there.sent * there.round_seconds / 86_400 == pytest.approx(150e6 / 4, rel=0.03)
+    slow = predict(way, PACE, Link(1e5, 1e5, 0.04), 4, PLENTY)
+    assert slow.round_seconds == pytest.approx(95 + 375 + 2.5, rel=0.03)
+    assert slow.computing == pytest.approx(200 / slow.round_seconds, rel=0.03)  # as many steps again, then it waits
+
+
 @pytest.mark.parametrize("number", range(len(ways(spec()))))
 def test_a_faster_link_never_takes_longer(number: int) -> None:
     way = ways(spec())[number]

@@ -14,16 +14,26 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.streaming import Streaming
 from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
+from swarmnode.training.codecs import codec
+from swarmnode.training.outer import Layout
 
 NAMES = ("a", "b", "c", "d")
 STEPS = 10
 FRAGMENTS = 4
+DIMENSION = 160_000
 Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 def simulate(
-    body: Body, *, world: SimWorld | None = None, method: str = "streaming", step: float = 0.4, **exchange: Any
+    body: Body,
+    *,
+    world: SimWorld | None = None,
+    method: str = "streaming",
+    step: float = 0.4,
+    model: Callable[[str, str], ToyModel] | None = None,
+    **exchange: Any,
 ) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -34,7 +44,7 @@ def simulate(
                 world=world,
                 steps=STEPS,
                 seconds_per_step=step,
-                model=lambda name, peer: SignatureModel(axis=NAMES.index(name), peer_id=peer),
+                model=model or signature,
                 exchange=given,
             )
             first, *others = NAMES
@@ -45,6 +55,10 @@ def simulate(
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
+
+
+def signature(name: str, peer: str) -> SignatureModel:
+    return SignatureModel(axis=NAMES.index(name), peer_id=peer)
 
 
 def method_of(swarm: SimSwarm, name: str) -> Streaming:
@@ -137,5 +151,50 @@ def test_the_loss_that_is_told_is_that_of_the_shared_state() -> None:
         for number in range(FRAGMENTS + 1):
             assert len({swarm.nodes[name].rounds[number]["loss"] for name in NAMES}) == 1, number
         assert not np.array_equal(model_of(swarm, "a").vector, model_of(swarm, "b").vector)
+
+    simulate(body)
+
+
+def wide(name: str, peer: str) -> SignatureModel:
+    model = signature(name, peer)
+    model.layout, model.vector = Layout.of([("weight", (DIMENSION,))]), np.zeros(DIMENSION, np.float32)
+    return model
+
+
+def sent_in_a_round(method: str, **exchange: Any) -> float:
+    """Bytes that a node sends in a round, with all that is said around them; the mean of rounds after the first."""
+    found: list[float] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(FRAGMENTS, *NAMES)
+        events = [event for name in NAMES for number, event in swarm.nodes[name].rounds.items() if number >= 1]
+        found.append(sum(event["bytes_out"] for event in events) / len(events))
+
+    simulate(body, method=method, model=wide, **exchange)
+    return found[0]
+
+
+def test_a_round_sends_a_fragment_in_four_bits() -> None:
+    sent, whole = sent_in_a_round("streaming"), sent_in_a_round("diloco", codec="int8")
+    expected = 2 * 3 / 4 * codec("e3m0").encoded_size(DIMENSION // FRAGMENTS)
+    assert expected < sent < 1.25 * expected + 3000
+    assert sent < whole / 6
+
+
+def test_a_residual_is_kept_and_taken_back_by_fragments() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(0, *NAMES)
+        reduction = method_of(swarm, "a").allreduce
+        size = reduction.left_over().size
+        given = np.arange(1, size + 1, dtype=np.float32)
+        reduction.rollback()
+        reduction.restore(given)
+        assert np.array_equal(reduction.left_over(), given)
+        assert not reduction.give_back(np.full(size, np.inf, np.float32)) and reduction.give_back(given)
+        # no fragment's residual is longer than it was, or than what it was given
+        assert np.allclose(reduction.left_over(), given)
+        for wrong in (np.zeros(size + 1, np.float32), np.full(size, np.nan, np.float32)):
+            with pytest.raises(ValueError, match="residual"):
+                reduction.restore(wrong)
 
     simulate(body)
