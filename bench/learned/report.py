@@ -16,7 +16,7 @@ LINKS = (100, 20)  # Mbit/s that a node sends at, there
 
 
 def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
-    """Write the tables of finished runs, by part, into docs/results.md, and the plot."""
+    """Write the tables of finished runs, by part, into docs/results.md, and the plot; what was not run stays there."""
     page = docs / "results.md"
     text = page.read_text(encoding="utf-8")
     baseline = {line["seed"]: line for line in done["methods"] if _is(line, "synchronous", "muon")}
@@ -28,7 +28,8 @@ def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
         ("rates", rates_table(done["rates"])),
         ("menu", menu_table(done["menu"])),
     ):
-        text = put(text, name, table or "Not run yet.")
+        if table:
+            text = put(text, name, table)
     page.write_text(text, encoding="utf-8")
     if baseline and done["curves"]:
         draw(docs / "learning.svg", done["curves"])
