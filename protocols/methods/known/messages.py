@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median, median_low
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
@@ -231,7 +232,7 @@ def parts(roster: RoundRoster, parameters: int) -> tuple[Part, ...]:
 
 def owners_of(seats: Iterable[Seat]) -> tuple[Owner, ...]:
     """Those who reduce something, in the order in which parts follow."""
-    return tuple(Owner(seat.peer, seat.share) for seat in sorted(seats, key=lambda s: s.peer) if seat.share > 0)
+    return tuple(Owner(seat.peer, seat.share) for seat in sorted(seats, key=attrgetter("peer")) if seat.share > 0)
 
 
 def cut(owners: Sequence[Seat | Owner], start: int, stop: int) -> tuple[Part, ...]:

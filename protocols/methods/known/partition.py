@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +210,7 @@ def parts_by_owner(roster: RoundRoster, parameters: int) -> tuple[tuple[Part, ..
         return tuple((part,) for part in cut(owners, 0, parameters))
     owned: dict[str, list[Part]] = {owner.peer: [] for owner in owners}
     orphaned: list[Part] = []
-    for part in cut(sorted(roster.cut_by, key=lambda owner: owner.peer), 0, parameters):
+    for part in cut(sorted(roster.cut_by, key=attrgetter("peer")), 0, parameters):
         owned.get(part.owner, orphaned).append(part)
     chunks = sum(-(-(part.stop - part.start) // CHUNK) for part in orphaned)
     total, taken, first = sum(owner.share for owner in owners), 0, 0
@@ -266,7 +267,7 @@ def grid_of(roster: RoundRoster, parameters: int, group_size: int) -> Grid:
         alone = tuple(Column((parts[0].owner,), parts) for parts in parts_by_owner(roster, parameters))
         return Grid((roster.seats,), alone)
     full = len(owners) // count * count
-    columns = [sorted(owners[at : at + count], key=lambda seat: seat.peer) for at in range(0, full, count)]
+    columns = [sorted(owners[at : at + count], key=attrgetter("peer")) for at in range(0, full, count)]
     slowest = [Seat(column[0].peer, 0, min(seat.share for seat in column)) for column in columns]
     edges = {part.owner: (part.start, part.stop) for part in cut(slowest, 0, parameters)}
     drawn = [_drawn(roster, column) for column in columns]
