@@ -64,11 +64,12 @@ def make(into: Path, *, layers: int, width: int, words: int, context: int) -> No
 
 
 def changed(policy: HFPolicy, seed: int) -> None:
-    """Adapters as learning leaves them, other ones for each seed."""
+    """Adapters as learning leaves them and as they are sent, other ones for each seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_(parameter.bfloat16())  # as samplers get them
 
 
 def resident() -> int:
