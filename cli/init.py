@@ -79,12 +79,10 @@ def init(
         raise UsageMistake(f"--task {BASE_TASK} begins from a model: name it with --base MODEL")
     if task in HAS_TEXT:
         data = data or _asked(asks, "Which text, a file or a folder?", STANDARD)
-    asked = _asked_by(task)
-    if task not in (BASE_TASK, *ROLLOUT_TASKS) and not asked:
+    if task not in (BASE_TASK, *ROLLOUT_TASKS) and not _asked_by(task):
         size = size or _asked(asks, f"How large? {SIZE_WORDS}", "tiny")
     trust = trust or _asked(asks, "Who takes part: known (people whom you trust) or open (anybody)?", "known")
-    tables = _tables(name or file.stem.lower(), "rollouts" if asked else task, data, size or "tiny")
-    tables["rollouts"] |= {"task": asked} if asked else {}
+    tables = tables_of(task, name=name or file.stem.lower(), data=data, size=size or "tiny")
     tables["run"]["trust"] = trust
     tables["model"] |= {"base": base} if base else {}
     tables["exchange"]["method"] = method or "auto"
@@ -96,8 +94,21 @@ def init(
         raise ExpectedError(f"{file}: cannot be written: {error.strerror}") from error
     answer["next"] = "swarmnode run " + quote(str(file))
     answer["next"] += f" --corpus {quote(data)}" if data not in ("", STANDARD) else ""
-    answer["next"] += f" --task {quote(task)}" if ":" in task and not task.startswith("gym:") else ""
+    answer["next"] += f" --task {quote(task)}" if is_brought(task) else ""
     show(answer, f"{file}: written. Begin the run with: {answer['next']}")
+
+
+def is_brought(task: str) -> bool:
+    """Whether a task is a file that each node brings, by --task."""
+    return ":" in task and not task.startswith("gym:")
+
+
+def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Tables:
+    """The settings of a run that learns `task`, whichever kind it is of. Raises UsageMistake."""
+    asked = _asked_by(task)
+    tables = _tables(name, "rollouts" if asked else task, data, size)
+    tables["rollouts"] |= {"task": asked} if asked else {}
+    return tables
 
 
 def _asked_by(task: str) -> str:

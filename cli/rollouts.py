@@ -112,6 +112,7 @@ def pool() -> None:
             size(author["bytes"]),
             str(author["came"]),
             str(author["used"]),
+            str(author["learned"]),
             str(author["version"]),
             _reasons(author["refused"]),
         ]
@@ -119,7 +120,7 @@ def pool() -> None:
     ]
     held = answer["pool"]
     lines = [
-        table(["author", "here", "size", "came", "looked at", "version", "refused"], rows),
+        table(["author", "here", "size", "came", "looked at", "learned from", "version", "refused"], rows),
         f"others' groups: {held['groups']} of {held['authors']} authors, {size(held['bytes'])}, {held['unused']} new",
         f"own groups: {held['own_groups']}, {size(held['own_bytes'])}",
         *_explained({reason for author in answer["authors"] for reason in author["refused"]}),
@@ -135,6 +136,7 @@ def stats() -> None:
     recent, pool = rewards[-10:], answer["pool"]
     lines = [
         f"reward    {sum(recent) / len(recent):.3f} of 1   {sparkline(rewards, 40)}" if rewards else "",
+        *_by_task(answer["reward_by_task"]),
         f"learned   {learned(answer['learned'])}" if answer["learned"] else "",
         f"samples   {sampled(answer['sampled'])}" if answer["sampled"] else "",
         f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}",
@@ -145,6 +147,17 @@ def stats() -> None:
         *(f"          {number} {plain(name)}" for name, number in sorted(answer["events"].items())),
     ]
     show(answer, lines)
+
+
+def _by_task(courses: dict[str, list[list[float]]]) -> list[str]:
+    """The course of the reward of each task, where there are several."""
+    rewards = {plain(task, 32): [reward for _, reward in course] for task, course in sorted(courses.items())}
+    wide = max(map(len, rewards), default=0)
+    return [
+        f"  {task:<{wide}}  {sum(course[-10:]) / len(course[-10:]):.3f}   {sparkline(course, 40)}"
+        for task, course in rewards.items()
+        if len(rewards) > 1 and course
+    ]
 
 
 def _sampler(each: dict[str, Any]) -> str:

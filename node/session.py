@@ -132,6 +132,7 @@ class RunSession(Observer):
         self.outcome: Outcome | None = None  # of the last round, also of one that was abandoned
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
+        self.rewards_by_task: dict[str, deque[tuple[int, float]]] = {}  # of the same, by what was asked
         self._paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
         self._together_at = math.inf  # trio's time at the end of the last round with another member
         self._last_at: float | None = None  # trio's time at the end of the last round
@@ -461,6 +462,8 @@ class RunSession(Observer):
         missing = outcome.missing if isinstance(outcome, Partial) else ()
         if (answered := result.learned or result.sampled) is not None:
             self.rewards.append((result.round, answered.reward))
+        for task, reward in (result.learned.by_task if result.learned is not None else {}).items():
+            self.rewards_by_task.setdefault(task, deque(maxlen=LOSSES_SHOWN)).append((result.round, reward))
         logger.info(
             "round %d: %s, %s%s, %.2g s",
             result.round,

@@ -1,6 +1,7 @@
 """The command line of `swarmnode local`; what it does is in `run.py`.
 
     swarmnode local --nodes 4 --rounds 12 --solo
+    swarmnode local --task questions.py:Questions --rounds 100
 
 This module is imported for `swarmnode --help` as well, so everything but typer is imported when the command runs.
 """
@@ -24,6 +25,14 @@ def local(
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Nodes to start.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, metavar="R", help="Rounds to train.")] = DEFAULT_ROUNDS,
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="TASK",
+            help="What is learned, in place of a run file or with one that asks it: a built-in task, gym:NAME, "
+            "text:FILE.jsonl, or a task of your own, FILE.py:CLASS. [default: as RUN.toml says]",
+        ),
+    ] = "",
     solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone, for comparison.")] = False,
     attack: Annotated[
         str | None,
@@ -61,6 +70,7 @@ def local(
         nodes=nodes,
         run_file=run_file,
         rounds=rounds,
+        task=task,
         solo=solo,
         json=json_lines,
         threads=threads,

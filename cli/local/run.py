@@ -27,6 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import (
     Results,
@@ -41,7 +42,7 @@ from swarmnode.cli.local.report import (
 )
 from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
 from swarmnode.cli.local.view import Lines, view_for
-from swarmnode.cli.terminal import LEARNS_BY
+from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
@@ -73,7 +74,7 @@ def run_local(options: LocalOptions) -> int:
     began = time.monotonic()
     console = Console(stderr=options.json)
     try:
-        spec = _runspec(options.run_file, attacked=options.attack is not None)
+        spec = _runspec(options)
         options.report.mkdir(parents=True, exist_ok=True)  # better to fail now than after the training
         folder = _folder(options)
         if options.attack is not None:
@@ -117,7 +118,7 @@ def run_local(options: LocalOptions) -> int:
                 by_rollouts=not spec.needs_data,
                 loss_unit=spec.loss_unit,
             )
-            if summary.reward is not None and summary.rounds < LEARNS_BY:
+            if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
                 chance = f"{spec.rollouts.difficulty**-2:.2g}"
                 view.remark(
                     f"who guesses earns {chance}; that policies learn shows by round {LEARNS_BY} or so (--rounds)"
@@ -145,11 +146,16 @@ def run_local(options: LocalOptions) -> int:
     return code
 
 
-def _runspec(run_file: Path | None, *, attacked: bool) -> RunSpec:
-    if run_file is not None:
-        return load_runspec(run_file)
-    trust = {"trust": "open"} if attacked else {}
-    return parse_runspec({"run": {"name": "byte-lm", "seed": 1, **trust}}, source="the built-in run")
+def _runspec(options: LocalOptions) -> RunSpec:
+    """What is run. Raises SettingError, UsageMistake."""
+    task = options.task
+    if options.run_file is not None:
+        if task and not is_brought(task):
+            raise UsageMistake(f"--task {task} is a run by itself; leave out the run file {options.run_file}")
+        return load_runspec(options.run_file)
+    trust = {"trust": "open"} if options.attack is not None and not task else {}
+    tables = tables_of(task, name="local") if task else {"run": {"name": "byte-lm", "seed": 1, **trust}}
+    return parse_runspec(tables, source=f"--task {task}" if task else "the built-in run")
 
 
 def _folder(options: LocalOptions) -> Path:

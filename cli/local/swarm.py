@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
+from swarmnode.cli.init import is_brought
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.runspec import BYTES_UNIT
@@ -158,6 +159,7 @@ class LocalOptions:
     nodes: int
     rounds: int
     run_file: Path | None = None  # None is the built-in byte-lm run
+    task: str = ""  # what is learned, or the file with it that each node brings
     solo: bool = False
     json: bool = False
     threads: int = 1  # of each trainer
@@ -269,6 +271,8 @@ class NodeProcess:
             "shards": self.ask("shards_ls"),
             "history": self.ask("history") or {},
             "metrics": [metric for metric in counted if metric["name"].endswith("_total")],
+            "pool": self.ask("rollouts_pool") if listed else None,
+            "answered": self.ask("rollouts_stats") if listed else None,
             "groups": [group for each in listed if (group := self.ask("rollouts_show", id=each["id"]))],
         }
 
@@ -386,6 +390,7 @@ class LocalSwarm:
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
         options += ["--threads", str(self.options.threads), "--rounds", str(self.options.rounds)]
         options += ["--stay", "--json", "--no-dashboard"]
+        options += ["--task", self.options.task] if is_brought(self.options.task) else []
         program = [*LIAR, node.lie] if node.lie else NODE
         node.start([*program, "run", *what, *options], self._events)
 

@@ -153,7 +153,9 @@ class Api:
             "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
             "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
-            "reward_by_chance": None if chosen.spec.needs_data else chosen.spec.rollouts.difficulty**-2,
+            "reward_by_chance": spec.rollouts.difficulty**-2
+            if not spec.needs_data and spec.rollouts.task == "digits"
+            else None,
             "tokens_per_second": round(speed, 1) if speed is not None else None,
             "compute_share": round(share, 4) if share is not None else None,
             "state_hash": place.state_hash if place is not None else None,

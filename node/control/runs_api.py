@@ -142,6 +142,11 @@ class RunsApi:
             "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
             "samplers": [],
             "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
+            "reward_by_task": {
+                task: [[r, reward] for r, reward in course] for task, course in session.rewards_by_task.items()
+            }
+            if session is not None
+            else {},
             **(session.method.status() if session is not None else {}),
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli.main import main
+from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
 from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, ExpectedError
@@ -88,6 +89,13 @@ def test_status_tells_what_a_reward_is_by_chance_until_learning_shows(answer: An
 
     assert "0.044 of 1 lately, 0.04 by chance; learning shows by round 60 or so\n" in shown(15)
     assert "chance" not in shown(60) and "0.044 of 1 in the last 10 rounds" in shown(60)
+
+
+def test_each_task_that_is_asked_has_a_course_of_its_reward() -> None:
+    courses = {"gym/lcm": [[n, 0.1 * n] for n in range(10)], "gym/gcd": [[9, 1.0]]}
+    first, second = _by_task(courses)
+    assert first.split()[:2] == ["gym/gcd", "1.000"] and second.split()[:2] == ["gym/lcm", "0.450"]
+    assert not _by_task({"gym/lcm": [[0, 0.5]]}), "of one task the reward is that of all"
 
 
 def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import tomllib
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,7 @@ from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
+from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig, load_config
 
@@ -41,7 +43,7 @@ import argparse, hashlib, json, os, pathlib, signal, sys, time
 p = argparse.ArgumentParser()
 for name in ("command", "run_file"):
     p.add_argument(name, nargs="?")
-for name in ("--data-dir", "--port", "--listen", "--threads", "--rounds", "--wait-peers", "--join", "--run"):
+for name in ("--data-dir", "--port", "--listen", "--threads", "--rounds", "--wait-peers", "--join", "--run", "--task"):
     p.add_argument(name)
 for name in ("--no-mdns", "--no-dashboard", "--stay", "--json"):
     p.add_argument(name, action="store_true", required=True)
@@ -183,6 +185,32 @@ def test_json_is_nodes_in_order_then_rounds_then_one_summary(tmp_path, fake, cap
     assert (summary["heldout_bits_per_byte"], summary["solo_bits_per_byte"]) == (2.5, None)
     assert summary["hashes_agree"] is True
     assert summary["bytes_per_parameter_round"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("source", "table", "named"),
+    [
+        ("class Asks:\n    def generate(self): ...\n    def verify(self): ...\n", "rollouts", "task.py:Asks"),
+        ("class Asks: ...\n", "task", "asks"),
+    ],
+)
+def test_a_task_of_ones_own_needs_no_run_file(tmp_path, fake, capsys, source, table, named):
+    task = tmp_path / "task.py"
+    task.write_text(source)
+    assert run_local(_options(tmp_path, task=f"{task}:Asks", nodes=2), command=fake, measure=lambda _: 2.5) == 0
+    run = tomllib.loads((tmp_path / "nodes/run.toml").read_text())
+    assert named in (run[table].get("task"), run[table].get("name"))
+    told = [json.loads((tmp_path / f"nodes/node-{i}/command.json").read_text()) for i in range(2)]
+    assert [each["task"] for each in told] == [f"{task}:Asks"] * 2, "each node is told where the file is"
+
+
+def test_what_is_asked_of_nobodys_file_is_in_the_run_alone(tmp_path, fake, capsys):
+    gym = "gym:leg_counting"
+    assert run_local(_options(tmp_path, task=gym, nodes=2), command=fake, measure=lambda _: 2.5) == 0
+    assert tomllib.loads((tmp_path / "nodes/run.toml").read_text())["rollouts"]["task"] == gym
+    assert json.loads((tmp_path / "nodes/node-0/command.json").read_text())["task"] is None
+    with pytest.raises(UsageMistake, match="leave out the run file"):
+        run_local(_options(tmp_path, task=gym, run_file=tmp_path / "nodes/run.toml"), command=fake)
 
 
 def test_others_join_the_first_node_and_every_node_is_told_to_stop(tmp_path, fake, capsys):

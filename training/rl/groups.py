@@ -261,6 +261,8 @@ class Learned:
     sampled: int = 0  # groups that others wrote for this policy and that it learned from
     checked: Mapping[str, int] = field(default_factory=dict)  # of these, how many were audited, by author
     caught: Mapping[str, str] = field(default_factory=dict)  # authors whose groups are lies, and by what they are
+    by_task: Mapping[str, float] = field(default_factory=dict)  # `reward`, by the task that was asked
+    taken_of: Mapping[str, int] = field(default_factory=dict)  # `taken`, by author
     staleness: float = 0.0  # updates between the weights that wrote those groups and the present ones, mean
     loss: float = 0.0  # of the update
     heldout: float = float("nan")  # expected reward on fresh questions, after the update
@@ -290,6 +292,14 @@ def as_text(group: RolloutGroup) -> RolloutGroup:
         raise GroupError(f"vocabulary {group.vocabulary!r} is not known here")
     texts = [tuple(translate(answer, source, BYTES)) or (BYTES.end,) for answer in group.answers]
     return replace(group, answers=tuple(texts), vocabulary=text_by(source.id), logprobs=None)
+
+
+def reward_by_task(scored: Sequence[Scored]) -> dict[str, float]:
+    """Mean reward of the answers to each task."""
+    by_task: dict[str, list[Scored]] = {}
+    for group in scored:
+        by_task.setdefault(group.question.ref.name, []).append(group)
+    return {name: mean_reward(groups) for name, groups in sorted(by_task.items())}
 
 
 def mean_reward(scored: Sequence[Scored]) -> float:

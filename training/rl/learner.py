@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from swarmnode.training.options import SettingError
 from swarmnode.training.rl.defence import TokenGate, gate
-from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, score
+from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, reward_by_task, score
 from swarmnode.training.rl.grpo import (
     EVERYBODY_EQUAL,
     AdaptiveSplit,
@@ -187,6 +187,8 @@ class Learner:
             informative=sum(scored.informative for scored in own),
             taken=len(taken),
             authors=len({scored.author for scored in taken}),
+            by_task=reward_by_task(own),
+            taken_of=dict(Counter(scored.author for scored in taken)),
             external=self.split.room(own, self.split.external).external,
             refused=dict(+refused),
             refused_answers=dict(refused_answers),

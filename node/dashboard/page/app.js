@@ -213,7 +213,7 @@ function runPart() {
     const due = known(now.next_round_s) && phase !== "finished" && phase !== "paused" ? `next in ${duration(now.next_round_s)}` : "";
     const lost = now.missing?.length ? `missing: ${now.missing.map(nameOf).slice(0, 3).join(", ")}` : "";
     const measured = reward
-      ? tile("Reward", decimal(mean(rewards)), "of 1", `mean of ${plural(rewards.length, "round")}; by chance ${decimal(now.reward_by_chance, 2)}`)
+      ? tile("Reward", decimal(mean(rewards)), "of 1", `mean of ${plural(rewards.length, "round")}${known(now.reward_by_chance) ? `; by chance ${decimal(now.reward_by_chance, 2)}` : ""}`)
       : tile("Held-out loss", decimal(now.loss ?? last?.loss), now.loss_unit, change === null ? "" : `${change > 0 ? "+" : "−"}${decimal(Math.abs(change))} in the last round; lower is better`);
     const second = reward
       ? known(last?.heldout_reward) && tile("On fresh questions", decimal(last.heldout_reward), "of 1", "expected reward")
@@ -375,8 +375,10 @@ function peersPart() {
 
 function rolloutsPart() {
   const groups = [...feed().groups.values()].sort((a, b) => b.made_at_ms - a.made_at_ms).slice(0, GROUPS);
-  part("rollouts", [groups.map((group) => group.id), feed().pool], () => {
+  const courses = Object.entries(feed().answered?.reward_by_task ?? {}).map(([task, course]) => [task, smooth(course)]).sort();
+  part("rollouts", [groups.map((group) => group.id), feed().pool, courses], () => {
     if (!groups.length) return [];
+    const taught = (feed().pool?.authors ?? []).filter((one) => one.learned);
     const refused = (feed().pool?.authors ?? []).flatMap((one) => Object.entries(one.refused).map(([why, number]) => `${number} of ${nameOf(one.author)} (${words(why).replaceAll("-", " ")})`));
     return [
       h("h2", {}, "Answers"),
@@ -388,6 +390,8 @@ function rolloutsPart() {
         peerCell(group.author),
         decimal(mean(group.answers.map((one) => one.reward)), 2),
       ])),
+      courses.length > 1 ? table(["Task", `#Reward, mean of ${SMOOTH} rounds`, "Since the start"], courses.map(([task, course]) => [words(task, 64), decimal(course.at(-1)[1]), spark(course.map(([, reward]) => reward))])) : null,
+      taught.length ? h("p", { class: "soft" }, "Learned from: ", taught.slice(0, 12).flatMap((one, n) => [n ? ", " : "", `${plural(one.learned, "group")} of `, peerCell(one.author)])) : null,
       refused.length ? h("p", { class: "soft" }, `Refused: ${refused.slice(0, 6).join("; ")}`) : null,
     ];
   });
@@ -630,6 +634,7 @@ async function learn(here) {
     }
     while (one.groups.size > 4 * GROUPS) one.groups.delete(one.groups.keys().next().value);
     one.pool = await ask(here, "rollouts_pool");
+    one.answered = await ask(here, "rollouts_stats");
   }
   render();
 }

@@ -117,7 +117,8 @@ class AuthorStats:
     groups: int = 0  # held now
     bytes: int = 0
     came: int = 0  # kept, sooner or later
-    used: int = 0
+    used: int = 0  # looked at
+    learned: int = 0  # of these, how many an update was made of
     version: int = 0  # its newest
     refused: dict[str, int] = field(default_factory=dict)  # by reason
 
@@ -263,6 +264,11 @@ class RolloutPool:
             if held is not None and not held.used:
                 held.used = True
                 self._author(held.signed.author).used += 1
+
+    def learned(self, taken_of: Mapping[PeerId, int]) -> None:
+        """An update was made of so many groups of these authors."""
+        for author, count in taken_of.items():
+            self._author(author).learned += count
 
     def note(self, author: PeerId, reason: str, count: int = 1) -> None:
         """Count groups of an author that were refused; `reason` is a word of this program's."""

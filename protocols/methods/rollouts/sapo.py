@@ -264,6 +264,7 @@ class Sapo(_ByRollouts):
             probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
         )
         pool.used(signed.id for signed in drawn)
+        pool.learned(learned.taken_of)
         self.samplers.settle(sampled, caught=learned.caught, checked=learned.checked)
         for author, reason in learned.caught.items():
             pool.note(author, reason)

@@ -133,6 +133,10 @@ class FakeDaemon:
                 return {"rounds": rounds}
             case "rollouts_ls":
                 return {"groups": [{"id": group} for group in self.groups]}
+            case "rollouts_pool":
+                return {"authors": [{"author": PEERS[1], "learned": 7, "refused": {"unlikely": 2}}]}
+            case "rollouts_stats":
+                return {"reward_by_task": {"gym/lcm": [[0, 0.25], [1, 0.75]], "gym/gcd": [[1, 1.0]]}}
             case "rollouts_show":
                 return self.groups[params["id"]]
             case "caps":
@@ -316,6 +320,9 @@ def test_what_peers_say_is_text_and_never_html(browser: Browser, daemon: FakeDae
     page = opened(browser, daemon)
     page.wait("document.querySelector('#rollouts').innerText.includes('<b>bold</b>')")
     assert nasty[:30] in page.text("#peers")
+    shown = " ".join(page.text("#rollouts").split())
+    assert "gym/lcm 0.50" in shown and "gym/gcd 1.00" in shown, "the reward of each task"
+    assert "Learned from: 7 groups of" in shown and "Refused: 2 of" in shown
     assert page.js("document.querySelectorAll('main img, main b b').length") == 0
     assert page.js("window.hurt") is None
 

@@ -103,6 +103,8 @@ def test_the_reward_is_that_of_own_fresh_answers_alone(warm: Callable[..., Learn
     own = learner.sample()
     report = learner.learn(own, [("a", external(1, "right", "right", "right", "99"))])
     assert report.reward == pytest.approx(np.mean([scored.rewards.mean() for scored in own]))
+    asked = [scored.question.ref.name for scored in own]
+    assert sum(report.by_task[name] for name in asked) == pytest.approx(len(own) * report.reward)
     assert report.taken == 1
 
 
@@ -146,7 +148,7 @@ def test_the_gate_keeps_poison_out_and_lets_unknown_right_answers_in(warm: Calla
     sent = [("evil", external(5, *poisoned)), ("good", external(6, "right", "00", "01", "10", "11"))]
     before = copy.deepcopy(learner.policy.state_dict())
     report = learner.learn([], sent)
-    assert report.refused["unlikely"] == 1 and report.taken == 1
+    assert report.refused["unlikely"] == 1 and report.taken == 1 and report.taken_of == {"good": 1}
     assert report.refused_answers["evil"] == 8 and report.refused_answers["good"] == 0
     assert any(not torch.equal(before[name], value) for name, value in learner.policy.state_dict().items())
 

@@ -207,6 +207,19 @@ def test_a_pattern_that_never_ends_costs_the_answer_its_reward(tmp_path: Path, m
 # -- a class of one's own
 
 
+def test_answers_that_are_programs_are_run_by_the_class_itself_within_bounds() -> None:
+    section = RolloutsSection(task="postfix.py:Postfix", difficulty=2)
+    known_to_this_process(section, f"{EXAMPLES / 'postfix.py'}:Postfix", tasks_of_run(section))
+    question = next(
+        each for seed in range(1000) if (each := regenerate(TaskRef("own/Postfix", 2, seed))).key == "x2*1+"
+    )
+    assert [question.reward(text) for text in ("x2*1+", " xx+1+\n", "1x2*+")] == [1, 1, 1], "whatever does the same"
+    assert not any(question.reward(text) for text in ("x2*", "x2*1++", "", "x2*1+1", "import os", "x2*1+" + "0+" * 20))
+    began = time.monotonic()
+    assert question.reward("x" + "x*" * 2000) == 0, "what grows without end is let go of"
+    assert time.monotonic() - began < 1
+
+
 def test_a_class_of_ones_own_is_asked_like_any_other_task() -> None:
     local = f"{EXAMPLES / 'letters.py'}:Letters"
     section = RolloutsSection(task="letters.py:Letters", difficulty=3)
