@@ -24,6 +24,7 @@ WHY = {  # by the word that groups or answers are counted under
     "probation": "authors without standing have their part of the update already",
     "stale": "written too many updates ago",
     "strange-answer": "an answer that neither this policy nor the one that it began as would give",
+    "suspect": "several of its author's last groups were refused, so that none of them is learned from",
     "too-large": "larger than its author may have here",
     "too-long": "an answer too long for this policy",
     "uninformative": "all of its answers are equally right, so that they teach nothing",

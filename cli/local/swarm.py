@@ -159,7 +159,6 @@ class LocalOptions:
     nodes: int
     rounds: int
     run_file: Path | None = None  # None is the built-in byte-lm run
-    task: str = ""  # what is learned, or the file with it that each node brings
     solo: bool = False
     json: bool = False
     threads: int = 1  # of each trainer
@@ -168,6 +167,7 @@ class LocalOptions:
     data_dir: Path | None = None  # None is a temporary folder, removed at the end
     attack: Attack | None = None  # by the last nodes
     dashboard: str = OFF  # HOST:PORT of the page that shows all nodes
+    task: str = ""  # what is learned, or the file with it that each node brings
 
 
 class NodeProcess:

@@ -481,10 +481,13 @@ def test_the_command_line_reaches_the_options(tmp_path, monkeypatch):
         "--report",
         "r",
         "--keep",
+        "--task",
+        "my.py:Task",
     ]
     assert CliRunner().invoke(app, [*line, "--data-dir", "d"]).exit_code == 7
     page = NodeConfig().dashboard
     expected = LocalOptions(5, 12, Path("my.toml"), True, True, 2, Path("r"), True, Path("d"), dashboard=page)
+    expected = replace(expected, task="my.py:Task")
     assert given == [expected]
     assert CliRunner().invoke(app, ["--nodes", "0"]).exit_code == exitcodes.USAGE
 

@@ -33,7 +33,7 @@ def test_two_policies_learn_from_one_another(tmp_path: Path) -> None:
             told = other.command_line("rollouts", "stats")
             assert told["alone"] is False
             assert all(name.startswith("digits/") for name in told["reward_by_task"]), "a course for each rule"
-            (author,) = other.command_line("rollouts", "pool")["authors"]
+            author = other.command_line("rollouts", "pool")["authors"][0]
             assert author["author"] == one.ready["peer_id"] and 0 < author["learned"] <= author["used"]
             assert "learned from" in swarmnode("rollouts", "pool", "--data-dir", second).stdout
             people = swarmnode("status", "--data-dir", second).stdout
@@ -81,18 +81,6 @@ def test_nodes_learn_a_task_of_ones_own_which_their_trainers_check(tmp_path: Pat
             shown = two.command_line("rollouts", "show", listed[0]["id"])
             rewards = {answer["text"] == shown["key"]: answer["reward"] for answer in shown["answers"]}
             assert listed[0]["task"] == "own/Letters" and rewards == {True: 1.0, False: 0.0}
-
-
-def test_a_task_of_ones_own_is_tried_by_one_command(tmp_path: Path) -> None:
-    task = f"{EXAMPLES / 'letters.py'}:Letters"
-    done = swarmnode(
-        *("local", "--task", task, "--nodes", "2", "--rounds", "1", "--json", "--report", tmp_path / "report"),
-        timeout=110.0,  # 20 s where it is alone on two cores
-        TMPDIR=str(tmp_path),
-    )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert (summary["nodes"], summary["rounds"]) == (2, 1) and 0 <= summary["reward"] <= 1
 
 
 def test_who_brings_no_file_to_a_run_that_asks_one_is_told(tmp_path: Path) -> None:
