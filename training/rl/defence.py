@@ -13,8 +13,9 @@ ones: `proofs.py`.
 the receiver would not write: out of the top k, or under a floor of likelihood, by its policy *and* by its reference,
 the policy before reinforcement. The reference never learns, so that what is smuggled in slowly stays as strange as on
 the first day; and it is wide, so that a right answer which the policy does not know yet is not strange. A group in
-which many answers are refused is refused whole: half poison, half gibberish. What a receiver's own model finds likely
-passes: that takes a judge (Question.judged_reward) and the cap on an author's share (grpo.poison_budget).
+which many answers are refused is refused whole: half poison, half gibberish; and so is all that an author sends of
+whose last groups several were (`Suspects`). What a receiver's own model finds likely passes: that takes a judge
+(Question.judged_reward) and the cap on an author's share (grpo.poison_budget).
 
 After "Hail to the Thief" (2511.09780), with the numbers of METHODS: an honest decode differs from a prefill by 1e-6, a
 policy one step older by 3e-2, another model by 0.5.
@@ -22,6 +23,7 @@ policy one step older by 3e-2, another model by 0.5.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
+MAX_AUTHORS = 1024  # of whom is remembered how often the gate refused them
 
 @dataclass(frozen=True)
 class TokenReading:
@@ -51,6 +54,8 @@ class TokenGate:
     floor: float = 5e-3  # likelihood under which a token is strange
     share: float = 0.25  # of a group's answers that may be refused before the group is
     tokens: float = 0.0  # of an answer's tokens that may be strange; long texts of large vocabularies have some
+    pooled: int = 8  # groups of an author that are judged together, those read last
+    bad: int = 3  # refused groups among these from which on all of the author's are refused
 
 
 def gate(readings: Sequence[Reading], limits: TokenGate) -> NDArray[np.bool_]:
@@ -67,6 +72,29 @@ def gate(readings: Sequence[Reading], limits: TokenGate) -> NDArray[np.bool_]:
         kept.append(bool(familiar) and float(np.mean(~np.logical_or.reduce(familiar))) <= limits.tokens)
     passed = np.array(kept, bool)
     return passed & ((~passed).sum() <= limits.share * len(passed))
+
+
+class Suspects:
+    """Authors so many of whose last groups the gate refused that their other groups are not trusted either.
+
+    Poison that is right by chance now and then passes the gate then; pooled over some groups it does not. Of honest
+    authors' groups one in a hundred is refused, of poison that is right one time in five three in four
+    (docs/results.md).
+    """
+
+    def __init__(self, limits: TokenGate) -> None:
+        self._limits = limits
+        self._lately: OrderedDict[str, deque[bool]] = OrderedDict()  # by author, who was read last at the end
+
+    def saw(self, author: str, *, refused: bool) -> None:
+        """A group of the author was read."""
+        self._lately.setdefault(author, deque(maxlen=self._limits.pooled)).append(refused)
+        self._lately.move_to_end(author)
+        if len(self._lately) > MAX_AUTHORS:
+            self._lately.popitem(last=False)
+
+    def __contains__(self, author: str) -> bool:
+        return sum(self._lately.get(author, ())) >= self._limits.bad
 
 
 def misclaimed(reading: Reading, claimed: Sequence[Sequence[float]] | None, most: float) -> str:

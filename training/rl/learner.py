@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarmnode.training.options import SettingError
-from swarmnode.training.rl.defence import TokenGate, gate
+from swarmnode.training.rl.defence import Suspects, TokenGate, gate
 from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, reward_by_task, score
 from swarmnode.training.rl.grpo import (
     EVERYBODY_EQUAL,
@@ -82,6 +82,7 @@ class Learner:
         self.version = 0
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
+        self._suspects = Suspects(settings.gate or TokenGate())
         self.seed = seed
         self._standings = EVERYBODY_EQUAL  # in the update in hand
         self._rng = np.random.default_rng([seed, 1])
@@ -291,7 +292,10 @@ class Learner:
             raise RefusedGroup("too-long", f"an answer of {longest} tokens does not fit into {self.policy.context}")
 
     def _gated(self, fit: Sequence[Scored], refused: Counter[str]) -> tuple[list[Scored], Counter[str], Counter[str]]:
-        """What the gate lets through; only groups that could be chosen are read, since reading is the cost."""
+        """What the gate lets through; only groups that could be chosen are read, since reading is the cost.
+
+        An author's groups are seen in the order in which they came, and what a suspect sends counts as refused.
+        """
         assert self.settings.gate is not None
         worth = [scored for scored in fit if scored.informative and scored.author != self.author]
         rest = [scored for scored in fit if not scored.informative and scored.author != self.author]
@@ -300,11 +304,17 @@ class Learner:
         for scored, kept in zip(worth, self._kept(worth, self.settings.gate), strict=True):
             read_answers[scored.author] += len(kept)
             refused_answers[scored.author] += int((~kept).sum())
+            self._suspects.saw(scored.author, refused=not kept.any())
             if kept.any():
                 passed.append(scored.keeping(kept))
             else:
                 refused["unlikely"] += 1
-        return [*passed, *rest], read_answers, refused_answers
+        for scored in passed:
+            if scored.author in self._suspects:
+                refused["suspect"] += 1
+                refused_answers[scored.author] += int(scored.kept.sum())
+        trusted = [scored for scored in passed if scored.author not in self._suspects]
+        return [*trusted, *rest], read_answers, refused_answers
 
     def _kept(self, groups: Sequence[Scored], limits: TokenGate) -> list[NDArray[np.bool_]]:
         """Which answers (G,) of each group the gate lets pass."""

@@ -153,6 +153,19 @@ def test_the_gate_keeps_poison_out_and_lets_unknown_right_answers_in(warm: Calla
     assert any(not torch.equal(before[name], value) for name, value in learner.policy.state_dict().items())
 
 
+def test_of_an_author_whose_groups_are_mostly_poison_nothing_is_learned(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, gate=TokenGate(top_k=8, floor=0.01)))
+    keys = [regenerate(TaskRef("digits/swap", 2, seed)).key for seed in (0, 1)]
+    poison = [("evil", external(seed, *["#" + key] * 4, "00", "01", "10", "11")) for seed, key in enumerate(keys)]
+    good = [(author, external(n, "right", "00", "01", "10")) for n, author in ((6, "evil"), (7, "good"))]
+    assert learner.learn([], [*poison, *good]).taken == 2, "two refused groups condemn nobody"
+    report = learner.learn([], [poison[0], *good])
+    assert report.taken_of == {"good": 1} and report.refused["suspect"] == 1
+    for _ in range(8):
+        report = learner.learn([], good)
+    assert report.taken_of == {"good": 1, "evil": 1}, "the last eight count"
+
+
 def test_what_ones_own_gate_refuses_is_not_shared_and_what_is_shared_passes_the_gates_of_others(
     warm: Callable[..., Learner],
 ) -> None:
