@@ -10,6 +10,8 @@ split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive o
 attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each attack with and without the defence,
           and what honest swarms write by themselves
 unequal   four kinds of policies, two nodes each, apart and together
+gym       with --task gym: three tasks of reasoning-gym instead, by policies that read bytes; published SAPO (4/4), the
+          adaptive default, alone, and alone oversampled
 
 The first table over the product's own protocol (sapo_swarm/networked.py), in tables of their own:
 
@@ -55,6 +57,15 @@ SPLIT = (
     Arm("4/4 decoupled", own=4, external=4, correction="decoupled"),
     Arm("adaptive decoupled", adaptive=True, correction="decoupled"),
 )
+GYM = (
+    "gym:count_bits(min_n=1,max_n=15),lcm(min_value=1,max_value=5),"
+    "chain_sum(min_terms=2,max_terms=2,min_digits=1,max_digits=1)"
+)
+ON_GYM = tuple(
+    replace(arm, task=GYM, rounds=100, learning_rate=2e-3)
+    for arm in SPLIT
+    if arm.name in ("8/0", "4/4", "adaptive tapered", "8/0 oversampled")
+)
 SIMNET = tuple(arm for arm in SPLIT if arm.filtered and arm.correction != "decoupled")
 PROCESSES = (
     Arm("8/0", correction="taper", defended=True),
@@ -88,7 +99,7 @@ def attack_arms() -> Iterator[Arm]:
 class Cell:
     """One run of the experiment: a line of the results."""
 
-    table: str  # split, attacks, unequal; simnet, processes
+    table: str  # split, attacks, unequal, gym; simnet, processes
     seed: int
     arm: Arm
 
@@ -109,6 +120,7 @@ def cells(seeds: int, *, quick: bool) -> list[Cell]:
         found += [Cell("split", seed, arm) for arm in SPLIT]
         found += [Cell("attacks", seed, arm) for arm in attack_arms()]
         found += [Cell("unequal", seed, arm) for arm in UNEQUAL]
+        found += [Cell("gym", seed, arm) for arm in ON_GYM]
     for seed in range(1, seeds + 1):
         found += [Cell("simnet", seed, arm) for arm in SIMNET]
         found += [Cell("processes", seed, arm) for arm in PROCESSES]
@@ -171,6 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every arm")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--tables", default="split,attacks,unequal", help="which of the tables to run")
+    parser.add_argument("--task", choices=("digits", "gym"), default="digits", help="gym: the table on reasoning-gym")
     parser.add_argument("--over", choices=("simnet", "processes"), help="run the split over this network instead")
     parser.add_argument("--arms", help="which arms to run, by name, with commas between; all by default")
     parser.add_argument("--rounds", type=int, help="of each run, instead of as many as the tables say")
@@ -181,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     plan = cells(1 if options.quick else options.seeds, quick=options.quick)
     results = Results(options.out / "quick" if options.quick else options.out)
-    tables = [options.over] if options.over else options.tables.split(",")
+    tables = [options.over] if options.over else ["gym"] if options.task == "gym" else options.tables.split(",")
     arms = options.arms.split(",") if options.arms else [cell.arm.name for cell in plan]
     if not options.report_only:
         wanted = [cell for cell in plan if cell.table in tables and cell.arm.name in arms]

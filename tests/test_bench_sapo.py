@@ -42,6 +42,13 @@ def test_equal_seeds_give_equal_swarms() -> None:
     assert first.curve[-1][0] == 2 and len(first.per_node) == 8
 
 
+def test_swarms_learn_tasks_of_reasoning_gym() -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra rl is not installed")
+    assert {arm.name for arm in sapo.ON_GYM} == {"8/0", "4/4", "adaptive tapered", "8/0 oversampled"}
+    outcome = train(replace(TINY, task=sapo.GYM, warm_up=60), 1, lambda round, reward: None)
+    assert len(outcome.per_node) == 8 and outcome.reward > 0
+
+
 def test_attackers_count_in_no_reward() -> None:
     outcome = train(replace(TINY, attack="text", malicious=2, defended=True), 1, lambda round, reward: None)
     assert len(outcome.per_node) == 6

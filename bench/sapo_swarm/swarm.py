@@ -23,10 +23,15 @@ from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, WORKED, well_formed
+from swarmnode.training.rl.section import RolloutsSection
+from swarmnode.training.rl.sources import known_to_this_process
+from swarmnode.training.rl.tasks import DEFAULT_BASE, WORKED, tasks_of_run, well_formed
+from swarmnode.training.rl.vocabulary import BYTES
 
 NODES = 8
 EQUAL = PolicySpec("gpt", layers=1, width=48, heads=4)
+# Reads bytes, and of a long question its last twenty, where reasoning-gym has the numbers.
+TEXT = PolicySpec("gpt", layers=1, width=48, heads=2, context=24, vocabulary=BYTES.id)
 UNEQUAL = {
     "gpt 1×24": PolicySpec("gpt", layers=1, width=24, heads=4),
     "gpt 1×48": EQUAL,
@@ -57,6 +62,7 @@ class Arm:
     learning_rate: float = 1e-3
     warm_up: int = 120  # supervised steps on random answers of the right form
     max_tokens: int = 4  # of an answer, the end included; more where attackers want room
+    task: str = "digits"  # as in [rollouts] task
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ def sampled(learner: Learner, oversample: int) -> list[Scored]:
 def settings_of(arm: Arm) -> Settings:
     """How the nodes of an arm learn."""
     return Settings(
-        tasks=((f"digits/{WORKED}", DEFAULT_BASE),) if arm.worked else tuple((name, DEFAULT_BASE) for name in NAMES),
+        tasks=((f"digits/{WORKED}", DEFAULT_BASE),) if arm.worked else tasks_of_run(RolloutsSection(task=arm.task)),
         split=AdaptiveSplit() if arm.adaptive else Split(arm.own, arm.external),
         # Undefended is SAPO as published: no cap on an author.
         limits=BatchLimits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
@@ -173,7 +179,9 @@ def settings_of(arm: Arm) -> Settings:
 
 def _learners(arm: Arm, seed: int) -> list[Learner]:
     settings = settings_of(arm)
-    kinds = [EQUAL] * NODES if arm.policies == "equal" else [spec for spec in UNEQUAL.values() for _ in range(2)]
+    known_to_this_process(RolloutsSection(task=arm.task), "", settings.tasks)
+    one = EQUAL if arm.task == "digits" else TEXT
+    kinds = [one] * NODES if arm.policies == "equal" else [spec for spec in UNEQUAL.values() for _ in range(2)]
     learners = [
         Learner(f"node{n}", build(spec, seed=1000 * seed + n), settings, seed=1000 * seed + n)
         for n, spec in enumerate(kinds)
@@ -182,7 +190,7 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
         for learner in learners:
             learner.warm_up(well_formed, steps=arm.warm_up)
     else:
-        learners[0].warm_up(summed, steps=arm.warm_up)
+        learners[0].warm_up(summed if arm.worked else well_formed, steps=arm.warm_up)
         for learner in learners[1:]:
             learner.start_from(learners[0])
     return learners

@@ -34,6 +34,7 @@ Floats = NDArray[np.float32]
 
 MAX_AUTHORS = 1024  # of whom is remembered how often the gate refused them
 
+
 @dataclass(frozen=True)
 class TokenReading:
     """How one model finds the tokens of one answer; all arrays (T,)."""

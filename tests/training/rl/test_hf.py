@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from sentweights import as_sent
 from tinymodels import WORDS, folder_of
 
-from swarmnode.training.rl.groups import as_text, score
+from swarmnode.training.rl.groups import RolloutGroup, as_text, score
 from swarmnode.training.rl.grpo import Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
@@ -22,7 +23,7 @@ from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef, well_formed
 from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, known, translate
-from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.runspec import load_runspec, parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -160,6 +161,27 @@ def test_a_node_trains_one_that_its_owner_names(folder: Path) -> None:
     assert groups and all(sent["vocabulary"].startswith("bytes/hf-") for sent in groups)
     assert task.learn([("other", sent) for sent in groups])["own"] == len(groups)
     assert isinstance(task.sample(b"a304=", length=8, temperature=1.0, seed=1), bytes)
+
+
+def test_the_model_of_the_example_is_made_trained_and_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = Path(__file__).parents[3] / "examples"
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(examples / "tiny_llama.py"))["make"](tmp_path / "build" / "tiny-llama")
+    spec = load_runspec(examples / "hf.toml").updated(rollouts={"warm_up": 20})
+    one, other = (Trainee(spec, Assignment("", name)) for name in "ab")
+    assert isinstance(one.model, HFPolicy) and sum(each.numel() for each in one.model.parameters()) < 5_000_000
+    shared = [("b", group) for group in other.rollouts(version=0)["groups"]]
+    assert shared[0][1]["vocabulary"].startswith("bytes/hf-"), "as text, which others read in their own tokens"
+    asked = one.rollouts(version=0)
+    before = parameter_hash(one.model)
+    right = RolloutGroup(
+        TaskRef("digits/swap", 5, 7), tuple((*BYTES.encode(t), BYTES.end) for t in ("40", "04")), 0, "", BYTES.id
+    )
+    learned = one.learn([*shared, ("b", right.to_map())])
+    assert asked["groups"] and learned["own"] == 8 and learned["tokens"] <= 8 * 8 * 6
+    assert learned["taken"] and parameter_hash(one.model) != before
 
 
 def test_what_cannot_be_had_is_said_without_a_download() -> None:
