@@ -43,7 +43,7 @@ RATES_SEED = 0  # reported seeds begin at 1
 ADAMW = Arm("synchronous", steps=300, lr=2e-3)
 MUON = Arm("synchronous", steps=300, lr=1e-3, optimizer="muon", muon_lr=4e-3)
 # What the arms of `menu` have in common: AdamW inside, and so many steps in all, of which a round of diloco has 24.
-MENU = Arm("synchronous", steps=144, lr=2e-3)
+MENU = Arm("synchronous", steps=480, lr=2e-3)
 # One of six fragments in turn each 4 steps, so that each has its own each 24 as well.
 STREAMING = replace(MENU, method="streaming", interval=4, codec="e3m0", fragments=6, tau=2)
 
