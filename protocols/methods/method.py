@@ -215,9 +215,9 @@ class Method(ABC):
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
         """The trainer, for its owner to ask the model: `evaluate` and `sample` are to answer for the shared state.
 
-        Where local training goes on beside the shared state, as in an open run, the trainer holds that state meanwhile
-        and trains afterwards. In a round of the other methods the answer is of the local parameters, which are the
-        shared ones between two rounds and after the last.
+        Where local training goes on beside the shared state, as in `open` and `streaming`, the trainer holds that state
+        meanwhile and trains afterwards. In a round of the other methods the answer is of the local parameters, which
+        are the shared ones between two rounds and after the last.
         """
 
     @abstractmethod

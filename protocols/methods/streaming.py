@@ -21,7 +21,8 @@ not time, up to as many steps again as the round has; after these the node waits
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -32,12 +33,13 @@ import trio
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Behind, Decision, LeftOut, Position, RoundRoster
+from swarmnode.protocols.methods.known.messages import Behind, Decision, LeftOut, Position, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import RoundResult
-from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
+from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import OuterState
 from swarmnode.training.streaming import Fragment, Unsettled, ahead, fragments_of, mixed
@@ -107,12 +109,17 @@ class StreamingRounds(DilocoRounds):
         self._fragments = fragments
         self._work = Unsettled(np.zeros(0, np.float32))
         self._samples = [0] * len(fragments)  # that this node's unsettled work in each fragment comes from
+        self._turns = Turns(parts.trainer)
 
     def _fragment(self, round: int) -> Fragment:
         return self._fragments[round % len(self._fragments)]
 
     async def run_round(self) -> RoundResult:
         """As in `DilocoRounds`; the loss is that of the shared state."""
+        async with self._turns.training():
+            return await self._run_round()
+
+    async def _run_round(self) -> RoundResult:
         here, self._exchanged = self._acceptor.position, None
         steered, fragment = dict(self._acceptor.steering.now.values), self._fragment(here.round)
         steps, self.phase = self._spec.inner.steps_in(here.round), "training"
@@ -129,7 +136,7 @@ class StreamingRounds(DilocoRounds):
         self.phase = "exchanging"
         with self._catch_up.eased():  # those who wait for this round go before those who join
             decision, meanwhile = await self._agree_and_train(here, worked, steps - before)
-        worked = _sum(worked, meanwhile)
+        worked += meanwhile
         outcome = await self._apply(decision, gradient, worked)
         self._gradient = np.zeros(0, np.float32)
         loss = await self._shared_loss() if self._spec.inner.measured_after(here.round) else nan
@@ -148,13 +155,14 @@ class StreamingRounds(DilocoRounds):
                 left = until - trio.current_time()
                 if left <= 0:
                     break
+                await self._turns.give_way()
                 goal = least if taken.steps < least else most
                 try:
                     more = await self._trainer.train(round=here.round, steps=goal - taken.steps, seconds=left)
                 except TrainerDied as error:
                     logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
                 else:
-                    taken = _sum(taken, self._count(more))
+                    taken += self._count(more)
 
         samples = self._samples[here.round % len(self._samples)]
         decision: Decision | None = None
@@ -174,20 +182,53 @@ class StreamingRounds(DilocoRounds):
             raise RuntimeError("members agreed upon nothing")
         return decision, taken
 
+    async def _train(self, here: Position, steps: int) -> TrainStats:
+        worked = await super()._train(here, steps)
+        while worked.steps < steps and await self._turns.give_way():
+            worked += await super()._train(here, steps - worked.steps)
+        return worked
+
     def _count(self, worked: TrainStats) -> TrainStats:
         self._samples = [samples + worked.samples for samples in self._samples]
         return worked
 
     async def _shared_loss(self) -> float:
-        """Held-out loss of the shared parameters; the local ones are afterwards what they were."""
+        with self._holding_shared() as trainer:
+            return await loss_of(trainer)
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Trainer]:
+        """As in `Method.lent`, between two slices of training, or when this node has found its place."""
+        async with self._turns.lent():
+            with self._holding_shared() as trainer:
+                yield trainer
+
+    @contextmanager
+    def _holding_shared(self) -> Iterator[Trainer]:
+        """The trainer with the shared parameters, if any; the local ones are afterwards what they were."""
         local = self._trainer.parameters()
-        self._trainer.load(self.state.parameters)
+        if self.stands:
+            self._trainer.load(self.state.parameters)
         try:
-            return await loss_of(self._trainer)
+            yield self._trainer
         finally:
             self._trainer.load(local)
 
     # --- where this node's parameters stand, and what of its work is settled ------------------------------------------
+
+    async def begin(
+        self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
+    ) -> str:
+        async with self._turns.training():
+            return await super().begin(round, state, voters, joiners)
+
+    async def catch_up(self, head: RoundHead, sources: tuple[PeerId, ...]) -> str:
+        async with self._turns.training():
+            return await super().catch_up(head, sources)
+
+    async def return_local_work(self) -> None:
+        async with self._turns.training():
+            await super().return_local_work()
 
     def _begin_anew(self) -> None:
         super()._begin_anew()
@@ -239,23 +280,11 @@ class StreamingRounds(DilocoRounds):
         self._trainer.load(local)
 
 
-def _sum(one: TrainStats, other: TrainStats) -> TrainStats:
-    """What two calls did together."""
-    steps = one.steps + other.steps
-    losses = [each.steps * each.loss for each in (one, other) if each.steps]
-    return TrainStats(
-        steps=steps,
-        samples=one.samples + other.samples,
-        tokens=one.tokens + other.tokens,
-        loss=sum(losses) / steps if steps else nan,
-        seconds=one.seconds + other.seconds,
-    )
-
-
 class Streaming(Diloco):
     """One node's part in a run by fragments; all that is not about them is as in `Diloco`."""
 
     name = "streaming"
+    rounds: StreamingRounds
 
     def __init__(self, parts: Context) -> None:
         self._fragments = fragments_of(parts.trainer.layout, parts.spec.exchange.fragments)
@@ -267,3 +296,6 @@ class Streaming(Diloco):
 
     def make_rounds(self) -> StreamingRounds:
         return StreamingRounds(self._parts, self.agreement, self._reduction, self._fragments)
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return self.rounds.lent()

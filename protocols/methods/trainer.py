@@ -8,15 +8,18 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.runner import Runner
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -25,6 +28,8 @@ from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch
 
 Vector = NDArray[np.float32]
+
+ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,19 @@ class TrainStats:
     tokens: int
     loss: float  # mean training loss over the steps, bits per byte; nan when steps == 0
     seconds: float  # wall time inside inner steps
+
+    def __add__(self, other: TrainStats) -> TrainStats:
+        """What two calls did together."""
+        steps = self.steps + other.steps
+        losses = [each.steps * each.loss for each in (self, other) if each.steps]
+        return replace(
+            self,
+            steps=steps,
+            samples=self.samples + other.samples,
+            tokens=self.tokens + other.tokens,
+            loss=sum(losses) / steps if steps else math.nan,
+            seconds=self.seconds + other.seconds,
+        )
 
 
 NOTHING = TrainStats(steps=0, samples=0, tokens=0, loss=float("nan"), seconds=0.0)
@@ -274,6 +292,80 @@ class Trainer(ABC):
 
     def _cannot(self, what: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} cannot {what}, and its `capabilities` say so")
+
+
+async def work_of(trainer: Trainer, start: Vector, settled: Vector | None, runner: Runner) -> Vector:
+    """The pseudo-gradient, (P,): what led from `start` to the local parameters, but for what is settled already."""
+
+    def difference() -> Vector:
+        local = trainer.parameters()
+        gradient = np.subtract(start, local, out=local)
+        return gradient if settled is None else np.subtract(gradient, settled, out=gradient)
+
+    return await runner(difference)
+
+
+class Turns:
+    """Whose turn it is with a trainer: one task trains by it again and again, others have it in between."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._hands = trio.Semaphore(1)  # of the one who has the trainer
+        self._wanted = 0
+        self._free = trio.Event()  # nobody wants it but who trains
+        self._free.set()
+        self._training = False  # who trains has it
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
+        self._wanted += 1
+        self._free = trio.Event()
+        try:
+            while True:
+                await self._trainer.interrupt()
+                with trio.move_on_after(ASK_AGAIN):
+                    await self._hands.acquire()
+                    break
+            try:
+                yield
+            finally:
+                self._hands.release()
+        finally:
+            self._wanted -= 1
+            if not self._wanted:
+                self._free.set()
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        """Have the trainer to train by, when nobody else wants it; between two calls of `train`, `give_way`."""
+        await self._take()
+        try:
+            yield
+        finally:
+            if self._training:
+                self._let_go()
+
+    async def give_way(self) -> bool:
+        """Let those have the trainer who want it, and have it again after them. Whether there were any."""
+        if not self._wanted:
+            return False
+        self._let_go()
+        await self._take()
+        return True
+
+    async def _take(self) -> None:
+        while True:
+            await self._free.wait()
+            await self._hands.acquire()
+            if not self._wanted:
+                self._training = True
+                return
+            self._hands.release()
+
+    def _let_go(self) -> None:
+        self._training = False
+        self._hands.release()
 
 
 async def loss_of(trainer: Trainer) -> float:

@@ -55,7 +55,7 @@ from swarmnode.protocols.methods.gossip.meeting import (
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
 from swarmnode.protocols.methods.method import Begin, Completed, Method, Overtaken, Place, RoundResult, Saved
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of, work_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
@@ -280,14 +280,7 @@ class Gossip(Method):
 
     async def _unsettled(self) -> Vector:
         """The pseudo-gradient, (P,): what the trainer did since phi, but for what is in the residual already."""
-        start, settled = self.state.parameters, self._settled
-
-        def difference() -> Vector:
-            local = self._trainer.parameters()
-            gradient = np.subtract(start, local, out=local)
-            return gradient if settled is None else np.subtract(gradient, settled, out=gradient)
-
-        return await self._parts.runner(difference)
+        return await work_of(self._trainer, self.state.parameters, self._settled, self._parts.runner)
 
     async def _take(self, meeting: Meeting, gradient: Vector) -> PeerId | None:
         """Take the step that the meeting led to, or the own one alone; who was met."""

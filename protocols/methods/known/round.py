@@ -31,7 +31,7 @@ from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, P
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
-from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of, work_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.codecs.feedback import is_finite
@@ -227,14 +227,7 @@ class DilocoRounds:
 
     async def _unsettled(self) -> Vector:
         """The pseudo-gradient, (P,): what the trainer did since the shared state, but for what is settled already."""
-        start, settled = self.state.parameters, self._settled
-
-        def difference() -> Vector:
-            local = self._trainer.parameters()
-            gradient = np.subtract(start, local, out=local)
-            return gradient if settled is None else np.subtract(gradient, settled, out=gradient)
-
-        return await self._runner(difference)
+        return await work_of(self._trainer, self.state.parameters, self._settled, self._runner)
 
     async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         """As in `Exchange`: the state that follows from this roster; kept until the round is decided."""

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.open.checks.texts import Texts
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
 from swarmnode.protocols.runner import Runner
 from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
@@ -47,7 +47,6 @@ from swarmnode.training.verify.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
-ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 LET_GO = 10.0  # seconds that the step in hand may take at a round's end, before its call is given up
 RECORDS_KEPT = 5  # an audit takes up to a round after that of the roster, and needs the record before as well …
 OFFERS_KEPT = 8  # … and where that ended and what it left over; rounds may have passed some offers over
@@ -79,10 +78,7 @@ class LocalTrainer:
         self.since_offer = NOTHING
         self.trained = NOTHING  # in this life, in all
         self._more = trio.Event()  # set by each call that trained
-        self._hands = trio.Lock()  # of the one who has the trainer
-        self._wanted = 0
-        self._free = trio.Event()
-        self._free.set()
+        self._turns = Turns(trainer)
 
     @property
     def start(self) -> Vector:
@@ -114,10 +110,7 @@ class LocalTrainer:
         The steps of a call that is cancelled count as well, unless the one in hand takes longer than LET_GO.
         """
         while True:
-            await self._free.wait()
-            async with self._hands:
-                if self._wanted:
-                    continue
+            async with self._turns.training():
                 began = trio.current_time()
                 stream = round if self.offer is None else round + 1
                 steps = self._spec.inner.steps_in(stream)
@@ -157,8 +150,8 @@ class LocalTrainer:
                 nursery.start_soon(let_go, call)
                 try:
                     done = await self._trainer.train(round=round, steps=steps, seconds=float("inf"))
-                    self.since_offer = _together(self.since_offer, done)
-                    self.trained = _together(self.trained, done)
+                    self.since_offer += done
+                    self.trained += done
                 except TrainerDied as error:
                     logger.warning("round %d: the trainer died and is restarted: %s", round, error)
                 except Exception as error:  # raised below, as it is and in no group
@@ -170,22 +163,8 @@ class LocalTrainer:
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
-        self._wanted += 1
-        self._free = trio.Event()
-        try:
-            while True:
-                await self._trainer.interrupt()
-                with trio.move_on_after(ASK_AGAIN):
-                    await self._hands.acquire()
-                    break
-            try:
-                yield
-            finally:
-                self._hands.release()
-        finally:
-            self._wanted -= 1
-            if not self._wanted:
-                self._free.set()
+        async with self._turns.lent():
+            yield
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
@@ -242,7 +221,7 @@ class LocalTrainer:
         """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
         if self.offer is not None:
             self.feedback.rollback()
-            self.since_offer = _together(self.offer.worked, self.since_offer)
+            self.since_offer = self.offer.worked + self.since_offer
             self.offer = None
 
     async def return_encoded(self, raw: Raw, share: float = 1.0) -> None:
@@ -330,19 +309,6 @@ class LocalTrainer:
 
     def _stand(self, state: OuterState, start: Vector) -> None:
         self.base, self._away = state, None if start is state.parameters else start
-
-
-def _together(one: TrainStats, other: TrainStats) -> TrainStats:
-    steps = one.steps + other.steps
-    losses = [(w.loss, w.steps) for w in (one, other) if w.steps]
-    return replace(
-        one,
-        steps=steps,
-        samples=one.samples + other.samples,
-        tokens=one.tokens + other.tokens,
-        loss=sum(loss * count for loss, count in losses) / steps if steps else float("nan"),
-        seconds=one.seconds + other.seconds,
-    )
 
 
 # --- the record of the work -------------------------------------------------------------------------------------------

@@ -155,6 +155,26 @@ def test_the_loss_that_is_told_is_that_of_the_shared_state() -> None:
     simulate(body)
 
 
+def test_whoever_asks_a_node_is_answered_by_the_shared_state_and_its_training_goes_on() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        method, model = method_of(swarm, "a"), model_of(swarm, "a")
+        asked = 0
+        while 2 * FRAGMENTS not in swarm.nodes["a"].rounds:
+            await trio.sleep(1.3)
+            began = trio.current_time()
+            async with method.lent() as trainer:
+                assert trio.current_time() - began < 2
+                shared, work = method.saved().state.parameters, model.work
+                assert np.array_equal(trainer.parameters(), shared)
+                await trio.sleep(0.5)
+                assert model.work == work and np.array_equal(method.saved().state.parameters, shared)
+            asked += 1
+        assert asked > 10
+        assert model.vector[model.axis] == pytest.approx(model.work)  # with alpha = 1 nothing else moves them
+
+    simulate(body, codec="fp32", alpha=1.0)
+
+
 def wide(name: str, peer: str) -> SignatureModel:
     model = signature(name, peer)
     model.layout, model.vector = Layout.of([("weight", (DIMENSION,))]), np.zeros(DIMENSION, np.float32)
