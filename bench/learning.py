@@ -1,4 +1,4 @@
-"""What a swarm learns against what one synchronous run learns, from scratch; tables and plots in docs/.
+"""What a swarm learns against what one synchronous run learns; tables and plots in docs/.
 
     python bench/learning.py --seeds 3 --docs docs        # hours of CPU time; --quick for a look
     python bench/learning.py --only daemons               # one part; what is finished is not run again
@@ -12,6 +12,8 @@ methods   synchronous AdamW and Muon, diloco and open with what the product does
 curves    diloco over steps, for several H and for the one that grows, at two sizes of a worker's batch.
 daemons   the runs of `methods` by four real nodes on loopback (learned/daemons.py).
 menu      eight workers by each method of low communication, beside synchronous training and one worker alone.
+checkpoint  the arms of `menu` for half as many steps at half the rate, all from where its synchronous run of the same
+          seed ended. That run is made once more where OUT/starts has not its parameters.
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
 interrupted goes on, and two may share the work. All chance comes from seeds: equal commands give equal losses on one
@@ -21,7 +23,9 @@ machine, but for daemons. With --docs, the tables in DOCS/results.md and the plo
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -29,16 +33,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from learned.daemons import by_daemons
 from learned.methods import Arm, spec_of, train
 from learned.report import described, write_report
-from learned.workers import Size, Workers
+from learned.workers import Size, Vector, Workers
 
 from swarmnode.training.runspec import ModelSection, parse_runspec
 from swarmnode.training.verify.replay import DECAY
 
-PARTS = ("rates", "methods", "curves", "daemons", "menu")
+PARTS = ("rates", "methods", "curves", "daemons", "menu", "checkpoint")
 RATES_SEED = 0  # reported seeds begin at 1
 ADAMW = Arm("synchronous", steps=300, lr=2e-3)
 MUON = Arm("synchronous", steps=300, lr=1e-3, optimizer="muon", muon_lr=4e-3)
@@ -65,6 +70,12 @@ def by_default(method: str) -> Arm:
         momentum=spec.outer.momentum,
         decay=DECAY if method == "open" else 1.0,
     )
+
+
+def continued(arm: Arm) -> Arm:
+    """An arm of `menu` from a checkpoint."""
+    steps = arm.steps // 2
+    return replace(arm, after=arm.steps, steps=steps, interval=min(arm.interval, steps), lr=arm.lr / 2)
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,9 @@ class Plan:
         for seed in range(1, self.seeds + 1):
             for arm in self.menu:
                 yield Cell("menu", seed, arm, self.menu_size)
+        for seed in range(1, self.seeds + 1):
+            for arm in self.menu:
+                yield Cell("checkpoint", seed, continued(arm), self.menu_size)
 
 
 @dataclass(frozen=True)
@@ -169,8 +183,25 @@ class Results:
             file.write(json.dumps({**cell.key, **found}) + "\n")
 
 
-def run(cell: Cell, every: int) -> dict[str, Any]:
-    """Do what a cell says."""
+def start_of(cell: Cell, workers: Workers, every: int, starts: Path) -> Vector:
+    """Where a run begins, (P,): as it was initialised, or where a synchronous run on its workers' text ended."""
+    if not cell.arm.after:
+        return workers.initial
+    before = replace(cell, arm=replace(MENU, steps=cell.arm.after))
+    name = hashlib.sha256(json.dumps(before.key, sort_keys=True).encode()).hexdigest()[:16]
+    file = starts / f"{name}.npy"
+    if not file.exists():
+        ended = train(before.arm, workers, start=workers.initial, stream="scratch", every=every, say=lambda *_: None)
+        starts.mkdir(parents=True, exist_ok=True)
+        unfinished = starts / f"{name}.{os.getpid()}.npy"
+        np.save(unfinished, ended.parameters)
+        unfinished.rename(file)
+    start: Vector = np.load(file)
+    return start
+
+
+def run(cell: Cell, every: int, starts: Path) -> dict[str, Any]:
+    """Do what a cell says; `starts` is the folder of parameters that runs go on from."""
     began, cpu = time.monotonic(), time.process_time()
     if cell.by == "daemons":
         return by_daemons(spec_of(cell.arm, cell.size, cell.seed), nodes=cell.size.workers, steps=cell.arm.steps)
@@ -180,7 +211,9 @@ def run(cell: Cell, every: int) -> dict[str, Any]:
     def say(step: int, loss: float) -> None:
         print(f"{name}: step {step}, {loss:.4f} bits per byte, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
-    outcome = train(cell.arm, workers, start=workers.initial, stream="scratch", every=every, say=say)
+    start = start_of(cell, workers, every, starts)
+    stream = "continued" if cell.arm.after else "scratch"
+    outcome = train(cell.arm, workers, start=start, stream=stream, every=every, say=say)
     workers.close()
     return {
         "parameters": workers.parameters,
@@ -199,7 +232,7 @@ def run(cell: Cell, every: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of `methods`, `daemons` and `menu`")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of all parts with several")
     parser.add_argument("--only", choices=PARTS, action="append", help="run only this part, and perhaps others")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="end after so many runs that were not finished")
     parser.add_argument("--out", type=Path, default=Path("build/learning"), help="folder of finished runs")
@@ -210,13 +243,14 @@ def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     plan = replace(plan or Plan(), seeds=options.seeds)
     if options.quick:
         plan = plan.quick()
-    results = Results((options.out / "quick" if options.quick else options.out) / "results.jsonl")
+    out = options.out / "quick" if options.quick else options.out
+    results = Results(out / "results.jsonl")
     left = options.most
     for cell in plan.cells():
         wanted = not options.report_only and cell.part in (options.only or PARTS)
         if wanted and left and results.find(cell) is None:
             left -= 1
-            found = run(cell, plan.every)
+            found = run(cell, plan.every, out / "starts")
             results.add(cell, found)
             print(json.dumps({"part": cell.part, **cell.key, **found}), flush=True)
     if options.docs is not None:

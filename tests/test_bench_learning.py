@@ -125,10 +125,10 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         menu_size=replace(size, workers=2),
     )
     page = tmp_path / "results.md"
-    names = ("methods", "seeds", "curves", "daemons", "rates", "menu")
+    names = ("methods", "seeds", "curves", "daemons", "rates", "menu", "checkpoint")
     page.write_text("".join(f"<!-- {name} -->\nof {name}\n<!-- /{name} -->\n" for name in names), encoding="utf-8")
     arguments = ["--seeds", "2", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)]
-    arguments += [f"--only={part}" for part in ("rates", "methods", "curves", "menu")]
+    arguments += [f"--only={part}" for part in ("rates", "methods", "curves", "menu", "checkpoint")]
     learning.main([*arguments, "--most", "3"], plan)
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(first) == 3
@@ -136,12 +136,25 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
     first += [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     # of the curves, those with the usual batch are among the methods already
     parts = Counter(line["part"] for line in first)
-    assert parts == {"rates": 1, "methods": 8, "curves": 2, "menu": 2 * len(plan.menu)}
+    assert parts == {
+        "rates": 1,
+        "methods": 8,
+        "curves": 2,
+        "menu": 2 * len(plan.menu),
+        "checkpoint": 2 * len(plan.menu),
+    }
     written = page.read_text(encoding="utf-8")
     assert written.count("| diloco | `sign`, H grows to 2,") == 1
     assert [name for name in names if f"\nof {name}\n" in written] == ["daemons"]  # which were not run
     assert "| alone | AdamW 0.002 | 2 |" in written
     assert (tmp_path / "learning.svg").exists()
+    scratch, further = (
+        {line["seed"]: line for line in first if line["part"] == part and line["arm"]["method"] == "synchronous"}
+        for part in ("menu", "checkpoint")
+    )
+    for seed, line in further.items():  # from where the run from scratch ended, on other windows
+        assert line["curve"][0][1] == scratch[seed]["loss"]
+    assert len(list((tmp_path / "out" / "starts").iterdir())) == 2
     learning.main(arguments, plan)
     assert capsys.readouterr().out == ""
     assert page.read_text(encoding="utf-8") == written

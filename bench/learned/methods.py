@@ -65,6 +65,7 @@ class Arm:
     tau: int = 0
     alpha: float = 0.5
     eager: bool = False
+    after: int = 0  # steps of a synchronous run before, from whose end this one goes on
 
 
 @dataclass(frozen=True)

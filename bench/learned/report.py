@@ -27,6 +27,7 @@ def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
         ("daemons", daemons_table(done["daemons"], [*done["methods"]])),
         ("rates", rates_table(done["rates"])),
         ("menu", menu_table(done["menu"])),
+        ("checkpoint", menu_table(done["checkpoint"])),
     ):
         if table:
             text = put(text, name, table)
@@ -135,11 +136,19 @@ def daemons_table(lines: Sequence[Line], simulated: Sequence[Line]) -> str:
 
 
 def menu_table(lines: Sequence[Line]) -> str:
-    """Each method beside diloco and the synchronous run of the same seeds: the mean, and the worst; what it sends."""
+    """Each method beside diloco and the synchronous run of the same seeds: the mean, and the worst; what it sends.
+
+    Of runs that go on from a checkpoint, the first row is the checkpoint itself.
+    """
     sync, diloco = (
         {line["seed"]: line for line in lines if line["arm"]["method"] == which} for which in ("synchronous", "diloco")
     )
     rows = []
+    if any(line["arm"]["after"] for line in lines):
+        found = [{**line, "loss": line["curve"][0][1]} for line in {line["seed"]: line for line in lines}.values()]
+        losses = _worst([line["loss"] for line in found], "{:.4f}")
+        above = (_worst(_above(found, baseline), "{:+.1f} %") for baseline in (diloco, sync))
+        rows.append(("none", "no training", str(len(found)), losses, *above, "0 MB", "0 MB", *("0 s" for _ in LINKS)))
     for seeds in _by_arm(lines):
         arm, first = seeds[0]["arm"], seeds[0]
         beside = diloco.get(first["seed"])
