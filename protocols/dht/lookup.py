@@ -8,7 +8,8 @@ go on apart and never ask a peer twice, so that a lie spoils one path. What else
 - of one answer only the `per_answer` closest new peers are taken, so that one liar cannot fill a path's list;
 - a path is done when the nearest peers it heard of, its share of `closest`, have been asked; one that fails does not
   count, so invented peers keep nobody from being asked;
-- each path keeps `width` questions in flight, so that a frozen peer holds up one of them for `patience` seconds.
+- each path has one question in flight, and after `hurry` seconds one more, up to `width`: a lookup that is over sooner
+  asks few, and a frozen peer holds up one of them, for `patience` seconds.
 
 The caller's `Query` speaks to one peer; the lookup ends by itself, after `seconds`, or once the query has `enough`.
 """
@@ -42,6 +43,7 @@ class Query(Protocol):
 class LookupLimits:
     paths: int = 4  # with a fifth of all routers lying, one path in three of two hops stays clean; four seldom all fail
     width: int = 3  # questions in flight on each path
+    hurry: float = 0.1  # seconds until a path has one more of them in flight: most lookups are over before
     closest: int = 32  # nearest peers by hearsay asked before a lookup is done, over all its paths: more than k = 20
     per_answer: int = 6  # new peers taken from one answer
     most: int = 96  # peers by hearsay asked in all; those known at first hand are asked besides
@@ -74,8 +76,8 @@ async def lookup(
             for number in range(paths):
                 path = _Path(search, dealt[number::paths])
                 search.live += 1
-                for _ in range(limits.width):
-                    nursery.start_soon(path.work)
+                for turn in range(limits.width):
+                    nursery.start_soon(path.work, turn * limits.hurry)
     return sorted_by_distance(key, search.answered)
 
 
@@ -106,11 +108,13 @@ class _Path:
         self._hearsay = 0  # peers asked that others spoke of
         self._in_flight = 0
         self._answers = 0
-        self._over = False
+        self._over = trio.Event()
         self._news = trio.lowlevel.ParkingLot()
         search.taken.update(known)  # ours to ask: no other path may take them from hearsay
 
-    async def work(self) -> None:
+    async def work(self, after: float) -> None:
+        with trio.move_on_after(after):
+            await self._over.wait()
         while True:
             peer = self._next()
             if peer is None:
@@ -127,9 +131,9 @@ class _Path:
                 self._news.unpark_all()
 
     def _end(self) -> None:
-        if not self._answers and not self._over:
+        if not self._answers and not self._over.is_set():
             self._search.live -= 1  # all its peers are dead: the others take its share
-        self._over = True
+        self._over.set()
         self._news.unpark_all()
 
     def _share(self, of_all: int) -> int:

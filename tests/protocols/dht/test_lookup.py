@@ -53,6 +53,25 @@ def test_a_lookup_finds_the_closest_and_asks_nobody_twice() -> None:
     assert len(routers.asked) == len(set(routers.asked)) <= LIMITS.most + 20
 
 
+def test_few_are_asked_where_answers_come_soon_and_a_frozen_one_holds_a_path_up_for_a_moment() -> None:
+    class Known(Routers):
+        @property
+        def enough(self) -> bool:
+            return bool(set(sorted_by_distance(KEY, PEERS)[:3]) & set(self.asked))
+
+    quick = Known(PEERS)
+    _, seconds = look_up(quick, PEERS[-40:])
+    assert quick.enough and seconds < LIMITS.hurry and len(quick.asked) <= LIMITS.paths * 5
+    nearest = sorted_by_distance(KEY, PEERS[-40:])[: LIMITS.paths]
+    held = Known(PEERS, frozen=nearest)
+    _, seconds = look_up(held, PEERS[-40:])
+    assert held.enough and LIMITS.hurry < seconds < LIMITS.hurry + 0.2
+
+
+def test_a_lookup_that_asked_all_does_not_wait_for_who_would_have_helped() -> None:
+    assert look_up(Routers(PEERS[:3]), PEERS[:3])[1] < LIMITS.hurry
+
+
 def test_it_ends_in_time_where_all_or_a_quarter_are_frozen() -> None:
     assert look_up(Routers(PEERS, frozen=PEERS), PEERS[-40:])[1] <= LIMITS.seconds
     assert look_up(Routers(PEERS, frozen=PEERS[::4]), PEERS[-40:])[0]
