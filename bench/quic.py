@@ -6,6 +6,9 @@
 Each node is a process. Without `--wan` they meet on loopback; with it they have a network namespace each, and between
 them lies a link as tests/netlab makes it, with the loss each way. The transports take turns.
 
+Over TCP the first node sends once by the congestion control that the product prefers and once by CUBIC, what most
+systems have by default (`tcp`, `tcp-cubic`).
+
 A line for each turn: `mb_s` of one stream from the one node to the other, `cpu_s_gb` of both processes for each 10^9
 bytes of it, `call_p50_ms` and `call_p99_ms` of calls of 1 KB one after another on streams of their own, with nothing
 beside them, and `loaded_p99_ms` while the stream goes the same way.
@@ -32,6 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lab import Lab, Link, why_not
 from pair import cpu_seconds, emit
 
+from swarmnode.node.host import tcp
 from swarmnode.node.host.limits import Limits, RateLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
@@ -152,8 +156,10 @@ def main() -> None:
     options.add_argument("--rate", type=float, default=100.0, help="Mbit/s")
     options.add_argument("--rtt", type=float, default=0.05, help="s")
     options.add_argument("--loss", type=float, default=0.01, help="probability, each way")
+    options.add_argument("--congestion", default="", help=argparse.SUPPRESS)
     options.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     chosen = options.parse_args()
+    tcp.CONGESTION = chosen.congestion.encode() or tcp.CONGESTION
     match chosen.role:
         case ["server", listen]:
             trio.run(serve, listen)
@@ -170,15 +176,16 @@ def measure(chosen: argparse.Namespace) -> None:
     with tempfile.TemporaryFile() as log, places(chosen) as (one, other):
         command = [sys.executable, __file__, "--seconds", str(chosen.seconds), "--role"]
         for turn in range(chosen.repeats):
-            for over in ("tcp", "quic"):
+            for over in ("tcp", "tcp-cubic", "quic"):
+                by = [*command[:-1], "--congestion", "cubic", "--role"] if over == "tcp-cubic" else command
                 with subprocess.Popen(
-                    [*one[0], *command, "server", one[1]], stdout=subprocess.PIPE, stderr=log, text=True
+                    [*one[0], *by, "server", one[1]], stdout=subprocess.PIPE, stderr=log, text=True
                 ) as server:
                     try:
                         assert server.stdout is not None
                         at: dict[str, Any] = json.loads(server.stdout.readline())
                         address = next(place for place in at["addresses"] if ("/quic" in place) == (over == "quic"))
-                        driver = [*other[0], *command, "driver", other[1], address, str(at["pid"])]
+                        driver = [*other[0], *by, "driver", other[1], address, str(at["pid"])]
                         done = subprocess.run(driver, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
                         found = json.loads(done.stdout) if done.returncode == 0 else {"failed": done.returncode}
                         emit(over=over, turn=turn, **way, **found)

@@ -69,6 +69,7 @@ def diagnose(config: NodeConfig, status: dict[str, Any] | None, netcheck: dict[s
     yield _clock(status)
     yield from _storage(config.directory)
     yield _port(config, status)
+    yield _congestion()
     yield from _network(netcheck)
     yield from _trainer(config)
 
@@ -157,6 +158,18 @@ def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
                 says = f"TCP port {config.port} on {host} cannot be used: {error.strerror}"
                 return Diagnosis("port", BAD, says, "end the program that has it, or choose another one: --port")
     return Diagnosis("port", OK, f"TCP port {config.port} on {config.listen} is free")
+
+
+def _congestion() -> Diagnosis:
+    from swarmnode.node.host.tcp import CONGESTION, sends_by  # which loads the network library
+
+    with socket.socket() as trial:
+        control = sends_by(trial)
+    if control in ("", CONGESTION.decode()):
+        return Diagnosis("sending", OK, f"paced by {control}" if control else "by what the system chooses")
+    says = f"by {control}, which uses a part only of a long link that loses packets: BBR is not to be had here"
+    allow = 'sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"'
+    return Diagnosis("sending", WARN, says, f"as root: modprobe tcp_bbr && {allow}")
 
 
 def _network(netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:

@@ -1,5 +1,9 @@
 """TCP for libp2p that counts every byte at the socket and holds it to the volunteer's caps and the peer's pace.
 
+Where the kernel lets us, what we send is paced by BBR (draft-ietf-ccwg-bbr): it goes by the
+rate and round trip that it measures, so that a lost packet is no reason to send half as fast. One such connection fills
+a long link that loses a packet in a thousand, of which one by CUBIC uses a tenth (docs/nat.md).
+
 Reads are buffered and exact: py-libp2p's `read_exactly` gives up after 100 pieces (`io/utils.py:54`), which a slow link
 reaches within one frame.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -24,6 +29,7 @@ from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance, PeerAllowa
 from swarmnode.node.host.handshakes import Handshake, Handshakes
 
 PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
+CONGESTION = b"bbr"  # how fast to send, where the kernel has that and lets us choose it
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
 
 Piece = bytes | memoryview
@@ -71,6 +77,15 @@ class ExactReader(ReadWriteCloser):
         return list(pieces)
 
 
+def sends_by(tcp: socket.socket) -> str:
+    """Have a connection send by CONGESTION; by which control it does then, empty where nobody says (not Linux)."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return ""
+    with suppress(OSError):  # the kernel does not have it, or keeps it for root
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
+    return tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
 class MeteredStream(ExactReader):
     """One TCP connection, on a socket of its own: trio's streams cost each small message three more system calls."""
 
@@ -84,6 +99,7 @@ class MeteredStream(ExactReader):
         self.handshake: Handshake | None = None  # of an inbound connection
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        sends_by(self._socket)
 
     def settle(self, allowance: PeerAllowance) -> None:
         """The peer is known: from now on its rates hold, and its place among the handshakes is free."""

@@ -78,6 +78,14 @@ def test_a_port_that_is_taken_a_disk_and_a_memory_that_are_full(found: Any, monk
     assert verdicts(there, "memory") == ["bad"] and verdicts(there, "disk")[0] == "warn"
 
 
+def test_how_connections_send_is_told_with_what_would_mend_it(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.node.host.tcp.CONGESTION", b"reno")  # which every Linux allows
+    assert verdicts(found(), "sending") == ["ok"]
+    monkeypatch.setattr("swarmnode.node.host.tcp.sends_by", lambda tcp: "cubic")
+    told = found()["sending"][0]
+    assert told.verdict == "warn" and "by cubic" in told.says and "tcp_bbr" in told.do
+
+
 def test_devices_and_sandbox_are_those_that_a_trainer_finds(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(found(device="cuda"), "device") == ["bad"]
     assert verdicts(found(sandbox="off"), "sandbox") == ["warn"]

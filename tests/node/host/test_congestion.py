@@ -1,14 +1,18 @@
-"""QUIC's congestion control on a simulated link: losses that mean nothing, and a queue that is full."""
+"""Congestion control: QUIC's on a simulated link, with losses by chance and a full queue; the choice of TCP's."""
 
 from __future__ import annotations
 
 import random
+import socket
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
+from swarmnode.node.host import tcp
+from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.congestion import ByRate
 
 SIZE = 1200  # bytes of a packet
@@ -61,3 +65,18 @@ def test_it_begins_anew_after_a_silence() -> None:
     control.congestion_window = 1_000_000
     control.on_persistent_congestion()
     assert control.congestion_window == 10 * SIZE
+
+
+def test_tcp_sends_by_what_is_preferred_and_by_the_systems_own_where_that_is_not_to_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def used_by(one: socket.socket) -> str:
+        return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+    with socket.socket() as plain, socket.socket() as other, socket.socket() as third:
+        usual = used_by(plain)
+        monkeypatch.setattr(tcp, "CONGESTION", b"reno")
+        tcp.MeteredStream(trio.SocketStream(trio.socket.from_stdlib_socket(other.dup())), HostAllowance())
+        assert used_by(other) == "reno"
+        monkeypatch.setattr(tcp, "CONGESTION", b"no such one")
+        assert tcp.sends_by(third) == usual == used_by(third)
