@@ -20,7 +20,10 @@ config = group("Check a file of settings, or show those in force.")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A run file or a node configuration file, in TOML.")],
 ) -> None:
-    """Say what kind of file FILE is, and whether it can be used."""
+    """Say what kind of file FILE is, and whether it can be used.
+
+    Example: swarmnode config check config.toml
+    """
     tables = read_toml(file)
     if any(isinstance(value, dict) for value in tables.values()):
         answer = check_run(tables, file)
@@ -59,6 +62,8 @@ def show_settings(file: ConfigOption = None) -> None:
     """Show each setting in force and where it came from.
 
     That is the default, the file, the environment or a flag.
+
+    Example: swarmnode config show
     """
     found = load_config(file, os.environ, flags())
     for warning in found.warnings:

@@ -73,6 +73,8 @@ def join(
 
     A link comes from whoever is in the run: swarmnode id --join prints it there. A name is looked up as swarmnode
     discover does; where several runs have it, none is joined. The options are those of swarmnode run.
+
+    Example: swarmnode join swarm1qy3… --cpu 50
     """
     from swarmnode.node.invite import is_link
 
@@ -122,6 +124,8 @@ def discover(
     They are looked for in the DHT, in the local network and at seeds. A run is shown when one of its members answered
     and gave the run's specification: what the list says of name, task, method, trust and owner is certain, the rest
     is what members say. swarmnode join NAME joins one.
+
+    Example: swarmnode discover --task byte-lm --memory 4
     """
     if sort and sort not in _SORTED:
         raise UsageMistake(f"--sort {sort} is none of {', '.join(_SORTED)}")
@@ -193,5 +197,7 @@ def seed(
 
     It is a node of the DHT and a relay, in no run and without a trainer. It prints the setting and the DNS record by
     which nodes find the swarm through it. Anybody may run one; a machine with a public address serves best.
+
+    Example: swarmnode seed --max-peers 500
     """
     run(role="relay", no_dashboard=True, max_peers=max_peers, **options)

@@ -53,6 +53,8 @@ def identify(
 
     swarmnode id --mine 20 makes a key that cost a million tries, for runs that admit no cheaper ones ([trust]
     identity_bits); some half a minute on one core. The node must not be running.
+
+    Example: swarmnode id --join
     """
     if peer is not None:
         if join or replace or mine is not None or name is not None:
@@ -162,7 +164,10 @@ def _picture(link: str) -> str:
 
 
 def version() -> None:
-    """Print the versions of swarmnode, Python and the daemon."""
+    """Print the versions of swarmnode, Python and the daemon.
+
+    Example: swarmnode version --json
+    """
     from swarmnode import __version__
 
     try:

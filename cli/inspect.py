@@ -53,7 +53,10 @@ def status(
         float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between two refreshes.")
     ] = 2.0,
 ) -> None:
-    """Show what the node is doing: run, loss, peers, traffic."""
+    """Show what the node is doing: run, loss, peers, traffic.
+
+    Example: swarmnode status --watch
+    """
     client = ControlClient(directory())
     if not watch:
         answer = client.call("status", timeout=10.0)
@@ -80,6 +83,8 @@ def health(
 
     Exit code 0: healthy; 11: degraded, or not ready yet; 9: not running; 1: it runs and does not answer. With --live it
     is the question of whoever would end the node and start it anew, which mends no full disk.
+
+    Example: swarmnode health --live
     """
     status = ask("status", timeout=10.0)
     run, problems = status["run"] or {}, status["problems"]
@@ -119,6 +124,8 @@ def open_page(
 
     Where no node runs, it offers on a terminal to start one, whose run is then chosen on the page: one to join by a
     link or from those that want members, one to begin, or one to go on with. Ctrl-C ends that node in order.
+
+    Example: swarmnode open --print
     """
     home = DataDir(directory())
     try:
@@ -200,6 +207,8 @@ def netcheck(
 
     Each problem comes with what to do. About itself the running node has found that out already; to reach PEER, it
     tries each way anew, some 25 s at most.
+
+    Example: swarmnode netcheck zNgh7
     """
     if peer is not None:
         answer = ask("netcheck", timeout=TRACE_TIMEOUT, peer=peer)
@@ -217,7 +226,10 @@ def sample(
     ] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Seed: the same seed and model write the same text.")] = 0,
 ) -> None:
-    """Let the model that the node is training continue PROMPT."""
+    """Let the model that the node is training continue PROMPT.
+
+    Example: swarmnode sample "Once upon a time" --length 200
+    """
     patience = BUSY + SECONDS_A_TOKEN * length
     chosen = {"prompt": prompt, "length": length, "temperature": temperature, "seed": seed}
     answer = ask("sample", timeout=patience, **chosen)
@@ -228,6 +240,8 @@ def metrics() -> None:
     """Print the node's metrics, as Prometheus reads them.
 
     docs/metrics.md lists them and says how to collect them.
+
+    Example: swarmnode metrics
     """
     answer = ask("metrics", timeout=10.0)
     show(answer["metrics"], answer["text"].rstrip("\n"))
@@ -242,6 +256,8 @@ def logs(
     """Print the node's log.
 
     Without a running node, this is the end of the log file that it left.
+
+    Example: swarmnode logs --follow
     """
     home = directory()
     try:

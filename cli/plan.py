@@ -42,6 +42,8 @@ def plan(
     Memory, time and bytes are told for each way to train together.
 
     Memory, time of a round, share of the time that is spent in inner steps, bytes a day; one way is recommended.
+
+    Example: swarmnode plan my-run.toml --nodes 16 --up 20 --down 100
     """
     from swarmnode.node.plan import planned
 

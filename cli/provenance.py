@@ -46,6 +46,8 @@ def export(
     The record is FILE.provenance.json, signed with this node's key. Works whether or not the node is running. The
     record tells the run, its specification and data, the rounds that this node saw end, and whose work counted in
     them.
+
+    Example: swarmnode provenance export model.safetensors --run byte-lm
     """
     from swarmnode.node.identity import load_or_create
     from swarmnode.node.provenance import export as write
@@ -91,6 +93,8 @@ def verify(
     Looked at are signature, specification, data hashes, rounds, file and state hash. Where this node took part in the
     run, what it saw itself is compared as well. Exit code 1 where something does not hold. What could not be told
     is said, and is no failure.
+
+    Example: swarmnode provenance verify model.safetensors
     """
     from swarmnode.node.provenance import Check
     from swarmnode.node.provenance import verify as look

@@ -44,7 +44,10 @@ def ls(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="COUNT", help="How many at most.")] = 20,
 ) -> None:
-    """List the groups of answers that are here, the newest first."""
+    """List the groups of answers that are here, the newest first.
+
+    Example: swarmnode rollouts ls --limit 5
+    """
     answer = ask("rollouts_ls", author=author, limit=limit)
     rows = [
         [
@@ -67,7 +70,10 @@ def ls(
 def show_group(
     group: Annotated[str, typer.Argument(metavar="ID", help="The id of a group, or how it begins.")],
 ) -> None:
-    """Show a group: question, answers, and what they earn."""
+    """Show a group: question, answers, and what they earn.
+
+    Example: swarmnode rollouts show 8c1f
+    """
     answer = ask("rollouts_show", id=group)
     lines = [
         answer["id"],
@@ -104,7 +110,10 @@ def _paragraphs(text: str) -> list[str]:
 
 @rollouts.command("pool")
 def pool() -> None:
-    """Show what is held of whom, and what of each was refused."""
+    """Show what is held of whom, and what of each was refused.
+
+    Example: swarmnode rollouts pool
+    """
     answer = ask("rollouts_pool")
     rows = [
         [
@@ -131,7 +140,10 @@ def pool() -> None:
 
 @rollouts.command("stats")
 def stats() -> None:
-    """Show what sharing came to, and the course of the reward."""
+    """Show what sharing came to, and the course of the reward.
+
+    Example: swarmnode rollouts stats
+    """
     answer = ask("rollouts_stats")
     rewards = [reward for _, reward in answer["reward_history"]]
     recent, pool = rewards[-10:], answer["pool"]

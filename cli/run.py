@@ -133,6 +133,8 @@ def run(
     swarmnode run RUN.toml creates a run or goes on with it; swarmnode join LINK joins one, as does --join MULTIADDR
     --run RUN_ID; swarmnode run alone goes on with the only run in the data directory; swarmnode run --task
     digits-rl begins or joins the swarm in which policies learn from one another's answers.
+
+    Example: swarmnode run my-run.toml --cpu 50
     """
     heed(data_dir, json_output)
     if task is not None and (built_in := _built_in(task)) is not None:

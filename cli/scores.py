@@ -18,6 +18,8 @@ def scores(
     """Show how this node scores its peers, and what follows.
 
     Every node has scores of its own: from what it measured itself, and where that is little, from what others attest.
+
+    Example: swarmnode scores --why
     """
     answer = ask("scores", peer=peer, why=why)
     show(answer, _listing(answer, why=why))

@@ -24,7 +24,10 @@ shards = group("List, add, fetch, pin and delete shards of data.")
 
 @shards.command("ls")
 def ls() -> None:
-    """List the shards that are here, the one used last first."""
+    """List the shards that are here, the one used last first.
+
+    Example: swarmnode shards ls
+    """
     answer = ask("shards_ls")
     rows = [[one["id"], size(one["size"]), _state(one), f"{age(one['used'])} ago"] for one in answer["shards"]]
     listed = table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))
@@ -58,6 +61,8 @@ def get(
     """Fetch a shard from whoever has it.
 
     Every chunk is verified. What arrived before an interruption is kept, and the next get goes on from there.
+
+    Example: swarmnode shards get 3fa9c1… --to books.txt
     """
     copy = None if to is None else absolute(to)
     wanted = {"shard": shard, "to": copy, "pin": pin, "from": providers or [], "within": timeout}
@@ -71,7 +76,10 @@ def put(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file; it is copied, up to 4 GiB.")],
     pin: PinOption = False,
 ) -> None:
-    """Add a file as a shard and offer it to peers. Prints the shard's id."""
+    """Add a file as a shard and offer it to peers. Prints the shard's id.
+
+    Example: swarmnode shards put books.txt --pin
+    """
     answer = ask("shards_put", timeout=PUT_TIMEOUT, path=absolute(file), pin=pin)
     show(answer, answer["id"])
 
@@ -81,7 +89,10 @@ def pin(
     shard: ShardArgument,
     remove: Annotated[bool, typer.Option("--remove", help="Unpin it instead. [default: pin]")] = False,
 ) -> None:
-    """Keep a shard that is here, whatever room is needed."""
+    """Keep a shard that is here, whatever room is needed.
+
+    Example: swarmnode shards pin 3fa9c1…
+    """
     answer = ask("shards_pin", shard=shard, pinned=not remove)
     show(answer, f"{answer['id']} is {'pinned' if answer['pinned'] else 'no longer pinned'}")
 
@@ -95,6 +106,8 @@ def gc(
     """Delete unfinished shards that nobody fetches, and excess.
 
     Excess is what is over the cap; the shards used longest ago go first, pinned ones never.
+
+    Example: swarmnode shards gc --all
     """
     answer = ask("shards_gc", timeout=ASK_TIMEOUT, unpinned=unpinned)
     show(answer, f"{number_of(len(answer['deleted']), 'shard')} deleted, {size(answer['bytes'])} freed")
@@ -102,7 +115,10 @@ def gc(
 
 @shards.command("providers")
 def providers(shard: ShardArgument) -> None:
-    """List the peers that have a shard, or a part of it."""
+    """List the peers that have a shard, or a part of it.
+
+    Example: swarmnode shards providers 3fa9c1…
+    """
     answer = ask("shards_providers", timeout=ASK_TIMEOUT, shard=shard)
     found = answer["providers"]
     rows = [[peer["peer_id"], "all" if peer["complete"] else f"{peer['chunks']} chunks"] for peer in found]

@@ -46,6 +46,8 @@ def ls(
     """List what is there, in order of key and author.
 
     Deleted keys are shown until they expire.
+
+    Example: swarmnode state ls note/ --limit 20
     """
     answer = ask("state_ls", prefix=prefix, author=author, limit=limit)
     rows = [
@@ -62,7 +64,10 @@ def get(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The whole key.")],
     author: AuthorOption = None,
 ) -> None:
-    """Print the value under a key, of one author or of all."""
+    """Print the value under a key, of one author or of all.
+
+    Example: swarmnode state get note/today
+    """
     answer = ask("state_get", key=key, author=author)
     told = [(element["author"], plain(_value_of(element))) for element in answer["elements"]]
     lines = [value if len(told) == 1 else f"{author}  {value}" for author, value in told]
@@ -80,6 +85,8 @@ def put(
     """Write a small signed note for every node of the run to read.
 
     It lasts a week, or until it is written again. A node has 64 notes of up to 2 kB; a 65th displaces the oldest.
+
+    Example: swarmnode state put note/today '"sunny"'
     """
     if (value is None) != delete:
         raise typer.BadParameter("give a VALUE, or --delete, and not both", param_hint="VALUE")
@@ -93,6 +100,8 @@ def watch(prefix: PrefixArgument = "") -> None:
     """Print what is stored from now on, until Ctrl-C.
 
     That is this node's own and what comes from others.
+
+    Example: swarmnode state watch note/
     """
     try:
         for element in ControlClient(directory()).stream("state_watch", prefix=prefix):
@@ -110,7 +119,10 @@ def watch(prefix: PrefixArgument = "") -> None:
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; one that is there is replaced.")],
 ) -> None:
-    """Write everything into a file, signatures included."""
+    """Write everything into a file, signatures included.
+
+    Example: swarmnode state export state.bin
+    """
     answer = ask("state_export", timeout=FILE_TIMEOUT, path=absolute(file))
     show(answer, f"{number_of(answer['elements'], 'element')} in {answer['path']}")
 
@@ -119,7 +131,10 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that state export wrote, of this run.")],
 ) -> None:
-    """Take in such a file. Every element is verified, so the file need not be trusted."""
+    """Take in such a file. Every element is verified, so the file need not be trusted.
+
+    Example: swarmnode state import state.bin
+    """
     answer = ask("state_import", timeout=FILE_TIMEOUT, path=absolute(file))
     others = ", ".join(f"{count} {what}" for what, count in sorted(answer["verdicts"].items()) if what != "stored")
     new = number_of(answer["stored"], "new element")
@@ -136,6 +151,8 @@ def stats(
     """Print how much there is of what, and a hash of it.
 
     Nodes that hold the same print the same hash for the same --cutoff.
+
+    Example: swarmnode state stats
     """
     answer = ask("state_stats", cutoff=cutoff)
     kinds = [[kind, str(number)] for kind, number in answer["kinds"].items()]

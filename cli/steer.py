@@ -24,6 +24,8 @@ def pause() -> None:
     """Stop training and stay in the swarm, until resume.
 
     A pause lasts over restarts.
+
+    Example: swarmnode pause
     """
     ask("pause")
     text = "paused: the node stays connected and trains no more. Go on with: swarmnode resume"
@@ -31,7 +33,10 @@ def pause() -> None:
 
 
 def resume() -> None:
-    """Train again after a pause."""
+    """Train again after a pause.
+
+    Example: swarmnode resume
+    """
     holds = ask("resume").get("holds", [])
     text = "\n".join(["not paused by you any more", *map(why_held, holds)]) if holds else "resumed"
     show({"paused": bool(holds)}, text)
@@ -77,6 +82,8 @@ def stop(
     """End the daemon in order.
 
     An exchange in hand may end; what was trained is saved; the peers are told not to wait for this node.
+
+    Example: swarmnode stop --timeout 60
     """
     home = directory()
     ControlClient(home).call("stop")
@@ -143,7 +150,10 @@ successor = group("End a run, or publish the one that continues it.")
 
 @successor.command("show")
 def show_successor() -> None:
-    """Print what the run's owner said about how it goes on."""
+    """Print what the run's owner said about how it goes on.
+
+    Example: swarmnode successor show
+    """
     _told(ask("successor_show"))
 
 
@@ -157,6 +167,8 @@ def publish(
     [model] and [task] must be the same, the data are where the file names none; everything else may change. Every node
     is told in its status and goes over when its owner says so: swarmnode run --run ID. The word lasts a week; publish
     again to renew it, which begins from the state of then.
+
+    Example: swarmnode successor publish next.toml --reason "a larger model"
     """
     answer = ask("successor_publish", timeout=PUBLISH_TIMEOUT, path=absolute(file), reason=reason)
     _told(answer)
@@ -167,6 +179,8 @@ def end(reason: ReasonOption = "") -> None:
     """Tell every node that the run has ended.
 
     Each goes on until its owner stops it. The word lasts a week.
+
+    Example: swarmnode successor end --reason "it has converged"
     """
     _told(ask("successor_end", reason=reason))
 

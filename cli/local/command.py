@@ -56,6 +56,8 @@ def local(
     """Train with several real nodes on this machine, and report.
 
     With --attack some of them lie, in a run of its own that is thrown away: without RUN.toml it is an open one.
+
+    Example: swarmnode local --nodes 3 --rounds 5
     """
     from swarmnode.cli.local.attack import AttackError, listing, parse_attack
     from swarmnode.cli.local.run import run_local

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,16 @@ def test_every_command_and_option_is_explained(name: str, command: Any) -> None:
         if flag == "--help":
             continue
         assert parameter.help and len(parameter.help) > 8, f"{name} {flag} has no help text"
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_every_command_has_an_example_that_it_understands(name: str, command: Any) -> None:
+    [example] = re.findall(r"xample: swarmnode (.+?)(?:\. |$)", " ".join(command.help.split()))
+    words = shlex.split(example.partition(" > ")[0])
+    known = dict(commands())
+    called = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+    assert unwrap(known[called].callback) is unwrap(command.callback), f"{name} has an example of {called}"
+    known[called].make_context(called, words[len(called.split()) :])
 
 
 def test_every_setting_of_the_node_is_a_flag_of_run() -> None:
