@@ -46,6 +46,8 @@ def _listing(answer: dict[str, Any], *, why: bool) -> str:
     ]
     heads = ("PEER", "SCORE", "RANGE", "WORK", "WEIGHT", "SHARE", "HELPED", "ATTESTERS", "")
     more = "\nthere are more; name one to see it" if answer["more"] else ""
+    if not answer["judged"]:
+        more += "\nin this run scores decide nothing: the work of every member counts"
     return table(heads, rows, right=frozenset({1, 3, 4, 5, 7})) + more
 
 

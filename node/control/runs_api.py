@@ -14,6 +14,7 @@ from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.storage.history import HISTORY, figures
+from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.steering import STEERABLE, value_of
@@ -54,10 +55,12 @@ class RunsApi:
     async def scores(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Everybody's score, or that of the one peer that is asked for; with the evidence where `why` is true."""
         ledger, name, why = self._ledger(), str(params.get("peer") or ""), bool(params.get("why", False))
+        session = self._node.session
         view = ledger.view()
         peers = [_one(name, view)] if name else sorted(view.values(), key=lambda one: (-one.weight, one.peer))
         return {
             "round": ledger.round,
+            "judged": session is not None and type(session.method).tell_ledger is not Method.tell_ledger,
             "more": len(peers) > LISTED,
             "peers": [{**_line(one, ledger), **(_evidence(one, ledger) if why else {})} for one in peers[:LISTED]],
         }

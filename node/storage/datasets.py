@@ -486,7 +486,7 @@ def pace(done: int, total: int, rate: float) -> str:
     if not done:
         return f"{total / MB:.1f} MB" if total else "…"
     left = max(0, total - done) / rate if rate else 0.0
-    until = f", {left:.0f} s left" if total > done else ""
+    until = f", {left:.0f} s left" if left >= 1 else ""
     return f"{done / MB:.1f}" + (f" of {total / MB:.1f}" if total else "") + f" MB, {rate / MB:.1f} MB/s{until}"
 
 

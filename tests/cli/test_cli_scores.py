@@ -19,6 +19,9 @@ from swarmnode.node.control.client import ControlError
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.protocols.methods.known.method import Diloco
+from swarmnode.protocols.methods.method import Method
+from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.training.verify.replay import Audit, Verdict
@@ -44,7 +47,10 @@ def seen() -> Ledger:
 def ask(tmp_path: Path) -> Iterator[Ask]:
     """Answers of `swarmnode scores`, as text, or read from JSON with --json."""
     ready, stop = threading.Event(), threading.Event()
-    daemon = SimpleNamespace(trust=SimpleNamespace(reputation=SimpleNamespace(ledger=seen())))
+    daemon = SimpleNamespace(
+        trust=SimpleNamespace(reputation=SimpleNamespace(ledger=seen())),
+        session=SimpleNamespace(method=object.__new__(Sapo)),
+    )
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -60,7 +66,8 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     app = group("")
     app.command()(command)
 
-    def call(*arguments: str) -> Any:
+    def call(*arguments: str, method: type[Method] = Sapo) -> Any:
+        daemon.session.method = object.__new__(method)
         result = CliRunner().invoke(app, [*arguments, "--data-dir", str(tmp_path)])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -69,6 +76,11 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     yield call
     stop.set()
     thread.join(10)
+
+
+def test_where_nobody_judges_the_list_says_so(ask: Ask) -> None:
+    assert "scores decide nothing" in ask(method=Diloco) and "decide" not in ask()
+    assert ask("--json", method=Diloco)["judged"] is False
 
 
 def test_the_list_shows_score_range_weight_and_who_is_contained(ask: Ask) -> None:
