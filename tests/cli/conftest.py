@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import typer
+import typer.main
 
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
@@ -99,6 +103,33 @@ NETCHECK: dict[str, Any] = {
     "serves": {"reservations": 0, "circuits": 0, "bytes": 0},
     "problems": [{"problem": "the router opens no port\x1b[2J", "advice": "switch on UPnP"}],
 }
+
+
+@contextmanager
+def _in_a_thread(start: Callable[[trio.Nursery], Awaitable[None]]) -> Iterator[None]:
+    ready, stop = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await start(nursery)
+            ready.set()
+            await trio.to_thread.run_sync(stop.wait)
+            nursery.cancel_scope.cancel()
+
+    thread = threading.Thread(target=lambda: trio.run(main), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+@pytest.fixture
+def in_a_thread() -> Callable[[Callable[[trio.Nursery], Awaitable[None]]], AbstractContextManager[None]]:
+    """`with in_a_thread(start)`: what `start` has started, in a thread of its own, until the block ends."""
+    return _in_a_thread
 
 
 class FakeDaemon:
@@ -245,6 +276,20 @@ def daemon(home: Path) -> Iterator[FakeDaemon]:
     fake.start()
     yield fake
     fake.end()
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], app: typer.Typer) -> Callable[..., Any]:
+    """`ask(home, *arguments)` is what the module's `app` printed as JSON, or its words where `words` is set."""
+
+    def ask(home: Path, *arguments: str, words: bool = False) -> Any:
+        capsys.readouterr()
+        command = [*arguments, "--data-dir", str(home), *([] if words else ["--json"])]
+        typer.main.get_command(app).main(command, prog_name="swarmnode", standalone_mode=False)
+        printed = capsys.readouterr().out
+        return printed if words else json.loads(printed)
+
+    return ask
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,25 +43,17 @@ def seen() -> Ledger:
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Iterator[Ask]:
+def ask(tmp_path: Path, in_a_thread: Any) -> Iterator[Ask]:
     """Answers of `swarmnode scores`, as text, or read from JSON with --json."""
-    ready, stop = threading.Event(), threading.Event()
     daemon = SimpleNamespace(
         trust=SimpleNamespace(reputation=SimpleNamespace(ledger=seen())),
         session=SimpleNamespace(method=object.__new__(Sapo)),
     )
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            server = ControlServer(DataDir(tmp_path).prepare_socket(), served(RunsApi(daemon)))  # type: ignore[arg-type]
-            await nursery.start(server.run)
-            ready.set()
-            await trio.to_thread.run_sync(stop.wait)
-            nursery.cancel_scope.cancel()
+    async def start(nursery: trio.Nursery) -> None:
+        server = ControlServer(DataDir(tmp_path).prepare_socket(), served(RunsApi(daemon)))  # type: ignore[arg-type]
+        await nursery.start(server.run)
 
-    thread = threading.Thread(target=lambda: trio.run(main), daemon=True)
-    thread.start()
-    assert ready.wait(10)
     app = group("")
     app.command()(command)
 
@@ -73,9 +64,8 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
             raise result.exception
         return json.loads(result.output) if "--json" in arguments else result.output
 
-    yield call
-    stop.set()
-    thread.join(10)
+    with in_a_thread(start):
+        yield call
 
 
 def test_where_nobody_judges_the_list_says_so(ask: Ask) -> None:

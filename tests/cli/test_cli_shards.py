@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +10,9 @@ from typing import Any
 
 import pytest
 import trio
-import typer.main
+import typer
 
-from swarmnode.cli.shards import shards as app
+from swarmnode.cli import shards
 from swarmnode.node.control.client import ControlError, NotRunning
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
@@ -34,50 +32,31 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture
-def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The data directories of two connected nodes that answer on their control sockets."""
-    ready, stop = threading.Event(), threading.Event()
-    folders = (tmp_path / "a", tmp_path / "b")
-    limits = ShardLimits(refresh=0.1, search=0.2, patience=60)
-
-    async def main() -> None:
-        world = SimWorld(latency=0.001)
-        async with trio.open_nursery() as nursery:
-            for folder in folders:
-                network = world.node(folder.name)
-                rpc = Rpc(network)
-                store = ShardStore(folder / "shards", cap=CAP)
-                shards = Shards(network, rpc, store, runner=in_thread, limits=limits)
-                node: Any = SimpleNamespace(shards=shards, shard_store=store)
-                methods = served(StoresApi(node))
-                for part in (network, rpc, shards, ControlServer(DataDir(folder).prepare_socket(), methods)):
-                    await nursery.start(part.run)
-            await world.node("a").connect(world.node("b").me)
-            ready.set()
-            await trio.to_thread.run_sync(stop.wait)
-            nursery.cancel_scope.cancel()
-
-    thread = threading.Thread(target=lambda: trio.run(main), daemon=True)
-    thread.start()
-    assert ready.wait(10)
-    yield folders
-    stop.set()
-    thread.join(10)
+def app() -> typer.Typer:
+    return shards.shards
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """`ask(home, *arguments)` is what the command printed as JSON, or its words where `words` is set."""
+def homes(tmp_path: Path, in_a_thread: Any) -> Iterator[tuple[Path, Path]]:
+    """The data directories of two connected nodes that answer on their control sockets."""
+    folders = (tmp_path / "a", tmp_path / "b")
+    limits = ShardLimits(refresh=0.1, search=0.2, patience=60)
 
-    def ask(home: Path, *arguments: str, words: bool = False) -> Any:
-        capsys.readouterr()
-        end = [] if words else ["--json"]
-        command = [*arguments, "--data-dir", str(home), *end]
-        typer.main.get_command(app).main(command, prog_name="swarmnode shards", standalone_mode=False)
-        printed = capsys.readouterr().out
-        return printed if words else json.loads(printed)
+    async def start(nursery: trio.Nursery) -> None:
+        world = SimWorld(latency=0.001)
+        for folder in folders:
+            network = world.node(folder.name)
+            rpc = Rpc(network)
+            store = ShardStore(folder / "shards", cap=CAP)
+            shards = Shards(network, rpc, store, runner=in_thread, limits=limits)
+            node: Any = SimpleNamespace(shards=shards, shard_store=store)
+            methods = served(StoresApi(node))
+            for part in (network, rpc, shards, ControlServer(DataDir(folder).prepare_socket(), methods)):
+                await nursery.start(part.run)
+        await world.node("a").connect(world.node("b").me)
 
-    return ask
+    with in_a_thread(start):
+        yield folders
 
 
 def test_a_file_put_here_is_got_there(homes: tuple[Path, Path], ask: Ask, tmp_path: Path) -> None:

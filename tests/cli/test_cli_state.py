@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 import trio
-import typer.main
+import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.cli.state import state as app
+from swarmnode.cli import state
 from swarmnode.crdt.record import open_element
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.control.server import ControlServer, served
@@ -44,49 +43,30 @@ def verify(author: str, message: bytes, signature: bytes) -> bool:
 
 
 @pytest.fixture
-def homes(tmp_path: Path) -> Iterator[tuple[Path, ...]]:
-    """The data directories of two nodes of a run, one of another run, and one that is in none."""
-    ready, stop = threading.Event(), threading.Event()
-    folders = tuple(tmp_path / name for name in "abcd")
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for folder, run in zip(folders, (RUN, RUN, OTHER_RUN, None), strict=True):
-                key = Ed25519PrivateKey.generate()
-                me = peer_id_of(key.public_key().public_bytes_raw())
-                store = None
-                if run is not None:
-                    store = StateStore(folder / "runs" / run / "state.db", run, me=me, sign=key.sign, now=now)
-                    await nursery.start(store.run)
-                node: Any = SimpleNamespace(state=store, network=SimpleNamespace(me=me, verify=verify))
-                folder.mkdir(mode=0o700, exist_ok=True)
-                server = ControlServer(DataDir(folder).prepare_socket(), served(StoresApi(node)))
-                await nursery.start(server.run)
-            ready.set()
-            await trio.to_thread.run_sync(stop.wait)
-            nursery.cancel_scope.cancel()
-
-    thread = threading.Thread(target=lambda: trio.run(main), daemon=True)
-    thread.start()
-    assert ready.wait(10)
-    yield folders
-    stop.set()
-    thread.join(10)
+def app() -> typer.Typer:
+    return state.state
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """`ask(home, *arguments)` is what the command printed as JSON, or its words where `words` is set."""
+def homes(tmp_path: Path, in_a_thread: Any) -> Iterator[tuple[Path, ...]]:
+    """The data directories of two nodes of a run, one of another run, and one that is in none."""
+    folders = tuple(tmp_path / name for name in "abcd")
 
-    def ask(home: Path, *arguments: str, words: bool = False) -> Any:
-        capsys.readouterr()
-        end = [] if words else ["--json"]
-        command = [*arguments, "--data-dir", str(home), *end]
-        typer.main.get_command(app).main(command, prog_name="swarmnode state", standalone_mode=False)
-        printed = capsys.readouterr().out
-        return printed if words else json.loads(printed)
+    async def start(nursery: trio.Nursery) -> None:
+        for folder, run in zip(folders, (RUN, RUN, OTHER_RUN, None), strict=True):
+            key = Ed25519PrivateKey.generate()
+            me = peer_id_of(key.public_key().public_bytes_raw())
+            store = None
+            if run is not None:
+                store = StateStore(folder / "runs" / run / "state.db", run, me=me, sign=key.sign, now=now)
+                await nursery.start(store.run)
+            node: Any = SimpleNamespace(state=store, network=SimpleNamespace(me=me, verify=verify))
+            folder.mkdir(mode=0o700, exist_ok=True)
+            server = ControlServer(DataDir(folder).prepare_socket(), served(StoresApi(node)))
+            await nursery.start(server.run)
 
-    return ask
+    with in_a_thread(start):
+        yield folders
 
 
 def test_what_is_put_is_got_listed_and_deleted(homes: tuple[Path, ...], ask: Ask) -> None:

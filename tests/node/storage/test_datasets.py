@@ -110,6 +110,17 @@ class Swarm:
         await self._nursery.start(self._live, member)
         return member
 
+    async def begun(self) -> tuple[Member, RunSpec]:
+        """Who published the text, and the run that names it."""
+        creator = await self.start("creator", self.text)
+        return creator, creator.publish(spec_of())
+
+    async def joined(self, name: str, by: Member) -> Member:
+        """One without text who is connected to another."""
+        member = await self.start(name, self.nothing)
+        await member.network.connect(by.network.me)
+        return member
+
     async def _live(self, member: Member, *, task_status: trio.TaskStatus[None]) -> None:
         with member.scope:
             async with trio.open_nursery() as nursery:
@@ -174,10 +185,8 @@ Runs = Callable[..., None]
 
 def test_member_without_the_text_trains_on_its_quarter_fetched_from_the_creator(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(creator.network.me)
+        creator, spec = await swarm.begun()
+        member = await swarm.joined("member", creator)
         data = member.data(spec)
         async with running(data):
             await trio.sleep(10)
@@ -202,8 +211,7 @@ def test_member_fetches_the_tokenizer_as_well_and_the_shards_are_its_tokens(swar
         corpus = swarm.write("words", 24)
         creator = await swarm.start("creator", corpus)
         spec = creator.publish(spec_of(vocabulary=300))
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(creator.network.me)
+        member = await swarm.joined("member", creator)
         data = member.data(spec)
         async with running(data):
             await trio.sleep(10)
@@ -221,8 +229,7 @@ def test_member_fetches_the_tokenizer_as_well_and_the_shards_are_its_tokens(swar
 
 def test_member_with_the_same_text_needs_nobody(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
+        _, spec = await swarm.begun()
         member = await swarm.start("member", swarm.write("copy", CHUNKS))
         data = member.data(spec)
         async with running(data):
@@ -234,8 +241,7 @@ def test_member_with_the_same_text_needs_nobody(swarm: Runs) -> None:
 
 def test_member_with_nearly_the_same_text_fetches_only_what_differs(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
+        creator, spec = await swarm.begun()
         member = await swarm.start("member", swarm.write("older", CHUNKS, others=20))
         await member.network.connect(creator.network.me)
         data = member.data(spec)
@@ -250,15 +256,12 @@ def test_member_with_nearly_the_same_text_fetches_only_what_differs(swarm: Runs)
 
 def test_data_outlive_their_creator_as_far_as_members_hold_them(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
-        second = await swarm.start("second", swarm.nothing)
-        await second.network.connect(creator.network.me)
+        creator, spec = await swarm.begun()
+        second = await swarm.joined("second", creator)
         async with running(held := second.data(spec)):
             await trio.sleep(10)
         creator.scope.cancel()
-        third = await swarm.start("third", swarm.nothing)
-        await third.network.connect(second.network.me)
+        third = await swarm.joined("third", second)
         data = third.data(spec)
         async with running(data):
             began = texts(data)
@@ -274,14 +277,12 @@ def test_data_outlive_their_creator_as_far_as_members_hold_them(swarm: Runs) -> 
 
 def test_what_nobody_had_is_fetched_when_somebody_comes_who_has_it(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
+        creator, spec = await swarm.begun()
         holder = await swarm.start("holder", swarm.nothing)
         parts = [text for _, text in parts_of(swarm.text)]
         index = read_index(bytes.fromhex(spec.data.index), creator.store)
         keep([encode(index), *parts[:31]], holder.store)
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(holder.network.me)
+        member = await swarm.joined("member", holder)
         data = member.data(spec)
         async with running(data):
             await trio.sleep(1)
@@ -297,10 +298,8 @@ def test_what_nobody_had_is_fetched_when_somebody_comes_who_has_it(swarm: Runs) 
 
 def test_training_begins_before_all_is_here_and_the_trainer_is_fed_the_rest(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(creator.network.me)
+        creator, spec = await swarm.begun()
+        member = await swarm.joined("member", creator)
         fed: list[bytes] = []
 
         class Trainer:
@@ -321,10 +320,8 @@ def test_training_begins_before_all_is_here_and_the_trainer_is_fed_the_rest(swar
 
 def test_restarted_member_has_its_text_at_once_and_alone(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(creator.network.me)
+        creator, spec = await swarm.begun()
+        member = await swarm.joined("member", creator)
         data = member.data(spec)
         async with running(data):
             await trio.sleep(3)
@@ -341,10 +338,8 @@ def test_restarted_member_has_its_text_at_once_and_alone(swarm: Runs) -> None:
 
 def test_everybody_knows_what_a_member_is_to_train_on(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(creator.network.me)
+        creator, spec = await swarm.begun()
+        member = await swarm.joined("member", creator)
         mine, theirs = member.data(spec), creator.data(spec)
         assert theirs.assigned(member.network.me) == ()  # before the index is here
         async with running(mine), running(theirs):
@@ -358,10 +353,8 @@ def test_everybody_knows_what_a_member_is_to_train_on(swarm: Runs) -> None:
 
 def test_shard_that_the_disk_changed_is_fetched_again_before_it_is_trained_on(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(creator.network.me)
+        creator, spec = await swarm.begun()
+        member = await swarm.joined("member", creator)
         async with running(data := member.data(spec)):
             await trio.sleep(10)
             names = data.take()
@@ -385,8 +378,7 @@ class LyingStore(ShardStore):
 
 def test_wrong_bytes_never_reach_training(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
+        creator, spec = await swarm.begun()
         parts = [text for _, text in parts_of(swarm.text)]
         index = encode(read_index(bytes.fromhex(spec.data.index), creator.store))
         liar = await swarm.start("liar", swarm.nothing, store=LyingStore)
@@ -409,8 +401,7 @@ def test_wrong_bytes_never_reach_training(swarm: Runs) -> None:
 
 def test_index_that_nobody_has_ends_with_what_to_do(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
+        _, spec = await swarm.begun()
         member = await swarm.start("member", swarm.write("other", CHUNKS, seed=9))
         with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="--corpus"), flatten_subgroups=True):
             async with running(member.data(spec)):
@@ -425,8 +416,7 @@ def test_shard_that_is_no_index_is_refused(swarm: Runs, raw: bytes) -> None:
         liar = await swarm.start("liar", swarm.nothing)
         keep([raw], liar.store)
         spec = spec_of().resolved(heldout_sha256="00", index=ShardManifest.of(raw).id.hex())
-        member = await swarm.start("member", swarm.nothing)
-        await member.network.connect(liar.network.me)
+        member = await swarm.joined("member", liar)
         with pytest.RaisesGroup(DataUnavailable, flatten_subgroups=True):
             async with running(member.data(spec)):
                 raise AssertionError("it took that for an index")
@@ -522,8 +512,7 @@ def test_data_over_the_cap_are_refused_with_its_name_and_nothing_is_pinned(tmp_p
 
 def test_member_whose_cap_is_too_low_trains_on_what_fits_and_says_so(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
-        creator = await swarm.start("creator", swarm.text)
-        spec = creator.publish(spec_of())
+        creator, spec = await swarm.begun()
         member = await swarm.start("member", swarm.nothing, cap=30 * CHUNK)
         await member.network.connect(creator.network.me)
         data = member.data(spec)
