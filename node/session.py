@@ -30,6 +30,7 @@ from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
 from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.methods.known.method import Diloco
+from swarmnode.protocols.methods.lowrank import DiLoCoX
 from swarmnode.protocols.methods.method import (
     Abandoned,
     Begin,
@@ -59,6 +60,7 @@ METHODS: dict[str, Build] = {
     "btard": Btard,
     "diloco": Diloco,
     "gossip": Gossip,
+    "lowrank": DiLoCoX,
     "open": Open,
     "sapo": sapo.Sapo,
     "streaming": Streaming,

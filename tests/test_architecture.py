@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
         "swarmnode.training.gossip",
+        "swarmnode.training.lowrank",
         "swarmnode.training.mapped",
         "swarmnode.training.open_step",
         "swarmnode.training.options",

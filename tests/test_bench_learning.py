@@ -19,13 +19,15 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import learning
-from learned.methods import Arm, Outcome, spec_of, train
+from learned.methods import Arm, Factored, Outcome, spec_of, train
 from learned.report import put, simulated_seconds
 from learned.workers import DataParallel, Size, Workers
 
 from swarmnode.node.storage.cutting import publish
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.codecs import codec
+from swarmnode.training.inner import layout_of
+from swarmnode.training.lowrank import LowRank
 from swarmnode.training.runspec import ModelSection
 from swarmnode.training.tokens import CorpusError
 
@@ -205,3 +207,30 @@ def test_streaming_sends_a_fragment_a_round_and_moves_along_the_mean_of_all_work
     np.testing.assert_allclose(outcome.parameters, workers.initial - np.mean(first, axis=0), atol=1e-6)
     ((sent, overlap, times),) = outcome.wire
     assert (overlap, times) == (1, 1) and sent == 2 * 3 / 4 * codec("fp32").encoded_size(workers.parameters)
+
+
+def test_factors_move_by_the_mean_of_all_work_as_far_as_their_rank_goes(workers: Workers) -> None:
+    arm = Arm("lowrank", steps=2, lr=1e-2, interval=2, codec="fp32", tau=1, rank=7)
+    outcome = _run(arm, workers)
+    workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=2), stream="test")
+    mean = np.mean(workers.train([workers.initial] * len(workers.peers), round=0, steps=1), axis=0)
+    left = outcome.parameters - (workers.initial - mean)
+    assert 0 < np.linalg.norm(left) < 0.6 * np.linalg.norm(mean)
+    ((sent, overlap, times),) = outcome.wire
+    factors = LowRank(layout_of(workers.tasks[0].model), 7)
+    most = factors.left + sum(matrix.m * matrix.rank for matrix in factors.matrices)
+    rest = workers.parameters - sum(matrix.slot.size for matrix in factors.matrices)
+    assert (overlap, times) == (1, 1) and sent <= 2 * 3 / 4 * 4 * (most + rest) < 2 * 3 / 4 * 4 * workers.parameters
+
+
+def test_what_factors_leave_over_is_sent_later(workers: Workers) -> None:
+    """Of values that stay the same, the means add up to as many times them, but for what is left over at the end."""
+    factored = Factored(workers, Arm("lowrank", steps=1, lr=1e-2, codec="int4", rank=4))
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(workers.parameters).astype(np.float32) for _ in workers.peers]
+    wanted, done, off = np.mean(values, axis=0), np.zeros(workers.parameters), []
+    for times in range(1, 25):
+        done += factored.mean(values)
+        off.append(np.linalg.norm(times * wanted - done) / np.linalg.norm(wanted))
+        np.testing.assert_allclose(done + np.mean(factored.left, axis=0), times * wanted, atol=1e-3 * times)
+    assert max(off[12:]) < 1.3 * max(off[:12])

@@ -165,9 +165,11 @@ def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
     yield Held("daemon", "memory", "residual, and the one after the round", 2 * vector)
     yield Held("daemon", "mapped", "copies of parameters, pseudo-gradient", 2 * vector)
     match spec.exchange.method:
-        case "diloco" | "streaming":
-            if spec.exchange.method == "streaming":
+        case "diloco" | "streaming" | "lowrank":
+            if spec.exchange.method != "diloco":
                 yield Held("daemon", "memory", "where unsettled work began", vector)
+            if spec.exchange.method == "lowrank":
+                yield Held("daemon", "memory", "own work, and what its factors leave over", 3 * vector)
             part = min(n, spec.exchange.group_size)
             yield Held("daemon", "memory", "mean", vector)
             yield Held("daemon", "memory", "residuals of the part that it reduces", 2 * vector // part)

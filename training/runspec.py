@@ -277,12 +277,12 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "btard", "diloco", "gossip", "open", "sapo", "streaming"),
+        choices=("auto", "btard", "diloco", "gossip", "lowrank", "open", "sapo", "streaming"),
     )
     codec: str = option(
         "auto",
-        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, else sign where the inner optimizer is "
-        "muon, else topk for open and int8 for diloco",
+        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, int4 for lowrank, else sign where the "
+        "inner optimizer is muon, else topk for open and int8 for diloco",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"),
     )
     group_size: int = option(
@@ -308,8 +308,8 @@ class ExchangeSection:
     )
     tau: int = option(
         5,
-        "inner steps at the end of a round of streaming that are taken while its fragment is on the wire: all but the "
-        "first at the most; where the exchange lasts longer, a node takes up to `steps` more",
+        "inner steps at the end of a round of streaming or lowrank that are taken while its exchange is on the wire: "
+        "all but the first at the most; where it lasts longer, a node takes up to `steps` more",
         unit="steps",
         between=(0, 10**6),
         later=True,
@@ -324,6 +324,13 @@ class ExchangeSection:
         False,
         "whether a node of streaming takes its own part of a step at once, and only the others' when it arrives, "
         "instead of mixing by alpha",
+        later=True,
+    )
+    rank: int = option(
+        16,
+        "columns of the two factors that lowrank sends for a matrix, at the most: fewer where they hold all but a "
+        "hundredth; what would have no fewer elements is sent whole",
+        between=(1, 4096),
         later=True,
     )
 
@@ -390,7 +397,7 @@ class RunSpec:
         if codec == "auto" and method in ("diloco", "gossip", "open"):
             codec = "sign" if muon else "topk" if method == "open" else "int8"
         elif codec == "auto":
-            codec = "e3m0" if method == "streaming" else "int8"
+            codec = {"lowrank": "int4", "streaming": "e3m0"}.get(method, "int8")
         if self.inner.interval == "auto":
             interval = "growing" if muon else "fixed"
             object.__setattr__(self, "inner", dataclasses.replace(self.inner, interval=interval))
@@ -520,17 +527,19 @@ def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
-    yield from _check_streaming(spec, source)
+    yield from _check_overlap(spec, source)
     yield from _check_trust(spec, source)
 
 
-def _check_streaming(spec: RunSpec, source: str) -> Iterator[str]:
+def _check_overlap(spec: RunSpec, source: str) -> Iterator[str]:
     exchange, usual = spec.exchange, ExchangeSection()
-    for key in ("fragments", "tau", "alpha", "eager"):
-        if exchange.method != "streaming" and getattr(exchange, key) != getattr(usual, key):
+    meant: dict[str, tuple[str, ...]] = dict.fromkeys(("fragments", "alpha", "eager"), ("streaming",))
+    meant |= {"tau": ("streaming", "lowrank"), "rank": ("lowrank",)}
+    for key, methods in meant.items():
+        if exchange.method not in methods and getattr(exchange, key) != getattr(usual, key):
             yield (
                 f"{source} [exchange]: {key} = {as_toml(getattr(exchange, key))} has no meaning with method = "
-                f"{exchange.method!r}, only with streaming; leave it out"
+                f"{exchange.method!r}, only with {' and '.join(methods)}; leave it out"
             )
 
 

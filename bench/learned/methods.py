@@ -1,4 +1,5 @@
-"""How simulated workers train: synchronously, alone, by `diloco`, `streaming`, `open` or in pairs.
+"""How simulated workers train: synchronously, alone, by `diloco`, `streaming`, `lowrank`,
+`open` or in pairs.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -13,7 +14,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop, layout_of
+from swarmnode.training.lowrank import LowRank
 from swarmnode.training.open_step import (
     CLIP_UNIT,
     Factor,
@@ -66,6 +68,7 @@ class Arm:
     alpha: float = 0.5
     eager: bool = False
     after: int = 0  # steps of a synchronous run before, from whose end this one goes on
+    rank: int = 0  # of lowrank
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,10 @@ class Butterfly:
             left.commit()
         return mean
 
+    def left_over(self) -> list[tuple[Vector, Vector]]:
+        """Of each worker: what is left over of its own values, and of the means of its part."""
+        return [(own.export(), of_mean.export()) for own, of_mean in zip(self._left, self._left_of_means, strict=True)]
+
 
 class Diloco:
     """All workers begin each round at the shared parameters, and move them along the mean of how far they came."""
@@ -224,8 +231,39 @@ class Diloco:
         return self._state.parameters
 
 
+class Factored:
+    """The two all-reduces of protocols/methods/lowrank.py."""
+
+    def __init__(self, workers: Workers, arm: Arm) -> None:
+        self.sent = 0
+        self._workers, self._codec = workers, arm.codec
+        self._factors = LowRank(layout_of(workers.tasks[0].model), arm.rank)
+        self.left: list[Vector] = [np.zeros(workers.parameters, np.float32) for _ in workers.peers]
+        self._round = 0
+
+    def mean(self, values: list[Vector]) -> Vector:
+        """As in `Butterfly`."""
+        factors, count = self._factors, len(values)
+        works = [left + value for left, value in zip(self.left, values, strict=True)]
+        first = Butterfly(self._workers, self._codec, factors.left)
+        bases = factors.bases(first.mean([factors.sketch(work, self._round) for work in works]))
+        second = Butterfly(self._workers, self._codec, factors.right(bases))
+        given = self._workers.map(lambda work: factors.project(work, bases), works)
+        mean = factors.expand(second.mean(given), bases)
+        self.left = [
+            work - factors.expand(sent - rounded - count * of_mean, bases)
+            for work, sent, (rounded, of_mean) in zip(works, given, second.left_over(), strict=True)
+        ]
+        self.sent += first.sent + second.sent
+        self._round += 1
+        return mean
+
+
 class Streaming:
-    """One fragment a round (training/streaming.py): sent `tau` steps before the round ends, and applied at its end."""
+    """One fragment a round (training/streaming.py): sent `tau` steps before the round ends, and applied at its end.
+
+    With `lowrank` all is one fragment, sent as factors.
+    """
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
@@ -233,7 +271,11 @@ class Streaming:
         self._arm, self._workers = arm, workers
         self._state = OuterState.start(start)
         self._fragments = fragments_of(layout_of(workers.tasks[0].model), arm.fragments)
-        self._butterflies = [Butterfly(workers, arm.codec, fragment.size) for fragment in self._fragments]
+        self._butterflies: Sequence[Butterfly | Factored]
+        if arm.method == "lowrank":
+            self._butterflies = [Factored(workers, arm)]
+        else:
+            self._butterflies = [Butterfly(workers, arm.codec, fragment.size) for fragment in self._fragments]
         self._local = [start.copy() for _ in workers.peers]
         self._work = [Unsettled(start) for _ in workers.peers]
         workers.begin(spec, stream=stream)
@@ -257,9 +299,10 @@ class Streaming:
         self.counted += len(given)
         self._state = fragment.step(self._state, mean, **outer)
         shared = fragment.take(self._state.parameters)
-        for work, local, own in zip(self._work, self._local, given, strict=True):
+        left = butterfly.left if isinstance(butterfly, Factored) else [np.float32(0)] * len(given)
+        for work, local, own, over in zip(self._work, self._local, given, left, strict=True):
             work.settle(fragment, own)
-            new = shared - work.inside(fragment, local) if arm.eager else None
+            new = shared - work.inside(fragment, local) - over if arm.eager or arm.method == "lowrank" else None
             work.move(fragment, local, mixed(fragment.take(local), shared, arm.alpha) if new is None else new)
         return self._state.parameters
 
@@ -358,6 +401,7 @@ METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "alone": Alone,
     "diloco": Diloco,
     "streaming": Streaming,
+    "lowrank": Streaming,
     "gossip": Gossip,
     "merge": Gossip,
     "open": Open,

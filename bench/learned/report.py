@@ -201,6 +201,8 @@ def described(arm: dict[str, Any]) -> str:
             f"{arm['fragments']} fragments, each H {arm['fragments'] * arm['interval']}",
             f"tau {arm['tau']}, {late}",
         ]
+    if arm["method"] == "lowrank":
+        words[1:1] = [f"rank {arm['rank']}", f"tau {arm['tau']}"]
     return ", ".join(words)
 
 

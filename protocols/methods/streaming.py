@@ -102,9 +102,7 @@ class FragmentReduce(Reducer):
 class StreamingRounds(DilocoRounds):
     """One node's rounds: each exchanges one fragment, and leaves the local parameters where training has them."""
 
-    def __init__(
-        self, parts: Context, agreement: Agreement, allreduce: FragmentReduce, fragments: Sequence[Fragment]
-    ) -> None:
+    def __init__(self, parts: Context, agreement: Agreement, allreduce: Reducer, fragments: Sequence[Fragment]) -> None:
         super().__init__(parts, agreement, allreduce)
         self._fragments = fragments
         self._work = Unsettled(np.zeros(0, np.float32))
@@ -287,15 +285,18 @@ class Streaming(Diloco):
     rounds: StreamingRounds
 
     def __init__(self, parts: Context) -> None:
-        self._fragments = fragments_of(parts.trainer.layout, parts.spec.exchange.fragments)
+        self._fragments = self.cut(parts)
         super().__init__(parts)
 
-    def make_reducer(self) -> FragmentReduce:
-        self._reduction = FragmentReduce(self._parts, self._fragments)
-        return self._reduction
+    def cut(self, parts: Context) -> tuple[Fragment, ...]:
+        """What is exchanged by turns."""
+        return fragments_of(parts.trainer.layout, parts.spec.exchange.fragments)
+
+    def make_reducer(self) -> Reducer:
+        return FragmentReduce(self._parts, self._fragments)
 
     def make_rounds(self) -> StreamingRounds:
-        return StreamingRounds(self._parts, self.agreement, self._reduction, self._fragments)
+        return StreamingRounds(self._parts, self.agreement, self.allreduce, self._fragments)
 
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
         return self.rounds.lent()

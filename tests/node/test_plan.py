@@ -45,6 +45,12 @@ def test_a_fragments_exchange_takes_no_time_while_there_are_steps_to_take() -> N
     assert slow.computing == pytest.approx(200 / slow.round_seconds, rel=0.03)  # as many steps again, then it waits
 
 
+def test_factors_take_the_share_of_a_matrix_that_their_rank_is() -> None:
+    (way, *_) = ways(spec(method="lowrank", codec="int8", rank=8))
+    there = predict(way, PACE, HOME, 4, PLENTY)
+    assert there.sent * there.round_seconds / 86_400 == pytest.approx(150e6 * 2 * 8 / way.model.width, rel=0.03)
+
+
 @pytest.mark.parametrize("number", range(len(ways(spec()))))
 def test_a_faster_link_never_takes_longer(number: int) -> None:
     way = ways(spec())[number]

@@ -293,12 +293,18 @@ def test_keys_of_the_inner_loop_are_checked_together(inner: dict[str, Any], trus
         parse_runspec({"run": {"name": "t", "trust": trust}, "inner": inner}, source="test")
 
 
-def test_what_streaming_is_told_has_no_meaning_with_another_method() -> None:
+def test_what_is_told_of_overlap_has_no_meaning_with_another_method() -> None:
     run = {"run": {"name": "r"}}
     spec = parse_runspec({**run, "exchange": {"method": "streaming", "fragments": 3, "eager": True}}, source="f")
     assert spec.exchange.codec == "e3m0" and decode(encode(spec)) == spec
-    for key, value in (("fragments", 3), ("tau", 1), ("alpha", 0.25), ("eager", True)):
-        with pytest.raises(SettingError, match=f"{key} = .* only with streaming"):
+    low = parse_runspec({**run, "exchange": {"method": "lowrank", "rank": 3, "tau": 1}}, source="f")
+    assert low.exchange.codec == "int4" and decode(encode(low)) == low
+    given = (("fragments", 3, "streaming"), ("alpha", 0.25, "streaming"), ("eager", True, "streaming"))
+    for key, value, methods in (*given, ("tau", 1, "streaming and lowrank"), ("rank", 3, "lowrank")):
+        with pytest.raises(SettingError, match=f"{key} = .* only with {methods};"):
             parse_runspec({**run, "exchange": {key: value}}, source="f")
+    for key, value, method in (("fragments", 3, "lowrank"), ("eager", True, "lowrank"), ("rank", 3, "streaming")):
+        with pytest.raises(SettingError, match=f"{key} = .* no meaning with method = '{method}'"):
+            parse_runspec({**run, "exchange": {"method": method, key: value}}, source="f")
     usual = parse_runspec({"run": {"name": "r", "nonce": "00"}}, source="f")
-    assert b"fragments" not in encode(usual) and b"eager" not in encode(usual)
+    assert not any(key in encode(usual) for key in (b"fragments", b"eager", b"rank\x10"))

@@ -182,6 +182,13 @@ class ErrorFeedback:
         """A copy of the current residual, (size,), for a checkpoint; what is pending is not in it."""
         return mapped.copied(self._residual)
 
+    def after(self) -> Vector:
+        """A copy of what the residual is if what is pending counts, (size,)."""
+        after = self.export()
+        for start, stop in self._pending:
+            after[start:stop] = self._next[start:stop]
+        return after
+
     def restore(self, residual: Vector) -> None:
         """Take the residual of a checkpoint, float32 (size,); nothing is pending.
 

@@ -52,16 +52,16 @@ class Reducer(ABC):
     Until `commit(roster)`, an attempt has left no trace but offers to others: its residuals are pending.
     """
 
-    def __init__(self, parts: Context, parameters: int | None = None) -> None:
+    def __init__(self, parts: Context, parameters: int | None = None, *, decay: float = 1.0) -> None:
         """By the run's codec and deadlines: a peer that keeps answering pings is waited for until their ceiling.
 
-        Of vectors of so many `parameters`; None: the model's.
+        Of vectors of so many `parameters`; None: the model's. `decay`: of the residuals, each time they are used.
         """
         self._parts = parts
         self._me = parts.me
         self._codec = codec(parts.spec.exchange.codec)
         self._parameters = parts.trainer.layout.parameters if parameters is None else parameters
-        self.sent = ErrorFeedback(self._codec, self._parameters)  # the residual of this node's own work
+        self.sent = ErrorFeedback(self._codec, self._parameters, decay=decay)  # the residual of this node's own work
         self._residuals = [self.sent]  # those that live across rounds
         self._pending: str | None = None  # roster id of the attempt whose residuals are
         self._offered: list[RoundRoster] = []  # attempts whose offers stand
@@ -216,8 +216,8 @@ class Summing:
     One thread at a time.
     """
 
-    def __init__(self, codec: Codec, parameters: int) -> None:
-        self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
+    def __init__(self, codec: Codec, parameters: int, *, decay: float = 1.0) -> None:
+        self.residual = ErrorFeedback(codec, parameters, decay=decay)  # what the encodings of sums left out
         self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
         self._scratch = np.empty((2, min(CHUNK, parameters)), np.float32)
 

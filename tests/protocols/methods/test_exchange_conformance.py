@@ -7,6 +7,7 @@ the messages of a round, swarms of three and more try a few; `make thorough` tri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,13 @@ from simswarm import SimSwarm
 from tripwire import Tripwire, spread
 
 from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.toy import ToyModel
 from swarmnode.training.options import describe
+from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import ExchangeSection
 
 # Methods whose members go through the same states; with sapo each has a policy of its own.
-OF_ONE_HISTORY = ("btard", "diloco", "open", "streaming")
+OF_ONE_HISTORY = ("btard", "diloco", "lowrank", "open", "streaming")
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
 ROUND_OF_WORK = STEPS * STRIDE
@@ -39,12 +42,37 @@ SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 pytestmark = pytest.mark.parametrize("method", sorted(OF_ONE_HISTORY))
 Body = Callable[[SimSwarm], Awaitable[None]]
+Model = Callable[[str, str], ToyModel]
 
 
-def simulate(method: str, body: Body, *, validators: tuple[str, ...] = NAMES, **options: Any) -> None:
+def toy(name: str, peer: str) -> ToyModel:
+    return ToyModel(dimension=64, seed=0, peer_id=peer)
+
+
+def squared(model: Model) -> Model:
+    """The same with a matrix in the place of the weights."""
+
+    def made(name: str, peer: str) -> ToyModel:
+        one = model(name, peer)
+        side = math.isqrt(one.vector.size)
+        one.layout = Layout.of([("weight", (side, side)), ("bias", (1,))])
+        assert one.layout.parameters == one.vector.size
+        return one
+
+    return made
+
+
+def simulate(
+    method: str, body: Body, *, validators: tuple[str, ...] = NAMES, model: Model = toy, **options: Any
+) -> None:
+    if method == "lowrank":  # vectors have no rank
+        options["exchange"] = {"rank": 1}
+        model = squared(model)
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, method=method, validators=validators, steps=STEPS, floor=FLOOR, **options))
+            settings = {"method": method, "validators": validators, "steps": STEPS, "floor": FLOOR, **options}
+            await body(SimSwarm(nursery, model=model, **settings))
             nursery.cancel_scope.cancel()
 
     run_simulation(main)

@@ -1,0 +1,176 @@
+"""The exchange method `lowrank`: factors of low rank in four bits, while training goes on (training/lowrank.py).
+
+A round is one of `streaming` with a single fragment, the whole model. Its exchange has two all-reduces in place of one:
+
+    M <- g + residual                           this member's work
+    P^ <- orthogonalize(all-reduce M Q)         Q is drawn by the round's number, and P^ is the same on all members
+    Q <- all-reduce M^T P^                      and what is no matrix, as it is
+    mean <- P^ Q^T
+    residual <- M - P^ Q_i^T                    with Q_i as it was sent
+
+So a member's residual has what its own factors leave out and round, and also what an owner rounds when it encodes the
+mean of its part, divided by its own share of that mean. What rounding does to a P is in no residual: it turns the basis
+a little, and Q is taken by the basis as all have it.
+
+It goes on from the shared parameters less all of its own work that is not in them: residual, and steps beside the
+exchange. With the shared ones alone, work would count for its author only once it has got through; after a small GPT's first
+120 steps the loss was 3 % higher so. A process that is killed loses all of that, as one of `streaming` does.
+
+Who may fail when is as in `diloco`: whatever is missing in either all-reduce fails the attempt, the next one makes both
+anew, and until `commit` nothing has changed. With `tau` as long as a round it is DiLoCoX's one-step delay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+import numpy as np
+
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.known.allreduce import AllReduce
+from swarmnode.protocols.methods.known.messages import RoundRoster
+from swarmnode.protocols.methods.known.reduction import Reducer, shares_in
+from swarmnode.protocols.methods.streaming import Streaming, StreamingRounds
+from swarmnode.protocols.methods.trainer import Vector
+from swarmnode.protocols.transfer.bulk import Key
+from swarmnode.training.codecs.feedback import is_finite
+from swarmnode.training.lowrank import Basis, LowRank
+from swarmnode.training.streaming import Fragment, fragments_of
+
+
+class FactorReduce(AllReduce):
+    """One of the two all-reduces of an attempt. What it rounds is forgotten unless whoever owns it asks."""
+
+    def __init__(self, parts: Context, parameters: int, name: str) -> None:
+        super().__init__(parts, parameters, decay=0.0)
+        self._name = name  # of its offers, beside those of the other
+
+    def _key(self, roster: RoundRoster, *name: str | int) -> Key:
+        return super()._key(roster, self._name, *name)
+
+    @property
+    def size(self) -> int:
+        return self._parameters
+
+    @property
+    def stands(self) -> bool:
+        """Whether others may still fetch from it."""
+        return bool(self._offered)
+
+    def rounded(self, share: np.float32) -> Vector:
+        """What this attempt left out of this node's own values, whose `share` in the mean it is, (size,)."""
+        own, *of_means = (residual.after() for residual in self._residuals)
+        return own + sum(of_means) / share
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What this node gives in one attempt, of whose two all-reduces the second has begun."""
+
+    work: Vector  # (P,)
+    bases: tuple[Basis, ...]
+    given: Vector  # its factors, before they were rounded
+    by: FactorReduce
+    share: np.float32 | None  # of the mean; None: it gives nothing
+
+
+class LowRankReduce(Reducer):
+    """The mean of all work as factors; `sent` has what is left over in the parameters' own space."""
+
+    def __init__(self, parts: Context) -> None:
+        super().__init__(parts)
+        self._factors = LowRank(parts.trainer.layout, parts.spec.exchange.rank)
+        self._left = FactorReduce(parts, self._factors.left, "left")
+        self._rights: list[FactorReduce] = []  # the last one made is in use; ranks, and so sizes, change by rounds
+        self._attempt: Attempt | None = None
+        self._after: Vector | None = None  # the residual, if the attempt counts
+
+    async def reduce(
+        self, roster: RoundRoster, values: Vector, *, within: float = inf, silence: float | None = None
+    ) -> Vector:
+        """As in `Reducer`; `within` and `silence` go for each of the two all-reduces."""
+        runner, factors, round = self._parts.runner, self._factors, roster.round
+        self._pending = self._attempt = self._after = None
+        work = await runner(lambda: self.left_over() + values)
+        bases: tuple[Basis, ...] = ()
+        if factors.left:
+            sketch = await runner(partial(factors.sketch, work, round))
+            mean = await self._left.reduce(roster, sketch, within=within, silence=silence)
+            bases = await runner(partial(factors.bases, mean))
+        right = self._right_of(factors.right(bases))
+        given = await runner(partial(factors.project, work, bases))
+        self._attempt = attempt = Attempt(work, bases, given, right, shares_in(roster).get(self._me))
+        self._pending = roster.roster_id
+        mean = given  # of nothing
+        if right.size:
+            mean = await right.reduce(roster, given, within=within, silence=silence)
+        self.rates = {**self._left.rates, **right.rates}
+        whole = await runner(partial(factors.expand, mean, bases))
+        self._after = await runner(partial(self._left_by, attempt))
+        return whole
+
+    def _right_of(self, size: int) -> FactorReduce:
+        if not self._rights or self._rights[-1].size != size:
+            right = FactorReduce(self._parts, size, "right")
+            right.encode_by(self._codec.name)
+            self._rights.append(right)
+        return self._rights[-1]
+
+    def _left_by(self, attempt: Attempt) -> Vector | None:
+        """The residual after an attempt; zeros where it is beyond float32, None where this node gave nothing."""
+        if attempt.share is None:
+            return None
+        sent = attempt.given - attempt.by.rounded(attempt.share)
+        with np.errstate(over="ignore", invalid="ignore"):
+            left = np.subtract(attempt.work, self._factors.expand(sent, attempt.bases))
+        return left if is_finite(left) else np.zeros_like(left)
+
+    def commit(self, roster: RoundRoster) -> bool:
+        after = self._after
+        if after is None and self._attempt is not None and self._pending == roster.roster_id:
+            after = self._left_by(self._attempt)  # others have what it gave, though it has not what they did
+        for one in (self._left, *self._rights):
+            one.commit(roster)
+        self._rights = [one for one in self._rights[:-1] if one.stands] + self._rights[-1:]
+        counts = super().commit(roster)
+        if counts and after is not None:
+            self.sent.restore(after)
+        return counts
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._attempt = self._after = None
+        for one in (self._left, *self._rights):
+            one.rollback()
+
+    def encode_by(self, name: str) -> None:
+        super().encode_by(name)
+        for one in (self._left, *self._rights):
+            one.encode_by(name)
+
+
+class DiLoCoXRounds(StreamingRounds):
+    """One node's rounds, between which its own parameters have all of its own work."""
+
+    def _take_over(self, round: int) -> None:
+        local = self._trainer.parameters()
+        to = self.state.parameters - self._work.of(local) - self._allreduce.left_over()
+        self._work.move(self._fragment(round), local, to)
+        self._trainer.load(local)
+
+
+class DiLoCoX(Streaming):
+    """One node's part in a run by factors of low rank; all that is not about them is as in `Streaming`."""
+
+    name = "lowrank"
+
+    def cut(self, parts: Context) -> tuple[Fragment, ...]:
+        return fragments_of(parts.trainer.layout, 1)
+
+    def make_reducer(self) -> LowRankReduce:
+        return LowRankReduce(self._parts)
+
+    def make_rounds(self) -> DiLoCoXRounds:
+        return DiLoCoXRounds(self._parts, self.agreement, self.allreduce, self._fragments)
