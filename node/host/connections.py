@@ -30,7 +30,7 @@ CROWD = 8  # part of all peers above which those from one group make room for ot
 EVENTS = 256  # peer events kept for a reader that is behind
 MAX_HISTORIES, MAX_CHANGES = 256, 16  # peers whose paths are remembered, and the newest changes of each
 NO_PATH = "none"
-SLOW = 256 * 1024  # bytes/s over TCP, below which QUIC is tried where there is a connection over both
+SLOW = 256 * 1024  # bytes/s over TCP, below which QUIC is tried
 FASTER = 1.25  # times the rate of TCP that QUIC must have brought
 
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
@@ -114,6 +114,14 @@ class Connections(INotifee):
         if best is None or best.is_quic or not best.direct or over_quic is None:
             return best
         return over_quic if is_faster(over_quic, best) else best
+
+    def slow(self, peer: PeerId) -> Connection | None:
+        """A direct connection over TCP that brings little, where there is none over QUIC beside it."""
+        best, now = self.best(peer), trio.current_time()
+        if best is None or not best.direct or any(each.is_quic for each in self.of(peer)):
+            return None
+        rate = best.session.pace.rate(now)
+        return best if rate is not None and rate < SLOW else None
 
     def group_of(self, peer: PeerId) -> Group:
         """Where a connected peer connects from, directly rather than through a relay."""

@@ -12,6 +12,7 @@ import random
 import re
 import socket
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import trio
@@ -35,6 +36,7 @@ from swarmnode.node.host.addresses import (
 )
 from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
+from swarmnode.node.host.muxed import RATE_AGE
 from swarmnode.node.host.quic import QuicSession
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.limits import Recent
@@ -66,6 +68,7 @@ class Dialler:
         self._relays = relays
         self._known = Recent[PeerId, tuple[Address, ...]](MAX_KNOWN)
         self._under_way: dict[PeerId | Address, _Dial] = {}
+        self._looked = Recent[PeerId, float](MAX_KNOWN)  # when a faster way was looked for, trio time
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         fresh = [with_peer(address, peer) for address in addresses if parse(address)]
@@ -162,25 +165,29 @@ class Dialler:
             self._forget(target, dial)
             dial.done.set()
         best = self._connections.best(dial.answered) if dial.answered is not None else None
-        if best is not None and best.is_quic:
-            await self._try_tcp_too(best)
+        if best is not None and best.is_quic:  # TCP mostly carries more with less work
+            await self._try_too(best, "tcp")
 
-    async def _try_tcp_too(self, over_quic: Connection) -> None:
-        """QUIC answered first. TCP carries more with less work, so where it works as well, streams go over it."""
-        peer = over_quic.session.peer
+    def look_for_faster(self, peer: PeerId) -> None:
+        """Where TCP brings little, have a connection over QUIC beside it; by what both bring, streams then go."""
+        slow, now = self._connections.slow(peer), trio.current_time()
+        if slow is None or now - self._looked.get(peer, -inf) < RATE_AGE or self._connections.nursery is None:
+            return
+        self._looked[peer] = now
+        self._connections.nursery.start_soon(self._try_too, slow, "quic")
+
+    async def _try_too(self, there: Connection, over: str) -> None:
+        """Dial the peer of a direct connection over the other transport as well."""
+        peer = there.session.peer
         for address in self.known(peer):
             endpoint = parse(address)
-            if (
-                endpoint is not None
-                and (endpoint.host, endpoint.over) == (over_quic.host, "tcp")
-                and not endpoint.relay
-            ):
+            if endpoint is not None and (endpoint.host, endpoint.over) == (there.host, over) and not endpoint.relay:
                 try:
                     with trio.fail_after(2 * UPGRADE):
                         await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
                     return
                 except Exception as error:
-                    log.debug("no TCP to %s at %s: %s", peer, address, _reason(error))
+                    log.debug("not over %s to %s at %s: %s", over, peer, address, _reason(error))
 
     def _forget(self, target: PeerId | Address, dial: _Dial) -> None:
         if self._under_way.get(target) is dial:

@@ -309,6 +309,7 @@ class Libp2pNetwork:
             connection = self.connections.best(peer)
             if connection is None:
                 raise Unreachable(f"{peer} closed the connection")
+            self._dialler.look_for_faster(peer)
             try:
                 stream = await connection.session.open_stream()
                 await agree(stream, protocol)

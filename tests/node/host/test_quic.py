@@ -137,7 +137,7 @@ def test_tcp_takes_over_where_it_works_as_well() -> None:
             a.learn(b.me, b.own_addresses)
             best = a.connections.best(b.me)
             assert best is not None and best.is_quic
-            await a._dialler._try_tcp_too(best)
+            await a._dialler._try_too(best, "tcp")
             best = a.connections.best(b.me)
             assert best is not None and not best.is_quic
             assert await ask(a, b, b"hello") == b"hello"
@@ -174,6 +174,29 @@ def test_quic_is_dialled_where_tcp_is_silent_for_a_second_or_failed(tcp: str, mo
     run(main)
 
 
+def test_quic_is_dialled_beside_tcp_that_turned_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with trio.open_nursery() as nursery:
+            for node in (a, b):
+                await nursery.start(node.run)
+            b.serve(ECHO, echo)
+            await a.connect(next(address for address in b.own_addresses if "/tcp/" in address))
+            a.learn(b.me, b.own_addresses)
+            (over_tcp,) = a.connections.of(b.me)
+            for rate, transports in ((None, 1), (4e6, 1), (1e5, 2)):
+                monkeypatch.setattr(over_tcp.session.pace, "rate", lambda now, rate=rate: rate)
+                assert await ask(a, b, b"hello") == b"hello"
+                with trio.move_on_after(0.3 if transports == 1 else 10):
+                    await until(lambda: len(a.connections.of(b.me)) == 2)
+                assert len(a.connections.of(b.me)) == transports
+            best = a.connections.best(b.me)
+            assert best is not None and best.is_quic
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_what_each_brought_decides_between_tcp_and_quic() -> None:
     def brings(connection: Connection, rate: float, at: float) -> None:
         for number in range(1 + BULK // 1024):
@@ -184,7 +207,7 @@ def test_what_each_brought_decides_between_tcp_and_quic() -> None:
         async with connected(a, b):
             a.learn(b.me, b.own_addresses)
             (first,) = a.connections.of(b.me)
-            await a._dialler._try_tcp_too(first)
+            await a._dialler._try_too(first, "tcp")
             over_quic, over_tcp = sorted(a.connections.of(b.me), key=lambda each: not each.is_quic)
             at = trio.current_time()
             for tcp, quic, wanted in (
