@@ -13,8 +13,8 @@ mean of its part, divided by its own share of that mean. What rounding does to a
 a little, and Q is taken by the basis as all have it.
 
 It goes on from the shared parameters less all of its own work that is not in them: residual, and steps beside the
-exchange. With the shared ones alone, work would count for its author only once it has got through; after a small GPT's first
-120 steps the loss was 3 % higher so. A process that is killed loses all of that, as one of `streaming` does.
+exchange. With the shared ones alone, work would count for its author only once it has got through: the loss of a small
+GPT was 3 % higher so, after 120 steps. A process that is killed loses all of that, as one of `streaming` does.
 
 Who may fail when is as in `diloco`: whatever is missing in either all-reduce fails the attempt, the next one makes both
 anew, and until `commit` nothing has changed. With `tau` as long as a round it is DiLoCoX's one-step delay.
