@@ -81,9 +81,12 @@ def sends_by(tcp: socket.socket) -> str:
     """Have a connection send by CONGESTION; by which control it does then, empty where nobody says (not Linux)."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
+    used = b""
     with suppress(OSError):  # the kernel does not have it, or keeps it for root
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
-    return tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+    with suppress(OSError):  # nor does it say what it has
+        used = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return used.rstrip(b"\0").decode()
 
 
 class MeteredStream(ExactReader):
