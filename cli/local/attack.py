@@ -42,7 +42,7 @@ LIES = {
     lie.name: lie
     for lie in (
         Lie("sign-flip", "offers the opposite of what it learned", EXCHANGING),
-        Lie("sign-flip-1000", "the same, a thousand times as large", EXCHANGING),
+        Lie("sign-flip-1000", "offers a thousand times the opposite of what it learned", EXCHANGING),
         Lie("label-flip", "learns to predict the byte 255 - b where b follows", EXCHANGING),
         Lie("noise", "offers noise as large as what it learned", EXCHANGING),
         Lie("free-ride", "offers what the swarm did in the round before, as its own work", EXCHANGING),
