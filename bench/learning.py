@@ -111,6 +111,7 @@ class Plan:
         replace(MENU, method="gossip", interval=24, codec="int8", outer_lr=0.7, momentum=0.5),  # NoLoCo's
         replace(MENU, method="merge", interval=MENU.steps, codec="int8"),
         replace(MENU, method="lowrank", interval=24, codec="int4", rank=50, tau=2),
+        replace(MENU, method="seed", interval=60, lr=2e-4, clip=2.0),
     )
 
     def quick(self) -> Plan:
@@ -189,7 +190,12 @@ def start_of(cell: Cell, workers: Workers, every: int, starts: Path) -> Vector:
     if not cell.arm.after:
         return workers.initial
     before = replace(cell, arm=replace(MENU, steps=cell.arm.after))
-    name = hashlib.sha256(json.dumps(before.key, sort_keys=True).encode()).hexdigest()[:16]
+    usual = asdict(Arm("", 0, 0.0))  # what arms are told later changes no name
+    told = {
+        "arm": [pair for pair in asdict(before.arm).items() if pair not in usual.items()],
+        "size": asdict(cell.size),
+    }
+    name = f"{cell.seed}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]}"
     file = starts / f"{name}.npy"
     if not file.exists():
         ended = train(before.arm, workers, start=workers.initial, stream="scratch", every=every, say=lambda *_: None)

@@ -45,6 +45,7 @@ WRITE_ONCE = (
     once("score", slots=2 * KEPT_ROUNDS, max_size=4096),  # first the hash of the scores, then the scores
     once("roster", slots=KEPT_ROUNDS, max_size=MAX_RECORD),  # the ids of 33 cuts and scores, 110 commits with weights
     once("attestation", slots=512, max_size=512),  # six subjects in each of those rounds
+    once("probe", slots=512, max_size=1536),  # a round of a run by seeds: some 1 200 bytes, each of one step
 )
 REPLACEABLE = (
     # A vote outlasts an outage of a night. A lease says itself how long it lasts (`membership.lease_end`),
@@ -58,7 +59,7 @@ REPLACEABLE = (
 EVIDENCE = ElementKind("evidence", ttl=30 * DAY, slots=len(WRITE_ONCE), max_size=2 * (MAX_RECORD + SEAL))
 
 KINDS: dict[str, ElementKind] = {kind.name: kind for kind in (*REPLACEABLE, *WRITE_ONCE, EVIDENCE)}
-MAX_PER_AUTHOR = 2_200_000  # bytes; the slots of all kinds of record, each full, and their signatures
+MAX_PER_AUTHOR = 3_100_000  # bytes; the slots of all kinds of record, each full, and their signatures
 
 _KEY = re.compile(r"[!-~]+")  # keys are shown in terminals
 _MOMENT = re.compile(r"[0-9]{8}/[0-9A-Za-z._-]{1,64}")

@@ -151,9 +151,9 @@ def memory() -> str:
         "top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the number of peers,",
         "but that of an open run by what it keeps decoded of contributions, up to a vector.",
     ]
-    for method in ("diloco", "gossip", "btard", "open"):
+    for method in ("diloco", "gossip", "btard", "open", "seed"):
         trust = "open" if method == "open" else "known"
-        run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}}
+        run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}, "inner": {"lr": 1e-4}}
         spec = parse_runspec(run, source=method)
         table = needs(spec, Weight(billion))
         lines += ["", f"## {method}", "", "| process | where | what | vectors |", "|---|---|---|---|"]

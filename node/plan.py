@@ -65,6 +65,8 @@ TRIPS = 6  # round trips of a round among known members, slow starts included
 STATEMENTS = 7  # of btard, each told to everybody and waited for
 PHASES = 6  # of an open round: commit, cut, reveal, seal, scores, roster
 PHASE = 0.15  # seconds of each beside a round trip: what is heard is gathered (BURST), signed, kept and passed on
+RECORD = 260  # bytes of a record of the state beside what it tells
+SIGNS = 1.5e-9  # seconds to add up an element of a direction
 FRAMES = 1.01  # bytes on the wire for one of the vector's
 DAY = 86_400.0  # seconds
 WAYS = (("diloco", "int8"), ("diloco", "fp16"), ("btard", "int8"), ("open", "topk"), ("open", "sign3"))
@@ -152,6 +154,10 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
             work = (pace.encode[name] + 2 * pace.decode[name]) * elements
             told = (moved - hidden) / min(link.up, link.down) + TRIPS * link.round_trip
             seconds, busy = steps + local + work + told, steps
+        case "seed":  # records of all others, and what adding them up takes, beside which nothing is waited for
+            moved = n * (RECORD + spec.inner.steps)
+            busy = 2 / 3 * steps  # two forward passes, where a step has three times one
+            seconds = busy + local + n * spec.inner.steps * SIGNS * elements
         case _:
             moved = size * 2 * (n - 1) / n
             # own values, the others' of the own part, the mean of that, all means

@@ -46,6 +46,7 @@ from swarmnode.protocols.methods.method import (
 )
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
+from swarmnode.protocols.methods.seed import Seed
 from swarmnode.protocols.methods.streaming import Streaming
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
@@ -63,6 +64,7 @@ METHODS: dict[str, Build] = {
     "lowrank": DiLoCoX,
     "open": Open,
     "sapo": sapo.Sapo,
+    "seed": Seed,
     "streaming": Streaming,
 }
 LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
@@ -515,8 +517,9 @@ class RunSession(Observer):
             return "looking for the run's other members" if place is None else "catching up with the others"
         last, usual, what = self._begin.last_round, self.usual_seconds, phase
         left = usual - place.elapsed if usual is not None else None
-        if phase == "training" and self._context.spec.needs_data:
-            steps = self._context.spec.inner.steps_in(place.round)
+        spec = self._context.spec
+        if phase == "training" and spec.needs_data and spec.exchange.method != "seed":  # whose steps update nothing
+            steps = spec.inner.steps_in(place.round)
             done = min(steps, max(0, self._context.trainer.moments()[1] - self._updates_before))
             what = f"step {done} of {steps}"
             if usual is None and done > 1:  # the first of them are slow; who joined began in the middle of the round

@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.rl.section",
         "swarmnode.training.rl.tasks",
         "swarmnode.training.runspec",
+        "swarmnode.training.seed",
         "swarmnode.training.streaming",
         "swarmnode.training.verify",
     ),

@@ -29,6 +29,7 @@ from swarmnode.training.codecs import codec
 from swarmnode.training.inner import layout_of
 from swarmnode.training.lowrank import LowRank
 from swarmnode.training.runspec import ModelSection
+from swarmnode.training.seed import Tally
 from swarmnode.training.tokens import CorpusError
 
 MODEL = ModelSection(layers=1, heads=1, width=16, context=16)
@@ -123,7 +124,7 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         rates=shrunk(made.rates[-1:]),
         methods=shrunk(made.methods),
         curves=shrunk(made.curves[:2]),
-        menu=shrunk(made.menu),
+        menu=shrunk((*made.menu[:3], next(arm for arm in made.menu if arm.method == "seed"))),
         menu_size=replace(size, workers=2),
     )
     page = tmp_path / "results.md"
@@ -180,6 +181,18 @@ def test_pairs_move_like_their_mean_and_end_merged(workers: Workers) -> None:
     assert merged < apart / 4  # after nine meetings of four
     sent = 9 * 2 * codec("fp32").encoded_size(workers.parameters)
     assert outcome.bytes_per_node == sent and outcome.wire == ((sent // 9, 0, 9),)
+
+
+def test_by_seeds_all_move_along_what_each_tells_in_records(workers: Workers) -> None:
+    outcome = _run(Arm("seed", steps=4, lr=1e-4, clip=2.0, interval=2), workers)
+    assert outcome.rounds == 2 and 3 * 2 * 250 < outcome.bytes_per_node < 3 * 2 * 350
+    workers.begin(spec_of(Arm("seed", steps=4, lr=1e-4, clip=2.0, interval=2), workers.size, 1), stream="test")
+    tally = Tally(workers.initial)
+    for round in range(2):
+        told = workers.probe(tally.parameters(lr=1e-4, clip=2.0), round=round, steps=2)
+        for peer, each in zip(workers.peers, told, strict=True):
+            tally.add(1, f"{peer}/test", round, each)
+    assert tally.sums.any() and np.array_equal(outcome.parameters, tally.parameters(lr=1e-4, clip=2.0))
 
 
 def test_merging_is_one_round_as_long_as_the_run(workers: Workers) -> None:

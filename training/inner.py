@@ -37,6 +37,7 @@ class Progress:
     tokens: int
     loss: float  # mean over the steps, in the task's unit; nan without a step
     seconds: float  # wall time inside inner steps
+    told: bytes = b""  # of each step, in a run by seeds
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -99,6 +100,7 @@ class InnerLoop:
         self._round = -1
         self._step_in_round = 0
         self._generator = torch.Generator()
+        self._told = bytearray()  # by the steps of one `train`, in a run by seeds
 
     @property
     def place(self) -> tuple[int, int]:
@@ -170,6 +172,7 @@ class InnerLoop:
         """
         if round != self._round:
             self._round, self._step_in_round = round, 0
+        self._told.clear()
         losses = torch.zeros((), dtype=torch.float64)
         done, spent = 0, 0.0
         while done < steps and spent < seconds and not between():
@@ -183,6 +186,7 @@ class InnerLoop:
             tokens=done * self._spec.inner.batch * self._task.tokens_per_sample,
             loss=float(losses) / done if done else math.nan,
             seconds=spent,
+            told=bytes(self._told),
         )
 
     def steer(self, values: Mapping[str, Any]) -> None:

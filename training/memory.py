@@ -153,16 +153,19 @@ def _trainer(spec: RunSpec, weight: Weight, keeping: Keeping, on_device: bool) -
 
 
 def moments_of(spec: RunSpec, weight: Weight) -> int:
-    """Bytes of the optimizer's moments: two of each parameter, one of those that Muon updates."""
+    """Bytes of the optimizer's moments: two of each parameter, one of those that Muon updates; by seeds none."""
+    if spec.exchange.method == "seed":
+        return 0
     return FLOAT * (2 * weight.parameters - (weight.matrices if spec.inner.optimizer == "muon" else 0))
 
 
 def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
     vector, sent = FLOAT * parameters, codec(spec.exchange.codec).encoded_size(parameters)
-    momentum = vector if spec.outer.momentum > 0 else 0
+    momentum = vector if spec.outer.momentum > 0 or spec.exchange.method == "seed" else 0
     states = STATES_SERVED
     yield Held("daemon", "memory", "the process", DAEMON)
-    yield Held("daemon", "memory", "residual, and the one after the round", 2 * vector)
+    if spec.exchange.method != "seed":
+        yield Held("daemon", "memory", "residual, and the one after the round", 2 * vector)
     yield Held("daemon", "mapped", "copies of parameters, pseudo-gradient", 2 * vector)
     match spec.exchange.method:
         case "diloco" | "streaming" | "lowrank":
@@ -179,6 +182,8 @@ def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
             travels = 2 * (sent + weights_codec(spec.exchange.codec).encoded_size(parameters))
             yield Held("daemon", "memory", "of a pair: both pseudo-gradients, the other's weights", 3 * vector)
             yield Held("daemon", "memory", "encoded: offered and taken", travels)
+        case "seed":
+            yield Held("daemon", "memory", "where the run began, and the sum of directions", 2 * vector)
         case "btard":
             yield Held("daemon", "memory", "mean", vector)
             yield Held("daemon", "memory", "contributions to its part, decoded and sorted", 3 * vector)
@@ -199,7 +204,7 @@ def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
 
 def _disk(spec: RunSpec, weight: Weight, keeping: Keeping) -> Iterator[Held]:
     vector = FLOAT * weight.parameters
-    momentum = vector if spec.outer.momentum > 0 else 0
+    momentum = vector if spec.outer.momentum > 0 or spec.exchange.method == "seed" else 0
     older = int(keeping.hours).bit_length()
     count = keeping.checkpoints + older + 1  # one is written before another goes
     each = 2 * vector + momentum

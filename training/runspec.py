@@ -177,6 +177,9 @@ def _grown(most: int) -> tuple[int, ...]:
     return tuple(begun)
 
 
+BYTE_REACH = 5e-4  # of a parameter in a step of `seed`: ten times what trains well, so that mistakes are told
+
+
 @dataclass(frozen=True)
 class InnerSection:
     optimizer: str = option(
@@ -277,7 +280,7 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "btard", "diloco", "gossip", "lowrank", "open", "sapo", "streaming"),
+        choices=("auto", "btard", "diloco", "gossip", "lowrank", "open", "sapo", "seed", "streaming"),
     )
     codec: str = option(
         "auto",
@@ -421,7 +424,7 @@ class RunSpec:
     @property
     def one_state(self) -> bool:
         """Whether its members come to the same parameters, so that other state hashes of one round are a fault."""
-        return self.exchange.method not in ("gossip", "sapo")
+        return self.exchange.method not in ("gossip", "sapo", "seed")
 
     @property
     def audited(self) -> bool:
@@ -528,6 +531,7 @@ def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
     yield from _check_overlap(spec, source)
+    yield from _check_seed(spec, source)
     yield from _check_trust(spec, source)
 
 
@@ -541,6 +545,16 @@ def _check_overlap(spec: RunSpec, source: str) -> Iterator[str]:
                 f"{source} [exchange]: {key} = {as_toml(getattr(exchange, key))} has no meaning with method = "
                 f"{exchange.method!r}, only with {' and '.join(methods)}; leave it out"
             )
+
+
+def _check_seed(spec: RunSpec, source: str) -> Iterator[str]:
+    inner = spec.inner
+    if spec.exchange.method == "seed" and not 0 < inner.lr * inner.clip <= BYTE_REACH:
+        yield (
+            f"{source} [inner]: lr = {inner.lr:g} and clip = {inner.clip:g} do not suit method = 'seed', where a step "
+            f"moves every parameter by up to lr * clip; have their product above 0 and at most {BYTE_REACH:g}, as with "
+            "lr = 1e-4 and clip = 2"
+        )
 
 
 def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:

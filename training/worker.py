@@ -156,6 +156,7 @@ class Worker:
 
         from swarmnode.training.inner import InnerLoop, layout_of, trained
         from swarmnode.training.optimizer import with_moments
+        from swarmnode.training.probes import Probes
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
@@ -203,7 +204,8 @@ class Worker:
         if keep:
             self._pull()
         own: dict[str, Any] = {"vector": self._vector, "moments": self._kept if in_place else None}
-        self._loop = InnerLoop(run, self._task, peer_id=peer_id, keep=keep, ranks=self._ranks, **own)
+        loop = Probes if run.exchange.method == "seed" else InnerLoop
+        self._loop = loop(run, self._task, peer_id=peer_id, keep=keep, ranks=self._ranks, **own)
         self._loop.micro_batch = min(settings["micro_batch"] or run.inner.batch, run.inner.batch)
         if keep:
             self.do_remember()

@@ -1,5 +1,5 @@
 """How simulated workers train: synchronously, alone, by `diloco`, `streaming`, `lowrank`,
-`open` or in pairs.
+`open`, by seeds or in pairs.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -23,9 +23,12 @@ import torch
 
 from learned.pairs import Gossip
 from learned.workers import DataParallel, Size, Vector, Workers
+from swarmnode.crdt.kinds import key_of
+from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.rules import work_units
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
 from swarmnode.protocols.methods.open.judge import MICRO
+from swarmnode.protocols.methods.seed import KIND
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.inner import InnerLoop, layout_of
@@ -43,6 +46,7 @@ from swarmnode.training.open_step import (
 )
 from swarmnode.training.outer import OuterState, outer_step, weighted_sum
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.seed import Tally
 from swarmnode.training.streaming import Unsettled, ahead, fragments_of, mixed
 
 JUDGES = 3  # of a round, taking turns; nobody judges what it made itself
@@ -67,6 +71,7 @@ class Arm:
     tau: int = 0
     alpha: float = 0.5
     eager: bool = False
+    clip: float = 1.0  # of seed
     after: int = 0  # steps of a synchronous run before, from whose end this one goes on
     rank: int = 0  # of lowrank
 
@@ -128,8 +133,10 @@ def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
         )
     interval = "growing" if arm.grows else "fixed"
     rates = {"lr": arm.lr, "optimizer": arm.optimizer, "muon_lr": arm.muon_lr}
-    precision = "fp32" if arm.method == "open" else size.precision  # that audits can tell lies from rounding
-    return size.spec(seed=seed, steps=arm.interval, interval=interval, precision=precision, **rates).updated(
+    # Audits can tell lies from rounding only so, and seeds a slope.
+    precision = "fp32" if arm.method in ("open", "seed") else size.precision
+    clip = {"clip": arm.clip} if arm.method == "seed" else {}
+    return size.spec(seed=seed, steps=arm.interval, interval=interval, precision=precision, **rates, **clip).updated(
         run={"trust": "open" if arm.method == "open" else "known"},
         exchange={"method": "gossip" if arm.method == "merge" else arm.method, "codec": arm.codec},
         outer={"lr": arm.outer_lr, "momentum": arm.momentum},
@@ -396,6 +403,29 @@ def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
+class Seed:
+    """A byte a step (training/seed.py): what a round tells, a record of each worker, is added at its end."""
+
+    overlap = 0
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        self.sent = self.offered = self.counted = 0
+        self._workers, self._spec, self._stream, self._tally = workers, spec, stream, Tally(start)
+        workers.begin(spec, stream=stream)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        workers, rates = self._workers, {"lr": self._spec.inner.lr, "clip": self._spec.inner.clip}
+        told = workers.probe(self._tally.parameters(**rates), round=round, steps=steps)
+        for peer, each in zip(workers.peers, told, strict=True):
+            self._tally.add(self._spec.run.seed, f"{peer}/{self._stream}", round, each)
+            value = (round - 1, each)
+            record = write("0" * 64, "1" * 52, key_of(KIND, round, 0), value, hlc=1, sign=lambda _: bytes(64))
+            self.sent += (len(workers.peers) - 1) * len(record.sealed)
+        self.offered += len(told)
+        self.counted += len(told)
+        return self._tally.parameters(**rates)
+
+
 METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "synchronous": Synchronous,
     "alone": Alone,
@@ -405,4 +435,5 @@ METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "gossip": Gossip,
     "merge": Gossip,
     "open": Open,
+    "seed": Seed,
 }

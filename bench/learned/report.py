@@ -162,8 +162,8 @@ def menu_table(lines: Sequence[Line]) -> str:
                 _worst([line["loss"] for line in seeds], "{:.4f}"),
                 _worst(_above(seeds, diloco), "{:+.1f} %"),
                 _worst(_above(seeds, sync), "{:+.1f} %"),
-                f"{first['bytes_per_node'] / 1e6:.1f} MB",
-                f"{peak / 1e6:.2f} MB{share}",
+                _size(first["bytes_per_node"]),
+                f"{_size(peak)}{share}",
                 *(f"{simulated_seconds(first, rate):.0f} s" for rate in LINKS),
             )
         )
@@ -194,6 +194,8 @@ def described(arm: dict[str, Any]) -> str:
     rate = f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}" if arm["optimizer"] == "muon" else f"AdamW {arm['lr']:g}"
     if arm["method"] in ("synchronous", "alone"):
         return rate
+    if arm["method"] == "seed":
+        return f"a record each {arm['interval']} steps, lr {arm['lr']:g}, clip {arm['clip']:g}"
     words = [f"`{arm['codec']}`", f"H {interval_of(arm)}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}", rate]
     if arm["method"] == "streaming":
         late = "eager" if arm["eager"] else f"alpha {arm['alpha']:g}"
@@ -279,6 +281,11 @@ def _fewer(lines: Iterable[Line], baseline: Mapping[int, Line]) -> list[float]:
 
 def _ratio(line: Line, other: Line) -> float:
     return float(other["bytes_per_node"] / line["bytes_per_node"])
+
+
+def _size(bytes: float) -> str:
+    """Of what is sent, in kB where that is little."""
+    return f"{bytes / 1e3:.1f} kB" if 0 < bytes < 1e5 else f"{bytes / 1e6:.2f} MB"
 
 
 def _worst(values: Sequence[float], form: str, *, least: bool = False) -> str:

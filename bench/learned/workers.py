@@ -29,6 +29,7 @@ from learned.words import next_word_accuracy
 from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
+from swarmnode.training.probes import Probes
 from swarmnode.training.runspec import InnerSection, ModelSection, RunSection, RunSpec
 from swarmnode.training.tasks import Assignment
 
@@ -82,8 +83,9 @@ class Workers:
 
     def begin(self, spec: RunSpec, *, stream: str) -> None:
         """New inner loops; `stream` makes them draw other windows than those of another stream."""
+        loop = Probes if spec.exchange.method == "seed" else InnerLoop
         self._loops = [
-            InnerLoop(spec, task, peer_id=f"{peer}/{stream}", vector=vector, keep=True)
+            loop(spec, task, peer_id=f"{peer}/{stream}", vector=vector, keep=True)
             for task, peer, vector in zip(self.tasks, self.peers, self.vectors, strict=True)
         ]
 
@@ -100,6 +102,17 @@ class Workers:
             return starts[number] - vector
 
         return self.map(work, range(len(starts)))
+
+    def probe(self, start: Vector, *, round: int, steps: int) -> list[bytes]:
+        """What each worker tells of so many steps from `start`, in a run by seeds."""
+
+        def work(number: int) -> bytes:
+            self.vectors[number].numpy()[:] = start
+            return self._loops[number].train(
+                round=round, steps=steps, seconds=float("inf"), between=lambda: False
+            ).told  # fmt: skip
+
+        return self.map(work, range(len(self.peers)))
 
     def heldout(self, parameters: Vector) -> tuple[float, float]:
         """Thorough held-out loss, bits per byte, and next-word accuracy, 0 to 1, on the same windows."""

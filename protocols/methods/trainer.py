@@ -51,6 +51,7 @@ class TrainStats:
     tokens: int
     loss: float  # mean training loss over the steps, bits per byte; nan when steps == 0
     seconds: float  # wall time inside inner steps
+    told: bytes = b""  # one of each step in a run by seeds, whose steps leave the parameters as they are
 
     def __add__(self, other: TrainStats) -> TrainStats:
         """What two calls did together."""
@@ -63,6 +64,7 @@ class TrainStats:
             tokens=self.tokens + other.tokens,
             loss=sum(losses) / steps if steps else math.nan,
             seconds=self.seconds + other.seconds,
+            told=self.told + other.told,
         )
 
 

@@ -129,15 +129,17 @@ class SimSwarm:
         rollouts: dict[str, Any] | None = None,
         identity_bits: int = 0,
         exchange: dict[str, Any] | None = None,
+        inner: dict[str, Any] | None = None,
     ) -> None:
         """`validators`: names of those who judge, where the method has judges; `participants`: in a round, None: as by
-        default; `rollouts`, `exchange`: of the run file. `model` makes a node's, by name and id, or `trainer` all."""
+        default; `rollouts`, `exchange`: of the run file; `inner` as well, whatever it may say there. `model` makes
+        a node's, by name and id, or `trainer` all."""
         self._seed = seed
         self.world = world or SimWorld(latency=0.02)
         self._method, self._validators, self._participants = method, validators, participants
         self._rollouts = rollouts or {}
         self._identity_bits = identity_bits
-        self._exchange = exchange or {}
+        self._exchange, self._inner = exchange or {}, inner or {}
         self.trusting: set[str] = set()  # names of nodes that take part as if everybody were admitted
         model = model or (lambda name, peer: ToyModel(dimension=dimension, seed=0, peer_id=peer))
         self._trainer = trainer or (lambda name, peer: SimTrainer(model(name, peer), seconds_per_step=seconds_per_step))
@@ -263,7 +265,7 @@ class SimSwarm:
         tables = {
             "run": {"name": "simulated", "trust": trust},
             "task": {"name": "digits-rl" if self._method == "sapo" else "byte-lm"},
-            "inner": {"steps": self._steps},
+            "inner": {"steps": self._steps, **({"lr": 1e-4} if self._method == "seed" else {})},
             "rollouts": self._rollouts,
             "exchange": {
                 "method": self._method,
@@ -275,6 +277,7 @@ class SimSwarm:
         if trust == "open":
             tables["trust"] = {"audit_share": 0.0}  # audits have swarms of their own: test_open_audits.py
         spec = parse_runspec(tables, source="simulation").begun_by(self.world.node("a").me)
+        spec = spec.updated(inner=self._inner)
         if self._validators and spec.trust.validators:
             validators = tuple(self.world.node(name).me for name in self._validators)
             spec = replace(spec, trust=replace(spec.trust, validators=validators))

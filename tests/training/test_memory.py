@@ -17,12 +17,12 @@ from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
 
 MILLION, BILLION = 10**6, 10**9
-METHODS = ("diloco", "gossip", "btard", "open")
+METHODS = ("diloco", "gossip", "btard", "open", "seed")
 
 
 def spec(method: str = "diloco", **tables: dict[str, Any]) -> RunSpec:
     trust = "open" if method == "open" else "known"
-    run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}, **tables}
+    run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}, "inner": {"lr": 1e-4}, **tables}
     return parse_runspec(run, source="test")
 
 

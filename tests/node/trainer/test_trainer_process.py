@@ -85,6 +85,17 @@ def test_seconds_of_a_cancelled_call_are_counted(settings: TrainerSettings) -> N
     _with_trainer(settings, use)
 
 
+def test_in_a_run_by_seeds_steps_tell_bytes_and_move_nothing(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        before = trainer.parameters()
+        one, two = [await trainer.train(round=0, steps=2, seconds=60) for _ in range(2)]
+        assert np.array_equal(trainer.parameters(), before)
+        assert len(one.told) == len(two.told) == 2 and (one + two).told == one.told + two.told != 2 * one.told
+        assert trainer.moments()[1] == 0
+
+    _with_trainer(settings, use, SPEC.updated(exchange={"method": "seed"}, inner={"lr": 1e-5}))
+
+
 def _cpu_seconds(trainer: TrainerProcess) -> float:
     fields = Path(f"/proc/{trainer.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,450 @@
+"""The exchange method `seed`: a byte a step, and parameters travel only to who comes very late (training/seed.py).
+
+A node's round is H steps, each a byte of its own, and one signed record of them in the replicated state:
+
+    probe/ROUND/0 -> [round of the record before, bytes]
+
+The state's gossip and repair carry records to everybody. Nodes add what came in between two steps, and wait for nobody.
+The records of an author are a chain, added in their order; those of different authors commute. So what a node stands on
+is a set of records, and *nodes that hold the same records hold the same bits*. `state_hash` is over theta_0 and the
+authors' chains. A round ends for each node by itself, whoever else dies, freezes or leaves; the sides of a partition go
+on, and hold the same once their states are repaired. A step that was cut short is lost, and nothing else.
+
+Rounds are counted by each node from the latest that it heard of, so that schedules run alike everywhere. Where a run
+has a last round, whoever hears of its end ends too, tells what it has, and waits a little for the others'.
+
+A late comer repairs its state with a member and adds up all records: H forward passes of theirs cost it H additions of
+vectors. The state keeps 512 records of an author for a week. Who lacks older ones fetches theta_0 and S from a member,
+and so does one whose theta_0 is another, as another version of torch may make it.
+
+Members trust one another. A record is bounded in size, and by the state in rate and number; what is malformed is
+counted and moves nothing. But bytes that lie move parameters like others, and an author who signs two chains splits the
+swarm until the evidence of it has its calls refused. Two sides of a partition that both wrote more than 512 records of
+one author meanwhile cannot be joined any more: each goes on, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import Counter as Count
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import msgpack
+import numpy as np
+import trio
+
+from swarmnode.crdt.kinds import key_of
+from swarmnode.crdt.record import Element, Record
+from swarmnode.protocols.calls.rpc import CallError, Refuse
+from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.gossip.meeting import StandQuery
+from swarmnode.protocols.methods.known.messages import Counter, Hash, Message, within
+from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, loss_of
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.peers.scoring import Kind, Violations
+from swarmnode.protocols.state.backend import AlreadyWritten, StateError
+from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.seed import Tally
+
+logger = logging.getLogger(__name__)
+
+KIND = "probe"
+MOST = 1024  # bytes of one record; longer rounds are cut to so many steps
+FIRST = -1  # stands for the round before an author's first record
+LOOKED_AT = 1 << 18  # records that are read at once
+UNSAID = 64  # records that wait to be signed, where the clock or the disk is wrong
+ASK_EVERY = 0.5  # seconds between looks for members, or at where they are
+ASK_AT_ONCE = 8  # members asked at the same time
+TIMEOUT = 3.0  # seconds for a peer to say where it stands
+FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
+NOTICE_MEMBERS_FOR = 4.0  # the same for one that comes back
+END_WITHIN = 10.0  # seconds that a node which is done waits for the last records of others
+LACKING_FOR = 60.0  # seconds after which a record that others build on is not waited for any more
+
+RECORDS = Metric("swarmnode_seed_records", GAUGE, "records of all authors that this node's parameters are the sum of")
+
+
+@dataclass(frozen=True)
+class SeedStand(Message):
+    """Where a node is: its round, what it began at, and how many records it has added to that."""
+
+    round: Counter
+    state_hash: Hash
+    initial: Hash
+    records: Annotated[int, within(0, 1 << 40)]
+
+
+@dataclass(frozen=True)
+class Offer(Message):
+    """A state to fetch, of theta_0 and S, and the chains that S is of."""
+
+    state_hash: Hash
+    chains: bytes
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The records of one author that are in S."""
+
+    round: int = FIRST  # of the last one
+    records: int = 0
+    digest: bytes = b""  # over all, sha-256
+
+    def then(self, round: int, told: bytes) -> Chain:
+        digest = hashlib.sha256(self.digest + round.to_bytes(8, "little") + told).digest()
+        return Chain(round, self.records + 1, digest)
+
+
+class Seed(Method):
+    """One node's part in a run by seeds."""
+
+    name = "seed"
+    phase = "waiting"
+    paused = False
+
+    def __init__(self, parts: Context) -> None:
+        assert parts.state is not None and parts.sync is not None
+        self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
+        self._records, self._sync = parts.state, parts.sync
+        self.catch_up = CatchUp(
+            run_id=parts.run_id,
+            rpc=parts.rpc,
+            shards=parts.shards,
+            liveness=parts.liveness,
+            runner=parts.runner,
+            layout=parts.trainer.layout,
+        )
+        self.lies = Violations("seed")
+        self.violations = (self.lies,)
+        self._last_round: int | None = None
+        self._tally: Tally | None = None
+        self._initial = self._hash = ""
+        self._chains: dict[PeerId, Chain] = {}
+        self._waiting: dict[PeerId, dict[int, tuple[int, bytes]]] = {}  # to be added: by author and the round before
+        self._lacking = math.inf  # trio's time since which a record is lacking that others build on
+        self._unsaid: dict[int, bytes] = {}  # own, by round
+        self._counted = Count[PeerId]()  # whose records were added since the last result
+        self._adding = trio.Lock()  # S and the chains belong together
+        self._round = self._begun = 0
+        self._parameters = parts.trainer.parameters()  # theta, as the trainer has it between two steps
+        self._asked: set[PeerId] = set()  # who looked for a place here, while this node waits for such
+        self._news = trio.Event()  # there is another one
+        self._ended = trio.current_time()
+        parts.rpc.serve("seed.stand", StandQuery, self._on_stand)
+        parts.rpc.serve("seed.offer", StandQuery, self._on_offer)
+
+    # --- what others ask --------------------------------------------------------------------------------------------
+
+    async def _on_stand(self, peer: PeerId, query: StandQuery) -> SeedStand:
+        if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
+            self._asked.add(peer)
+            self._news.set()
+            self._news = trio.Event()
+        self._check(query)
+        return SeedStand(self._round, self._hash, self._initial, self._added)
+
+    async def _on_offer(self, peer: PeerId, query: StandQuery) -> Offer:
+        tally, layout = self._check(query), self._trainer.layout
+        async with self._adding:
+            round, chains, state = self._round, self._packed(), OuterState(tally.initial, tally.whole())
+        hash = await self._parts.runner(lambda: state_hash(round, layout, state))
+        self.catch_up.serve_state(round, hash, state)
+        return Offer(hash, chains)
+
+    def _check(self, query: StandQuery) -> Tally:
+        if query.run_id != self._parts.run_id or self._tally is None or not self._hash:
+            raise Refuse("starting", "this node has no state of that run")
+        return self._tally
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _added(self) -> int:
+        return sum(chain.records for chain in self._chains.values())
+
+    def _take(self, element: Element) -> None:
+        """Have a record of the state added, once those before it are. What is no such record is counted."""
+        if not isinstance(element, Record):
+            return
+        author, (before, told) = element.author, (FIRST, b"")
+        round = int(element.key.split("/")[1])
+        match element.value:
+            case (int() as before, bytes() as told) if FIRST <= before < round and 0 < len(told) <= MOST:
+                if before >= self._chains.get(author, Chain()).round:
+                    self._waiting.setdefault(author, {})[before] = (round, told)
+            case _:
+                self.lies.note(author, f"signed a record that tells nothing: {element.key}", Kind.BREACH)
+
+    async def _look_at_all(self) -> None:
+        for element in await self._records.select(f"{KIND}/", limit=LOOKED_AT):
+            self._take(element)
+
+    async def _add(self) -> None:
+        """Add what came in, and have the trainer stand where that leads."""
+        assert self._tally is not None
+        tally, seed, moved = self._tally, self._spec.run.seed, False
+        for author in sorted(self._waiting):
+            waiting = self._waiting[author]
+            while (next := waiting.get((chain := self._chains.get(author, Chain())).round)) is not None:
+                round, told = next
+                # A record is in S and in its chain, or in neither.
+                with trio.CancelScope(shield=True):
+                    async with self._adding:
+                        await self._parts.runner(partial(tally.add, seed, author, round, told))
+                        self._chains[author] = chain.then(round, told)
+                del waiting[chain.round]
+                self._counted[author] += 1
+                self._round, moved = max(self._round, round + 1), True
+            if not waiting:
+                del self._waiting[author]
+        self._lacking = min(self._lacking, trio.current_time()) if self._waiting else math.inf
+        if moved or not self._hash:
+            await self._stand()
+
+    async def _stand(self) -> None:
+        assert self._tally is not None
+        inner, tally = self._spec.inner, self._tally
+        self._parameters = await self._parts.runner(lambda: tally.parameters(lr=inner.lr, clip=inner.clip))
+        self._parameters.flags.writeable = False
+        self._trainer.load(self._parameters)
+        digest = hashlib.sha256(self._initial.encode())
+        for author, chain in sorted(self._chains.items()):
+            digest.update(msgpack.packb([author, chain.round, chain.digest]))
+        self._hash = digest.hexdigest()
+
+    async def _say(self) -> None:
+        """Sign what this node has to tell, in order; what cannot be signed now is told later."""
+        for round in sorted(self._unsaid):
+            try:
+                before = self._chains.get(self._parts.me, Chain()).round
+                record = await self._sync.write(key_of(KIND, round, 0), (before, self._unsaid[round]))
+            except AlreadyWritten as error:  # in an earlier life, as peers remember
+                logger.warning("round %d was told before, and its steps are dropped: %s", round, error)
+            except StateError as error:
+                logger.warning("round %d is told later: %s", round, error)
+                return
+            else:
+                self._take(record)
+                await self._add()
+            del self._unsaid[round]
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place | None:
+        if not self._hash:
+            return None
+        members = (self._parts.me, *self._parts.membership.members())
+        return Place(self._round, self._hash, members, elapsed=trio.current_time() - self._ended)
+
+    def _is_over(self) -> bool:
+        return self._last_round is not None and self._round >= self._last_round
+
+    async def run_round(self) -> RoundResult:
+        await self._say()
+        await self._add()
+        if trio.current_time() > self._lacking + LACKING_FOR:
+            raise LostPlace("others build on records that are kept no more")
+        round = self._begun = max(self._round, self._begun + 1 if self._begun or self._round else 0)
+        worked = await self._probe(round, min(self._spec.inner.steps_in(round), MOST))
+        self.phase = "exchanging"
+        try:
+            await self._say()
+            await self._add()
+            if self._is_over():
+                await self._hear_the_last()
+        finally:
+            self.phase = "waiting"
+        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(round) else math.nan
+        seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
+        counted, self._counted = tuple(sorted(self._counted)), Count()
+        return RoundResult(
+            round, Completed(len(counted)), self._hash, loss, worked, seconds, len(counted), counted=counted
+        )
+
+    async def _probe(self, round: int, steps: int) -> TrainStats:
+        """Take these steps, unless the run is over before; their bytes are then unsaid."""
+        worked, self.phase = NOTHING, "training"
+        try:
+            while worked.steps < steps and not self._is_over():
+                one = await self._trainer.train(round=round, steps=1, seconds=math.inf)
+                if not one.steps:
+                    break
+                worked += one
+                await self._add()
+        except TrainerDied as error:  # its successor counts its steps anew
+            logger.warning("round %d: the trainer died and is restarted: %s", round, error)
+            self._trainer.load(self._parameters)
+        finally:
+            self.phase = "waiting"
+            if worked.told and len(self._unsaid) < UNSAID:
+                self._unsaid[round] = worked.told
+        return worked
+
+    async def _hear_the_last(self) -> None:
+        """Wait for what others say last, so that all end at the same parameters where nobody is in the way."""
+        assert self._last_round is not None
+        with trio.move_on_after(END_WITHIN):
+            while True:
+                await self._add()
+                stands = [stand for stand, _ in await self._stands(self._parts.membership.connected())]
+                if all(s.round >= self._last_round and s.state_hash == self._hash for s in stands):
+                    break
+                await trio.sleep(ASK_EVERY)
+
+    # --- finding a place, and leaving -------------------------------------------------------------------------------
+
+    async def find_place(self, begin: Begin) -> None:
+        self.phase, self._last_round = "waiting", begin.last_round
+        initial, saved = self._trainer.parameters(), begin.saved
+        self._initial = await self._parts.runner(lambda: hashlib.sha256(initial.data).hexdigest())
+        self._tally = Tally(initial)
+        if saved is not None and saved.method == self.name:
+            told = msgpack.unpackb(saved.extra)
+            if told["initial"] == self._initial:
+                self._tally = Tally(initial, saved.state.momentum.astype(np.int32))
+                self._chains, self._round = _chains(told["chains"]), saved.round
+            else:
+                logger.warning("the initial parameters are not those of the checkpoint: the run is learned from others")
+        await self._look_at_all()
+        alone = saved is not None or begin.creator
+        found = False
+        if begin.expect_members or saved is not None:
+            patience = FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR
+            found = await self._join(until=trio.current_time() + patience if alone else math.inf)
+        await self._add()
+        with trio.move_on_after(0 if found else begin.wait_seconds):
+            while len(self._asked) < begin.wait_peers:
+                await self._news.wait()
+        self._ended = trio.current_time()
+
+    async def _join(self, *, until: float) -> bool:
+        """Have all that a member has; False where none answers until then."""
+        began, told = trio.current_time(), False
+        while trio.current_time() < until:
+            peers = list(self._parts.membership.connected()) or [view.peer for view in self._parts.network.peers()]
+            stands = await self._stands(peers)
+            if stands and await self._reach(*max(stands, key=lambda each: each[0].records)):
+                self._parts.observer.warn("alone", None)
+                self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
+                return True
+            if not told and trio.current_time() - began > 2 * ASK_EVERY:
+                told = True
+                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
+            await trio.sleep(ASK_EVERY)
+        self._parts.observer.warn("alone", None)
+        return False
+
+    async def _stands(self, peers: Any) -> list[tuple[SeedStand, PeerId]]:
+        """Where some of these stand."""
+        found: list[tuple[SeedStand, PeerId]] = []
+
+        async def ask(peer: PeerId) -> None:
+            query = StandQuery(self._parts.run_id)
+            try:
+                stand = await self._parts.rpc.call(peer, "seed.stand", query, SeedStand, timeout=TIMEOUT)
+            except CallError as error:
+                logger.debug("%s does not say where it stands: %s", peer, error)
+            else:
+                found.append((stand, peer))
+
+        async with trio.open_nursery() as nursery:
+            for peer in self._parts.rng.sample(list(peers), min(ASK_AT_ONCE, len(peers))):
+                nursery.start_soon(ask, peer)
+        return found
+
+    async def _reach(self, stand: SeedStand, peer: PeerId) -> bool:
+        """Have the records of a member that stands there, or fetch what they come to."""
+        self.phase = "catching-up"
+        try:
+            if stand.initial == self._initial:
+                if self._added < stand.records:
+                    await self._sync.repair_with(peer)
+                    await self._look_at_all()
+                await self._add()
+                if self._added >= stand.records or not self._waiting:
+                    return self._added >= stand.records
+            return await self._fetch(peer)
+        finally:
+            self.phase = "waiting"
+
+    async def _fetch(self, peer: PeerId) -> bool:
+        """Take theta_0, S and the chains of a member in place of the own, unless own work would be lost by that."""
+        query, me = StandQuery(self._parts.run_id), self._parts.me
+        try:
+            offer = await self._parts.rpc.call(peer, "seed.offer", query, Offer, timeout=TIMEOUT)
+            chains = _chains(offer.chains)
+            _, _, state = await self.catch_up.fetch([peer], state_hash=offer.state_hash, observer=self._parts.observer)
+        except (CallError, CatchUpFailed, ValueError, TypeError, KeyError) as error:
+            logger.warning("the state of %s could not be fetched, trying again: %s", peer, error)
+            return False
+        own = {int(e.key.split("/")[1]) for e in await self._records.select(f"{KIND}/", author=me, limit=LOOKED_AT)}
+        mine, theirs = self._chains.get(me, Chain()), chains.get(me, Chain())
+        if theirs.round < mine.round and theirs.round not in own:
+            text = "others lack records of this node that are kept no more, and it lacks theirs: it goes on apart"
+            self._parts.observer.warn("apart", text)
+            return True
+        self._tally = Tally(state.parameters.copy(), state.momentum.astype(np.int32))
+        self._initial = await self._parts.runner(lambda: hashlib.sha256(state.parameters.data).hexdigest())
+        self._chains, self._waiting, self._hash = chains, {}, ""
+        self._round = max(self._round, 1 + max((chain.round for chain in chains.values()), default=FIRST))
+        await self._look_at_all()
+        await self._add()
+        return True
+
+    async def regain_place(self) -> None:
+        if self._tally is not None:
+            await self._join(until=trio.current_time() + NOTICE_MEMBERS_FOR)
+
+    async def watch(self) -> None:
+        with self._records.watch(f"{KIND}/") as changes:
+            await self._look_at_all()
+            async for change in changes:
+                if change.lost:
+                    await self._look_at_all()
+                self._take(change.element)
+
+    async def leave(self) -> None:
+        if self._tally is not None and self._hash:
+            await self._say()
+            await self._sync.flush()
+            self._trainer.load(self._parameters)
+
+    # --- what is shown and kept -------------------------------------------------------------------------------------
+
+    def lent(self) -> AbstractAsyncContextManager[Trainer]:
+        return nullcontext(self._trainer)
+
+    def _packed(self) -> bytes:
+        rows = [[author, chain.round, chain.records, chain.digest] for author, chain in sorted(self._chains.items())]
+        return bytes(msgpack.packb(rows))
+
+    def saved(self) -> Saved:
+        """Of the moment; momentum is S, whole numbers."""
+        place = self.place
+        if place is None or self._tally is None:
+            raise RuntimeError("this node stands nowhere yet")
+        state = OuterState(self._parameters, self._tally.whole())
+        extra = msgpack.packb({"initial": self._initial, "chains": self._packed()})
+        return Saved(place.round, state, np.zeros_like(self._parameters), place.members, self.name, extra)
+
+    def status(self) -> Mapping[str, Any]:
+        return {"records": self._added}
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(RECORDS, lambda: self._added)
+        self.lies.measure(metrics)
+
+
+def _chains(packed: bytes) -> dict[PeerId, Chain]:
+    """Raises ValueError, TypeError."""
+    return {author: Chain(round, records, digest) for author, round, records, digest in msgpack.unpackb(packed)}

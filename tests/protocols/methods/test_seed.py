@@ -1,0 +1,380 @@
+"""What runs by seeds promise: nodes that hold the same records hold the same bits, and nobody's end stops another.
+
+The contract of `protocols/methods/method.py` in the form that it has here (`test_exchange_conformance.py` has it for
+methods with a step of all): work is in records, so it is lost where a record is, and S says which are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from probing import ProbingTrainer
+from simswarm import SimNode, SimSwarm
+from tripwire import Tripwire, spread
+
+from swarmnode.crdt.kinds import KINDS, key_of
+from swarmnode.crdt.record import Record
+from swarmnode.protocols.methods.seed import KIND, Seed
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.training.options import describe
+from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.seed import Tally
+
+NAMES = ("a", "b", "c", "d", "e")
+STEPS = 5
+STEP = 0.4  # seconds
+LR = 0.02
+SWEPT = 2  # the round in which something happens
+FEW = 6  # messages of a round that are tried
+OVERHEAD = 320  # bytes of a record beside its steps
+
+Body = Callable[[SimSwarm], Awaitable[None]]
+
+
+def simulate(body: Body, **options: Any) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            inner = {"lr": LR, "warmup": 0}
+            given = {"trainer": lambda name, peer: ProbingTrainer(peer, seconds_per_step=STEP), **options}
+            swarm = SimSwarm(nursery, method="seed", steps=STEPS, seconds_per_step=STEP, inner=inner, **given)
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def seed_of(node: SimNode) -> Seed:
+    assert isinstance(node.method, Seed)
+    return node.method
+
+
+def round_of(node: SimNode) -> int:
+    place = node.method.place
+    return -1 if place is None else place.round
+
+
+async def past(swarm: SimSwarm, round: int, *names: str, within: float = 300.0) -> None:
+    await swarm.until(lambda: all(round_of(swarm.nodes[n]) > round for n in names), within=within)
+
+
+async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
+    """All these nodes in one run, about to do round SWEPT."""
+    first, *others = names
+    await swarm.start(first, wait_peers=len(others))
+    for name in others:
+        await swarm.start(name, join=first)
+    await past(swarm, SWEPT - 1, *names)
+
+
+async def records_of(node: SimNode, author: str = "") -> list[Record]:
+    found = await seed_of(node)._records.select(f"{KIND}/", author=author or None, limit=10_000)
+    return [element for element in found if isinstance(element, Record)]
+
+
+async def assert_all_hold_the_sum(swarm: SimSwarm, *names: str) -> None:
+    """Once all rest, each has theta_0 and the bytes of all records, in any order; the records of all are the same."""
+    for name in names:
+        await swarm.nodes[name].session.pause()
+    await trio.sleep(40)  # a repair, where a push was lost
+    held, bits = [], []
+    for name in names:
+        method = seed_of(swarm.nodes[name])
+        await method._add()
+        records = await records_of(swarm.nodes[name])
+        tally = Tally(np.zeros(method.saved().state.parameters.size, np.float32))
+        for record in reversed(records):
+            tally.add(0, record.author, int(record.key.split("/")[1]), record.value[1])  # type: ignore[index]
+        saved = method.saved()
+        assert np.array_equal(saved.state.momentum, tally.sums)
+        assert np.array_equal(saved.state.parameters, tally.parameters(lr=LR, clip=1.0))
+        held.append({record.id for record in records})
+        bits.append((saved.state.parameters.tobytes(), method._hash))
+    assert len(set(bits)) == 1 and all(each == held[0] for each in held)
+
+
+def assert_equal_hashes_are_equal_bits(swarm: SimSwarm) -> None:
+    by_hash: dict[str, set[str]] = {}
+    for _, told in swarm.told:
+        by_hash.setdefault(told["state_hash"], set()).add(told["bits"])
+    assert all(len(bits) == 1 for bits in by_hash.values())
+
+
+def assert_nobody_waited(swarm: SimSwarm, names: tuple[str, ...], context: object = "") -> None:
+    for name in names:
+        longest = max(told["seconds"] for told in swarm.nodes[name].rounds.values() if told["round"] > 0)
+        assert longest <= (STEPS + 1) * STEP + 0.5, (context, name, longest)
+
+
+def messages_of_a_round(names: tuple[str, ...]) -> int:
+    counted: list[int] = []
+
+    async def count(swarm: SimSwarm) -> None:
+        tripwire = Tripwire(swarm.world)
+        await begin(swarm, names)
+        before = tripwire.sent
+        await past(swarm, SWEPT, *names)
+        counted.append(tripwire.sent - before)
+
+    simulate(count)
+    return counted[0]
+
+
+def final_loss(names: tuple[str, ...], rounds: int) -> float:
+    losses: list[float] = []
+
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, names)
+        await past(swarm, rounds, *names)
+        losses.extend(swarm.nodes[name].rounds[max(swarm.nodes[name].rounds)]["loss"] for name in names)
+        assert_equal_hashes_are_equal_bits(swarm)
+        assert_nobody_waited(swarm, names)
+
+    simulate(body)
+    return max(losses)
+
+
+def test_nodes_together_learn_more_than_one_alone() -> None:
+    assert final_loss(NAMES[:4], 8) < 0.8 * final_loss(NAMES[:1], 8)
+
+
+def test_nodes_that_end_their_run_end_at_the_same_bits() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", rounds=6, wait_peers=2)
+        for name in "bc":
+            await swarm.start(name, join="a", rounds=6)
+        with trio.fail_after(120):
+            for name in "abc":
+                await swarm.nodes[name].session.finished.wait()
+        last = [told["state_hash"] for told in (n.rounds[max(n.rounds)] for n in swarm.nodes.values())]
+        assert len(set(last)) == 1
+        assert len({n.method.saved().state.parameters.tobytes() for n in swarm.nodes.values()}) == 1
+        assert {round_of(n) for n in swarm.nodes.values()} == {6}
+
+    simulate(body)
+
+
+def test_a_slow_node_ends_with_the_others_and_its_steps_count() -> None:
+    def paced(name: str, peer: str) -> ProbingTrainer:
+        return ProbingTrainer(peer, seconds_per_step=4 * STEP if name == "c" else STEP)
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", rounds=8, wait_peers=2)
+        for name in "bc":
+            await swarm.start(name, join="a", rounds=8)
+        with trio.fail_after(60):
+            for name in "abc":
+                await swarm.nodes[name].session.finished.wait()
+        assert len({n.method.saved().state.parameters.tobytes() for n in swarm.nodes.values()}) == 1
+        slow = await records_of(swarm.nodes["a"], swarm.peer("c"))
+        assert 0 < sum(len(record.value[1]) for record in slow) < 4 * STEPS  # type: ignore[index]
+
+    simulate(body, trainer=paced)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_survivors_go_on_whichever_message_a_member_died_at(size: int) -> None:
+    names = NAMES[:size]
+    for turn, number in enumerate(spread(messages_of_a_round(names), FEW)):
+        victim = names[turn % size]
+
+        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm, names)
+            await tripwire.reached(at)
+            swarm.kill(victim)
+            survivors = tuple(n for n in names if n != victim)
+            await past(swarm, SWEPT + 3, *survivors, within=60)
+            assert_nobody_waited(swarm, survivors, (size, victim, at))
+            await assert_all_hold_the_sum(swarm, *survivors)
+
+        simulate(body)
+
+
+def test_all_hold_the_same_again_whichever_message_a_member_froze_at() -> None:
+    names = NAMES[:3]
+    for turn, number in enumerate(spread(messages_of_a_round(names), FEW)):
+        victim = names[turn % 3]
+
+        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm, names)
+            await tripwire.reached(at)
+            swarm.world.freeze(swarm.peer(victim))
+            await past(swarm, SWEPT + 3, *(n for n in names if n != victim), within=60)
+            swarm.world.thaw(swarm.peer(victim))
+            await trio.sleep(5)
+            await assert_all_hold_the_sum(swarm, *names)
+
+        simulate(body)
+
+
+def test_a_round_can_be_cancelled_at_any_message_and_tells_what_it_has() -> None:
+    names = NAMES[:2]
+    for turn, number in enumerate(spread(messages_of_a_round(names), 2 * FEW)):
+        victim = names[turn % 2]
+
+        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm, names)
+            await tripwire.reached(at)
+            swarm.nodes[victim].session._training.cancel()
+            await past(swarm, SWEPT + 4, *names, within=60)
+            await assert_all_hold_the_sum(swarm, *names)
+            told = [len(record.value[1]) for record in await records_of(swarm.nodes["a"])]  # type: ignore[index]
+            assert sum(told) >= STEPS * len(names) * (SWEPT + 3) - 1  # the step that was cut short
+
+        simulate(body)
+
+
+def test_the_sides_of_a_partition_go_on_and_hold_the_same_when_it_heals() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES)
+        swarm.world.partition([[swarm.peer(n) for n in side] for side in (NAMES[:3], NAMES[3:])])
+        await past(swarm, SWEPT + 8, *NAMES)
+        assert seed_of(swarm.nodes["a"])._hash != seed_of(swarm.nodes["e"])._hash
+        swarm.world.heal()
+        await trio.sleep(60)
+        assert_nobody_waited(swarm, NAMES)
+        await assert_all_hold_the_sum(swarm, *NAMES)
+
+    simulate(body)
+
+
+def test_who_joins_late_adds_up_what_was_told_and_fetches_nothing() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await past(swarm, 8, *NAMES[:3])
+        late = await swarm.start("late", join="b")
+        await swarm.until(lambda: bool(late.rounds), within=60)
+        assert min(late.rounds) >= 8 and any(e["event"] == "caught_up" for e in late.events)
+        assert not seed_of(late).catch_up._served
+        await assert_all_hold_the_sum(swarm, *NAMES[:3], "late")
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("why", ["records are gone", "it began elsewhere"])
+def test_who_cannot_add_up_all_fetches_the_sum(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if why == "records are gone":
+        monkeypatch.setitem(KINDS, KIND, replace(KINDS[KIND], slots=3))
+
+    def other(name: str, peer: str) -> ProbingTrainer:
+        trainer = ProbingTrainer(peer, seconds_per_step=STEP)
+        if name == "late" and why != "records are gone":
+            trainer.toy.vector += 1
+        return trainer
+
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        await past(swarm, 8, *NAMES[:2])
+        late = await swarm.start("late", join="b")
+        await swarm.until(lambda: len(late.rounds) > 2, within=60)
+        assert min(late.rounds) >= 8
+        for node in swarm.nodes.values():
+            await node.session.pause()
+        await trio.sleep(40)
+        for node in swarm.nodes.values():
+            await seed_of(node)._add()
+        assert len({n.method.saved().state.parameters.tobytes() for n in swarm.nodes.values()}) == 1
+        assert len({seed_of(n)._hash for n in swarm.nodes.values()}) == 1
+        chain = seed_of(swarm.nodes["a"])._chains[swarm.peer("late")]
+        assert chain.records > 2
+
+    simulate(body, trainer=other)
+
+
+def test_a_paused_node_tells_what_it_has_and_holds_nobody_up() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        await trio.sleep(2.5 * STEP)
+        before = len(await records_of(swarm.nodes["a"], swarm.peer("b")))
+        await swarm.nodes["b"].session.pause()
+        paused_in = round_of(swarm.nodes["a"])
+        await past(swarm, paused_in + 4, "a", within=60)
+        records = await records_of(swarm.nodes["a"], swarm.peer("b"))
+        assert len(records) == before + 1 and 0 < len(records[-1].value[1]) < STEPS  # type: ignore[index]
+        swarm.nodes["b"].session.resume()
+        await past(swarm, round_of(swarm.nodes["a"]) + 3, "a", "b", within=60)
+        assert_nobody_waited(swarm, ("a",))
+        await assert_all_hold_the_sum(swarm, "a", "b")
+
+    simulate(body)
+
+
+def test_a_swarm_that_restarts_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await begin(swarm, NAMES[:3])
+        await past(swarm, 8, *NAMES[:3])
+        for name in NAMES[:3]:
+            await swarm.leave(name)
+        stood, saved = round_of(swarm.nodes["a"]), seed_of(swarm.nodes["a"])._added
+        for name, join in (("a", None), ("b", "a"), ("c", "a")):  # their states are gone, as they lay in memory
+            await swarm.start(name, join=join)
+        await past(swarm, stood + 3, *NAMES[:3])
+        assert all(min(swarm.nodes[name].rounds) >= stood - 1 for name in NAMES[:3])
+        assert all(seed_of(swarm.nodes[name])._added > saved for name in NAMES[:3])
+
+    simulate(body)
+
+
+def test_one_that_died_has_its_records_from_others_and_goes_on_with_its_chain() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await past(swarm, 5, *NAMES[:3])
+        swarm.kill("b")
+        told = len(await records_of(swarm.nodes["a"], swarm.peer("b")))
+        await trio.sleep(1)
+        await swarm.start("b", join="a")
+        await past(swarm, round_of(swarm.nodes["a"]) + 12, *NAMES[:3])
+        await assert_all_hold_the_sum(swarm, *NAMES[:3])
+        assert seed_of(swarm.nodes["c"])._chains[swarm.peer("b")].records > told + 2
+
+    simulate(body)
+
+
+def test_what_tells_nothing_is_counted_and_moves_nothing() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        sync = seed_of(swarm.nodes["b"])._sync
+        values: list[Any] = [b"", (-1, b""), (-1, b"x" * 1025), (90_000_000, b"x"), ("", b"x"), (-2, b"x"), (-1, 3)]
+        for number, value in enumerate(values):
+            await sync.write(key_of(KIND, 50_000_000 + number, 0), value)
+        await past(swarm, SWEPT + 2, *NAMES[:2])
+        assert seed_of(swarm.nodes["a"]).lies.count(swarm.peer("b")) >= len(values)
+        assert round_of(swarm.nodes["a"]) < 100
+        await assert_sums_agree(swarm)
+
+    async def assert_sums_agree(swarm: SimSwarm) -> None:
+        for name in "ab":
+            await swarm.nodes[name].session.pause()
+        await trio.sleep(40)
+        for name in "ab":
+            await seed_of(swarm.nodes[name])._add()
+        assert len({seed_of(n)._hash for n in swarm.nodes.values()}) == 1
+
+    simulate(body)
+
+
+def test_a_step_costs_a_byte_and_its_share_of_a_record() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        for record in await records_of(swarm.nodes["a"]):
+            told = len(record.value[1])  # type: ignore[index]
+            assert told == STEPS and len(record.sealed) <= told + OVERHEAD
+
+    simulate(body)
+
+
+def test_the_longest_record_fits() -> None:
+    assert KINDS[KIND].max_size >= 1024 + OVERHEAD
+
+
+def test_it_can_be_chosen_in_a_run_file() -> None:
+    assert "seed" in describe(ExchangeSection)["method"][1].choices
