@@ -147,6 +147,11 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
             hidden = min(exchange, (spec.exchange.tau + spec.inner.steps) * pace.step)  # what is longer is waited for
             busy = max(steps, steps - spec.exchange.tau * pace.step + hidden)
             seconds = busy + local + exchange - hidden
+        case "demo":
+            moved = size * (n - 1)
+            work = (pace.encode[name] + n * pace.decode[name]) * elements
+            exchange = moved / min(link.up, link.down) + work + TRIPS * link.round_trip
+            seconds, busy = steps + local + exchange, steps
         case "gossip":  # weights travel during the steps; as many fit, nobody waits for them
             weights = weights_codec(name).encoded_size(elements) * FRAMES
             moved = size + weights

@@ -28,6 +28,7 @@ from swarmnode.node.storage.history import History, PastRound
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
+from swarmnode.protocols.methods.demo import DeMo
 from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.lowrank import DiLoCoX
@@ -59,6 +60,7 @@ logger = logging.getLogger(__name__)
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
 METHODS: dict[str, Build] = {
     "btard": Btard,
+    "demo": DeMo,
     "diloco": Diloco,
     "gossip": Gossip,
     "lowrank": DiLoCoX,

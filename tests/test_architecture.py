@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.protocols",
         "swarmnode.training.btard",
         "swarmnode.training.codecs",
+        "swarmnode.training.demo",
         "swarmnode.training.gossip",
         "swarmnode.training.lowrank",
         "swarmnode.training.mapped",

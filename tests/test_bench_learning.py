@@ -247,3 +247,13 @@ def test_what_factors_leave_over_is_sent_later(workers: Workers) -> None:
         off.append(np.linalg.norm(times * wanted - done) / np.linalg.norm(wanted))
         np.testing.assert_allclose(done + np.mean(factored.left, axis=0), times * wanted, atol=1e-3 * times)
     assert max(off[12:]) < 1.3 * max(off[:12])
+
+
+def test_momentum_is_exchanged_after_each_step_and_moves_by_signs(workers: Workers) -> None:
+    arm = Arm("demo", steps=3, lr=1e-2, optimizer="sgd", codec="topk")
+    outcome = _run(arm, workers)
+    ((sent, overlap, times),) = outcome.wire
+    assert (sent, overlap, times) == (3 * codec("topk").encoded_size(workers.parameters), 0, 3)
+    moved = np.abs(outcome.parameters - workers.initial)
+    # warming up over 20 steps, and matrices fade by a tenth of that
+    assert 0 < moved.max() <= 1e-2 * (1 + 2 + 3) / 20 * (1 + 0.1 * np.abs(workers.initial).max()) + 1e-6

@@ -153,8 +153,8 @@ def _trainer(spec: RunSpec, weight: Weight, keeping: Keeping, on_device: bool) -
 
 
 def moments_of(spec: RunSpec, weight: Weight) -> int:
-    """Bytes of the optimizer's moments: two of each parameter, one of those that Muon updates; by seeds none."""
-    if spec.exchange.method == "seed":
+    """Bytes of the optimizer's moments: two of each parameter, one of those that Muon updates; by sgd or seeds none."""
+    if spec.exchange.method == "seed" or spec.inner.optimizer == "sgd":
         return 0
     return FLOAT * (2 * weight.parameters - (weight.matrices if spec.inner.optimizer == "muon" else 0))
 
@@ -178,6 +178,9 @@ def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
             yield Held("daemon", "memory", "residuals of the part that it reduces", 2 * vector // part)
             buffers = sent * (2 + (part - 1) / part + 2 / part + (part - 1) / part)
             yield Held("daemon", "memory", "encoded: sent and taken, of two rounds", int(buffers))
+        case "demo":
+            yield Held("daemon", "memory", "sum, and one encoding decoded", 2 * vector)
+            yield Held("daemon", "memory", "encoded: sent and taken, of two rounds", 2 * n * sent)
         case "gossip":
             travels = 2 * (sent + weights_codec(spec.exchange.codec).encoded_size(parameters))
             yield Held("daemon", "memory", "of a pair: both pseudo-gradients, the other's weights", 3 * vector)

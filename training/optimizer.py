@@ -1,5 +1,7 @@
 """The inner optimizer: AdamW for all parameters, or Muon for the matrices of hidden layers and AdamW for the others.
 
+Or plain gradient descent, without moments and without weight decay: both are then the exchange's (`training/demo.py`).
+
 Weight decay is decoupled and on matrices only (Loshchilov & Hutter 2019); betas (0.9, 0.95) as in nanoGPT. Muon (Jordan
 et al. 2024) orthogonalises the momentum of a matrix; its steps are scaled to the size of AdamW's (2502.16982, section
 2.2), as `torch.optim.Muon` does with match_rms_adamw. It has one moment for each parameter where AdamW has two.
@@ -47,6 +49,8 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 
 def with_moments(model: nn.Module, spec: RunSpec) -> list[nn.Parameter]:
     """The parameters in the order of their moments, P + A elements: all, and once more those of AdamW."""
+    if spec.inner.optimizer == "sgd":
+        return []
     matrices = hidden_matrices(model) if spec.inner.optimizer == "muon" else set()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [*parameters, *(parameter for parameter in parameters if parameter not in matrices)]
@@ -65,10 +69,14 @@ class Optimizer:
         hidden = hidden_matrices(model) if inner.optimizer == "muon" else set()
         self.pieces = ranks.pieces_of(with_moments(model, spec))  # of this rank's moments
         matrices = {ranks.owned(matrix): matrix.shape for matrix in hidden if matrix.requires_grad}  # of all rows
+        device = parameters[0].device
+        plain = inner.optimizer == "sgd"
+        self._plain = [(parameter, parameter.grad) for parameter in parameters] if plain else []
+        parameters = [] if plain else parameters
         first = sum(parameter.numel() for parameter in parameters)
         second = sum(parameter.numel() for parameter in parameters if parameter not in matrices)
         if moments is None:
-            moments = torch.zeros(first + second, dtype=torch.float32, device=parameters[0].device)
+            moments = torch.zeros(first + second, dtype=torch.float32, device=device)
         self.moments = moments  # (P + A,)
         # By decay: each parameter, its gradient, its moments, how often it was updated. By shape: the first three.
         self._adamw: dict[float, list[tuple[Tensor, ...]]] = defaultdict(list)
@@ -108,6 +116,8 @@ class Optimizer:
 
         AdamW by its function, not its class: that imports torch's compiler, a second and 70 MB of each start.
         """
+        for parameter, gradient in self._plain:
+            parameter.add_(gradient, alpha=-self.inner.lr * warmth)
         for decay, rows in self._adamw.items():
             parameters, gradients, first, second, updates = map(list, zip(*rows, strict=True))
             adamw(

@@ -184,10 +184,15 @@ BYTE_REACH = 5e-4  # of a parameter in a step of `seed`: ten times what trains w
 class InnerSection:
     optimizer: str = option(
         "adamw",
-        "inner optimizer; muon updates the matrices of hidden layers by Muon and everything else by AdamW",
-        choices=("adamw", "muon"),
+        "inner optimizer; muon updates the matrices of hidden layers by Muon and everything else by AdamW; sgd is for "
+        "demo, which needs plain gradients and has the momentum itself",
+        choices=("adamw", "muon", "sgd"),
     )
-    lr: float = option(1e-3, "inner learning rate of AdamW", between=(1e-8, 10))
+    lr: float = option(
+        1e-3,
+        "inner learning rate of AdamW, or of sgd: how far demo moves each parameter in a step",
+        between=(1e-8, 10),
+    )
     muon_lr: float = option(
         4e-3,
         "inner learning rate of Muon, whose steps are scaled to be as large as AdamW's of the same rate",
@@ -248,8 +253,8 @@ class InnerSection:
 
     def measured_after(self, round: int) -> bool:
         """Whether the held-out loss is measured after this round, as measuring takes as long as some short rounds."""
-        every = min(LOSS_EVERY, self.steps)
-        if self.interval != "growing" or not round:
+        every = LOSS_EVERY if self.steps == 1 else min(LOSS_EVERY, self.steps)
+        if (self.interval != "growing" and self.steps > 1) or not round:
             return True
         return self.steps_before(round + 1) // every > self.steps_before(round) // every
 
@@ -280,12 +285,12 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "btard", "diloco", "gossip", "lowrank", "open", "sapo", "seed", "streaming"),
+        choices=("auto", "btard", "demo", "diloco", "gossip", "lowrank", "open", "sapo", "seed", "streaming"),
     )
     codec: str = option(
         "auto",
-        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, int4 for lowrank, else sign where the "
-        "inner optimizer is muon, else topk for open and int8 for diloco",
+        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, int4 for lowrank, topk for demo, "
+        "else sign where the inner optimizer is muon, else topk for open and int8 for diloco",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"),
     )
     group_size: int = option(
@@ -400,7 +405,7 @@ class RunSpec:
         if codec == "auto" and method in ("diloco", "gossip", "open"):
             codec = "sign" if muon else "topk" if method == "open" else "int8"
         elif codec == "auto":
-            codec = {"lowrank": "int4", "streaming": "e3m0"}.get(method, "int8")
+            codec = {"demo": "topk", "lowrank": "int4", "streaming": "e3m0"}.get(method, "int8")
         if self.inner.interval == "auto":
             interval = "growing" if muon else "fixed"
             object.__setattr__(self, "inner", dataclasses.replace(self.inner, interval=interval))
@@ -529,6 +534,11 @@ def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
         yield (
             f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
+        )
+    if (spec.exchange.method == "demo") != (spec.inner.optimizer == "sgd"):
+        yield (
+            f"{source} [inner]: optimizer = {spec.inner.optimizer!r} does not fit [exchange] method = "
+            f"{spec.exchange.method!r}: demo is for sgd, as a rule with steps = 1, and sgd for demo"
         )
     yield from _check_overlap(spec, source)
     yield from _check_seed(spec, source)

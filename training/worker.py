@@ -194,7 +194,8 @@ class Worker:
         mapped = mmap.mmap(self._memory_fd, 2 * size + 8 + 4 * moments)
         self._shared, self._gradient = torch.frombuffer(mapped, dtype=torch.float32, count=size // 2).chunk(2)  # (P,)
         self._updates = np.frombuffer(mapped, np.int64, 1, 2 * size)
-        self._kept = torch.frombuffer(mapped, dtype=torch.float32, offset=2 * size + 8)  # (P + A,)
+        kept = np.frombuffer(mapped, np.float32, moments, 2 * size + 8)  # torch's refuses an empty one
+        self._kept = torch.from_numpy(kept)  # (P + A,)
         if self._device == "cuda":
             _pin(self._shared)
         owned = sum(parameter.numel() for _, parameter in trained(self._ranks.own(self._task.model)))

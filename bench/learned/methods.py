@@ -1,5 +1,5 @@
 """How simulated workers train: synchronously, alone, by `diloco`, `streaming`, `lowrank`,
-`open`, by seeds or in pairs.
+`demo`, `open`, by seeds or in pairs.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -31,6 +31,7 @@ from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.protocols.methods.seed import KIND
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
+from swarmnode.training.demo import BETA, dct, idct, signed_step
 from swarmnode.training.inner import InnerLoop, layout_of
 from swarmnode.training.lowrank import LowRank
 from swarmnode.training.open_step import (
@@ -320,6 +321,35 @@ class Streaming:
             local -= delta
 
 
+class DeMo:
+    """The all-gather and the outer step of protocols/methods/demo.py, after each step."""
+
+    overlap = 0
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        self.sent = self.offered = self.counted = 0
+        self._workers, self._spec, self._codec = workers, spec, codec(arm.codec)
+        self._layout = layout_of(workers.tasks[0].model)
+        self._state = OuterState.start(start)
+        self._left = [ErrorFeedback(self._codec, workers.parameters, decay=BETA) for _ in workers.peers]
+        workers.begin(spec, stream=stream)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        workers, inner = self._workers, self._spec.inner
+        deltas = workers.train([self._state.parameters] * len(workers.peers), round=round, steps=steps)
+        raws = workers.map(lambda pair: pair[0].encode(dct(pair[1])), zip(self._left, deltas, strict=True))
+        decoded = workers.map(lambda raw: self._codec.decode(raw, workers.parameters), raws)
+        for left in self._left:
+            left.commit()
+        mean = idct(weighted_sum(decoded, [workers.size.batch] * len(decoded)))
+        lr = inner.lr * inner.rate_at(round, 0) * self._spec.outer.lr
+        self._state = signed_step(self._state, mean, self._layout, lr=lr, decay=inner.weight_decay)
+        self.offered += len(raws)
+        self.counted += len(raws)
+        self.sent += sum(len(raw) for raw in raws) * (len(raws) - 1)
+        return self._state.parameters
+
+
 class Open:
     """Rounds of the open exchange among honest nodes: contribute, gate, clip, apply in the roster's order.
 
@@ -432,6 +462,7 @@ METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "diloco": Diloco,
     "streaming": Streaming,
     "lowrank": Streaming,
+    "demo": DeMo,
     "gossip": Gossip,
     "merge": Gossip,
     "open": Open,

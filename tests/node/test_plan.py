@@ -51,6 +51,15 @@ def test_factors_take_the_share_of_a_matrix_that_their_rank_is() -> None:
     assert there.sent * there.round_seconds / 86_400 == pytest.approx(150e6 * 2 * 8 / way.model.width, rel=0.03)
 
 
+def test_everybody_fetches_everybodys_momentum() -> None:
+    tables = {"run": {"name": "p"}, "inner": {"steps": 1, "optimizer": "sgd"}, "exchange": {"method": "demo"}}
+    (way, *_) = ways(parse_runspec(tables, source="test"))
+    there = predict(way, PACE, HOME, 4, PLENTY)
+    wire = 3 * 100e6 * 0.0205
+    assert there.sent * there.round_seconds / 86_400 == pytest.approx(wire, rel=0.03)
+    assert there.round_seconds == pytest.approx(1 + 2.5 + wire / 2.5e6 + 0.5 + 0.24, rel=0.03)
+
+
 @pytest.mark.parametrize("number", range(len(ways(spec()))))
 def test_a_faster_link_never_takes_longer(number: int) -> None:
     way = ways(spec())[number]

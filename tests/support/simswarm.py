@@ -45,6 +45,7 @@ from swarmnode.training.verify.recorder import stretch_steps
 
 RUN = "ab" * 32
 Run = Callable[..., Awaitable[None]]
+INNER: dict[str, dict[str, Any]] = {"demo": {"optimizer": "sgd", "lr": 0.05}, "seed": {"lr": 1e-4}}  # beside steps
 EPOCH = 1_700_000_000_000  # ms; what simulated clocks show at virtual time 0
 
 
@@ -265,7 +266,7 @@ class SimSwarm:
         tables = {
             "run": {"name": "simulated", "trust": trust},
             "task": {"name": "digits-rl" if self._method == "sapo" else "byte-lm"},
-            "inner": {"steps": self._steps, **({"lr": 1e-4} if self._method == "seed" else {})},
+            "inner": {"steps": self._steps, **INNER.get(self._method, {})},
             "rollouts": self._rollouts,
             "exchange": {
                 "method": self._method,

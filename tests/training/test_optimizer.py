@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -152,6 +153,16 @@ def test_honest_steps_of_muon_are_never_convicted_and_a_lie_is_seen() -> None:
             loop.train(round=0, steps=10, seconds=60, between=lambda: False)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_plain_descent_goes_along_the_gradient_and_keeps_nothing() -> None:
+    inner = {"optimizer": "sgd", "warmup": 0, "clip": 0, "lr": 0.5, "weight_decay": 0.3}
+    loop = loop_of(parse_runspec({"run": {"name": "o"}, "inner": inner, "exchange": {"method": "demo"}}, source="test"))
+    before = loop.state().parameters
+    loop.train(round=0, steps=1, seconds=60, between=lambda: False)
+    after = loop.state()
+    np.testing.assert_allclose(before - after.parameters, 0.5 * loop._gradients.numpy(), atol=1e-6)
+    assert after.updates == 1 and after.moments.size == 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -293,6 +293,19 @@ def test_keys_of_the_inner_loop_are_checked_together(inner: dict[str, Any], trus
         parse_runspec({"run": {"name": "t", "trust": trust}, "inner": inner}, source="test")
 
 
+def test_plain_gradients_and_the_method_that_has_their_momentum_belong_together() -> None:
+    run = {"run": {"name": "r"}}
+    both = {**run, "inner": {"optimizer": "sgd", "steps": 1}, "exchange": {"method": "demo"}}
+    spec = parse_runspec(both, source="f")
+    assert spec.exchange.codec == "topk" and decode(encode(spec)) == spec
+    for without in ("inner", "exchange"):
+        given = {name: table for name, table in both.items() if name != without}
+        with pytest.raises(SettingError, match="demo is for sgd"):
+            parse_runspec(given, source="f")
+    # a loss takes as long as three steps: where each step is a round, it is measured after each tenth
+    assert [round for round in range(31) if spec.inner.measured_after(round)] == [0, 9, 19, 29]
+
+
 def test_what_is_told_of_overlap_has_no_meaning_with_another_method() -> None:
     run = {"run": {"name": "r"}}
     spec = parse_runspec({**run, "exchange": {"method": "streaming", "fragments": 3, "eager": True}}, source="f")

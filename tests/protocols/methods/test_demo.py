@@ -1,0 +1,138 @@
+"""What `demo` promises beside what every method does: few bytes, accounts of momentum, steps by signs, by all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import trio
+from simswarm import SimSwarm
+
+from swarmnode.protocols.methods.demo import Gather
+from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
+from swarmnode.training.codecs import codec
+from swarmnode.training.codecs.topk import kept_of
+from swarmnode.training.demo import BETA, dct
+
+NAMES = ("a", "b", "c", "d")
+DIMENSION = 6_000
+LR = 0.05  # of all simulated runs by `demo`
+Body = Callable[[SimSwarm], Awaitable[None]]
+
+
+class Steady(ToyModel):
+    """Each node's step is a vector of its own, always the same."""
+
+    def __init__(self, name: str, peer: str, dimension: int = DIMENSION) -> None:
+        super().__init__(dimension=dimension, peer_id=peer)
+        self.drift = np.random.default_rng(NAMES.index(name)).standard_normal(dimension + 1).astype(np.float32)
+        self.steps = 0
+
+    def step(self, *, round: int, steps: int) -> float:
+        self.vector -= np.float32(steps) * self.drift
+        self.steps += steps
+        return self.heldout_loss()
+
+    def heldout_loss(self, seed: int | None = None) -> float:
+        return float(np.mean(np.abs(self.vector[:10])))
+
+
+def simulate(
+    body: Body, *, model: Callable[[str, str], ToyModel] = Steady, names: tuple[str, ...] = NAMES, steps: int = 1
+) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, method="demo", steps=steps, model=model)
+            first, *others = names
+            await swarm.start(first, wait_peers=len(others))
+            for name in others:
+                await swarm.start(name, join=first)
+            await body(swarm)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def model_of(swarm: SimSwarm, name: str) -> Steady:
+    trainer = swarm.nodes[name].trainer
+    assert isinstance(trainer, SimTrainer) and isinstance(trainer.toy, Steady)
+    return trainer.toy
+
+
+def reducer_of(swarm: SimSwarm, name: str) -> Gather:
+    found = swarm.nodes[name].method.allreduce  # type: ignore[attr-defined]
+    assert isinstance(found, Gather)
+    return found
+
+
+def test_each_round_moves_all_parameters_by_the_rate_or_not_at_all() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(24, *NAMES)  # warmed up
+        method = swarm.nodes["a"].method
+        before, place = method.saved().state.parameters.copy(), method.place
+        assert place is not None
+        await swarm.round_done(place.round, "a")
+        moved = np.abs(method.saved().state.parameters - before)
+        assert np.all((moved < 1e-6) | (np.abs(moved - LR) < 1e-5)) and np.mean(moved > 0) > 0.9
+
+    simulate(body)
+
+
+def test_what_a_node_sends_leaves_its_momentum_which_keeps_the_rest() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        reducer, done = reducer_of(swarm, "a"), dct(model_of(swarm, "a").drift)
+        await swarm.round_done(0, "a")
+        for round in range(1, 6):
+            before = reducer.sent.export()
+            await swarm.round_done(round, "a")
+            sent = BETA * before + done - reducer.sent.export()
+            assert np.count_nonzero(np.abs(sent) > 1e-3) == kept_of(DIMENSION + 1)
+
+    simulate(body, names=NAMES[:1])
+
+
+def test_a_round_sends_each_other_one_encoding() -> None:
+    size = 40_000
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(6, *NAMES)
+        events = [event for name in NAMES for number, event in swarm.nodes[name].rounds.items() if number >= 2]
+        sent = sum(event["bytes_out"] for event in events) / len(events)
+        expected = 3 * codec("topk").encoded_size(size + 1)
+        assert expected < sent < 1.25 * expected + 4000
+
+    simulate(body, model=partial(Steady, dimension=size))
+
+
+def test_momentum_is_saved_in_the_parameters_own_space_and_taken_back() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        reducer = reducer_of(swarm, "a")
+        reducer.rollback()
+        given = np.random.default_rng(7).standard_normal(DIMENSION + 1).astype(np.float32)
+        reducer.restore(given)
+        np.testing.assert_allclose(reducer.left_over(), given, atol=2e-3)
+        assert not reducer.give_back(np.full(DIMENSION + 1, np.inf, np.float32)) and reducer.give_back(given)
+        np.testing.assert_allclose(reducer.left_over(), 2 * given, atol=4e-3)
+        for wrong in (np.zeros(3, np.float32), np.full(DIMENSION + 1, np.nan, np.float32)):
+            with pytest.raises(ValueError, match="residual"):
+                reducer.restore(wrong)
+
+    simulate(body)
+
+
+def test_work_that_did_not_count_goes_back_to_the_momentum() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        await trio.sleep(1.0)  # in the third of five steps
+        before, drift = reducer_of(swarm, "c").left_over(), model_of(swarm, "c").drift
+        await swarm.nodes["c"].session.pause()
+        await swarm.round_done(4, "a", "b")
+        more = reducer_of(swarm, "c").left_over() - before
+        assert np.dot(more, drift) / np.dot(drift, drift) == pytest.approx(2, abs=0.2)
+
+    simulate(body, steps=5)
