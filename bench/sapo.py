@@ -12,6 +12,8 @@ attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each
 unequal   four kinds of policies, two nodes each, apart and together
 gym       with --task gym: three tasks of reasoning-gym instead, by policies that read bytes; published SAPO (4/4), the
           adaptive default, alone, and alone oversampled
+specialists   with --task specialists: three nodes that ask themselves a task each, and what one of them learns of the
+          tasks of the others (sapo_swarm/specialists.py)
 
 The first table over the product's own protocol (sapo_swarm/networked.py), in tables of their own:
 
@@ -30,7 +32,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,6 +42,7 @@ import torch
 from sapo_swarm.attackers import ATTACKS
 from sapo_swarm.networked import over_processes, over_simnet
 from sapo_swarm.report import NETWORKS, write_report
+from sapo_swarm.specialists import train_specialists
 from sapo_swarm.swarm import Arm, train
 
 SPLIT = (
@@ -54,6 +57,7 @@ SPLIT = (
     Arm("6/2 tapered", own=6, external=2, correction="taper"),
     Arm("2/6 tapered", own=2, external=6, correction="taper"),
     Arm("adaptive tapered", adaptive=True, correction="taper"),
+    Arm("adaptive choosing", adaptive=True, correction="taper", curriculum=0.5),
     Arm("4/4 decoupled", own=4, external=4, correction="decoupled"),
     Arm("adaptive decoupled", adaptive=True, correction="decoupled"),
 )
@@ -64,7 +68,11 @@ GYM = (
 ON_GYM = tuple(
     replace(arm, task=GYM, rounds=100, learning_rate=2e-3)
     for arm in SPLIT
-    if arm.name in ("8/0", "4/4", "adaptive tapered", "8/0 oversampled")
+    if arm.name in ("8/0", "4/4", "adaptive tapered", "adaptive choosing", "8/0 oversampled")
+)
+SPECIALISTS = (
+    Arm("alone", rounds=100, warm_up=60, max_tokens=8),
+    Arm("with the specialists' groups", adaptive=True, correction="taper", rounds=100, warm_up=60, max_tokens=8),
 )
 SIMNET = tuple(arm for arm in SPLIT if arm.filtered and arm.correction != "decoupled")
 PROCESSES = (
@@ -99,7 +107,7 @@ def attack_arms() -> Iterator[Arm]:
 class Cell:
     """One run of the experiment: a line of the results."""
 
-    table: str  # split, attacks, unequal, gym; simnet, processes
+    table: str  # split, attacks, unequal, gym, specialists; simnet, processes
     seed: int
     arm: Arm
 
@@ -121,6 +129,7 @@ def cells(seeds: int, *, quick: bool) -> list[Cell]:
         found += [Cell("attacks", seed, arm) for arm in attack_arms()]
         found += [Cell("unequal", seed, arm) for arm in UNEQUAL]
         found += [Cell("gym", seed, arm) for arm in ON_GYM]
+        found += [Cell("specialists", seed, arm) for arm in SPECIALISTS]
     for seed in range(1, seeds + 1):
         found += [Cell("simnet", seed, arm) for arm in SIMNET]
         found += [Cell("processes", seed, arm) for arm in PROCESSES]
@@ -140,11 +149,12 @@ def run(cell: Cell) -> dict[str, Any]:
         if round % 50 == 0:
             print(f"{what}: round {round}, {reward:.1f}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
+    learn: dict[str, Callable[..., Any]] = {"simnet": over_simnet, "specialists": train_specialists}
     costs: dict[str, float] = {}
     if cell.table == "processes":
         outcome, costs = over_processes(cell.arm, cell.seed, say)
     else:
-        outcome = (over_simnet if cell.table == "simnet" else train)(cell.arm, cell.seed, say)
+        outcome = learn.get(cell.table, train)(cell.arm, cell.seed, say)
     timed = {"seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
     return json.loads(json.dumps({**cell.key, **asdict(outcome), **costs, **timed}))
 
@@ -183,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every arm")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--tables", default="split,attacks,unequal", help="which of the tables to run")
-    parser.add_argument("--task", choices=("digits", "gym"), default="digits", help="gym: the table on reasoning-gym")
+    parser.add_argument("--task", choices=("digits", "gym", "specialists"), default="digits", help="another table")
     parser.add_argument("--over", choices=("simnet", "processes"), help="run the split over this network instead")
     parser.add_argument("--arms", help="which arms to run, by name, with commas between; all by default")
     parser.add_argument("--rounds", type=int, help="of each run, instead of as many as the tables say")
@@ -194,7 +204,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     plan = cells(1 if options.quick else options.seeds, quick=options.quick)
     results = Results(options.out / "quick" if options.quick else options.out)
-    tables = [options.over] if options.over else ["gym"] if options.task == "gym" else options.tables.split(",")
+    tables = (
+        [options.over] if options.over else options.tables.split(",") if options.task == "digits" else [options.task]
+    )
     arms = options.arms.split(",") if options.arms else [cell.arm.name for cell in plan]
     if not options.report_only:
         wanted = [cell for cell in plan if cell.table in tables and cell.arm.name in arms]

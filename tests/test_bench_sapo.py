@@ -16,11 +16,13 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import sapo
 from sapo_swarm.attackers import ATTACKS, poisoned_groups
 from sapo_swarm.networked import over_simnet
+from sapo_swarm.report import gym_table
 from sapo_swarm.swarm import Arm, train
 
 from swarmnode.training.rl.groups import score
 from swarmnode.training.rl.learner import Settings
 
+TABLES = ("sapo-split", "sapo-attacks", "sapo-unequal", "sapo-gym", "sapo-specialists", "sapo-networks")
 TINY = Arm("4/4", own=2, external=2, rounds=2, warm_up=2)
 
 
@@ -44,9 +46,33 @@ def test_equal_seeds_give_equal_swarms() -> None:
 
 def test_swarms_learn_tasks_of_reasoning_gym() -> None:
     pytest.importorskip("reasoning_gym", reason="the extra rl is not installed")
-    assert {arm.name for arm in sapo.ON_GYM} == {"8/0", "4/4", "adaptive tapered", "8/0 oversampled"}
+    assert {arm.name for arm in sapo.ON_GYM} >= {"8/0", "4/4", "adaptive tapered", "8/0 oversampled"}
     outcome = train(replace(TINY, task=sapo.GYM, warm_up=60), 1, lambda round, reward: None)
     assert len(outcome.per_node) == 8 and outcome.reward > 0
+
+
+def test_a_generalist_learns_of_tasks_that_it_never_asks_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("".join(f"<!-- {name} -->\nas before\n<!-- /{name} -->\n" for name in TABLES), encoding="utf-8")
+    sapo.main(["--task", "specialists", "--seeds", "1", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)])
+    alone, together = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert alone["beginning"] == together["beginning"]
+    assert all(together["right"][task] > alone["right"][task] for task in ("digits/sort", "digits/swap"))
+    assert min(line["right"]["digits/complement"] for line in (alone, together)) > 0.9
+    written = page.read_text(encoding="utf-8")
+    assert "| in the beginning | 11 % | 11 % | 11 % |" in written and written.count("as before") == len(TABLES) - 1
+
+
+def test_the_table_of_reasoning_gym_tells_the_worst_seed() -> None:
+    line = {"table": "gym", "heldout": 0.5, "informative": 4.0, "taken": 4.0, "curve": [[1, 0.5, 2000]]}
+    lines = [
+        {**line, "arm": {"name": name}, "seed": seed, "reward": reward}
+        for name, rewards in (("8/0", (200, 300)), ("adaptive", (300, 330)), ("8/0 oversampled", (300, 300)))
+        for seed, reward in enumerate(rewards)
+    ]
+    assert "| adaptive | 300, 330 | 1.10 × | 1.00 × | 50.0 % | 4.0 + 4.0 | 2.0 k |" in gym_table(lines)
 
 
 def test_attackers_count_in_no_reward() -> None:
@@ -66,14 +92,13 @@ def test_finished_runs_are_kept_and_written_up(
     arms = (clean, undefended, replace(undefended, name="defended", defended=True))
     monkeypatch.setattr(sapo, "attack_arms", lambda: iter(arms))
     page = tmp_path / "results.md"
-    names = ("sapo-split", "sapo-attacks", "sapo-unequal", "sapo-networks")
-    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names), encoding="utf-8")
+    page.write_text("".join(f"<!-- {name} -->\nas before\n<!-- /{name} -->\n" for name in TABLES), encoding="utf-8")
     arguments = ["--seeds", "1", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)]
     sapo.main(arguments)
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert Counter(line["table"] for line in first) == {"split": 2, "attacks": 3, "unequal": 2}
     written = page.read_text(encoding="utf-8")
-    assert "| 4/4 |" in written and "| `text` |" in written and written.count("Not run yet") == 1
+    assert "| 4/4 |" in written and "| `text` |" in written and written.count("as before") == 3
     assert {file.name for file in tmp_path.glob("*.svg")} == {"sapo-split.svg", "sapo-attacks.svg"}
     sapo.main(arguments)
     assert capsys.readouterr().out == ""

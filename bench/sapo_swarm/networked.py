@@ -156,6 +156,7 @@ def _tables(arm: Arm, seed: int) -> dict[str, Any]:
         "adaptive": arm.adaptive,
         "warm_up": arm.warm_up,
         "correction": arm.correction,
+        "curriculum": arm.curriculum,
         "pace": PACE,
     }
     return {"run": {"name": "bench", "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts}

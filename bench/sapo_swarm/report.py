@@ -11,11 +11,13 @@ from typing import Any
 from learned.report import put
 
 from sapo_swarm.attackers import ATTACKS
+from sapo_swarm.specialists import ASKED
 from sapo_swarm.swarm import NODES, UNEQUAL
 
 Line = dict[str, Any]  # of results.jsonl
 
 BASELINE = "8/0"
+OVERSAMPLED = "8/0 oversampled"
 NETWORKS = {"simnet": "simulated", "processes": "daemons"}
 COLOURS = {
     "8/0": "black",
@@ -29,13 +31,14 @@ COLOURS = {
     "6/2 tapered": "tab:olive",
     "2/6 tapered": "tab:pink",
     "adaptive tapered": "tab:brown",
+    "adaptive choosing": "magenta",
     "4/4 decoupled": "navy",
     "adaptive decoupled": "gold",
 }
 
 
 def write_report(docs: Path, lines: Sequence[Line]) -> None:
-    """Write the tables of finished runs into docs/results.md, and the plots."""
+    """Write the tables of finished runs into docs/results.md, and the plots; what was not run stays as it is."""
     split, attacks, unequal = (_only(lines, table) for table in ("split", "attacks", "unequal"))
     page = docs / "results.md"
     text = page.read_text(encoding="utf-8")
@@ -43,9 +46,11 @@ def write_report(docs: Path, lines: Sequence[Line]) -> None:
         ("sapo-split", split_table(split)),
         ("sapo-attacks", attacks_table(attacks)),
         ("sapo-unequal", unequal_table(unequal)),
+        ("sapo-gym", gym_table(_only(lines, "gym"))),
+        ("sapo-specialists", specialists_table(_only(lines, "specialists"))),
         ("sapo-networks", networks_table([line for line in lines if line["table"] in NETWORKS])),
     ):
-        text = put(text, name, table or "Not run yet.")
+        text = put(text, name, table) if table else text
     page.write_text(text, encoding="utf-8")
     if split:
         draw_split(docs / "sapo-split.svg", split)
@@ -84,6 +89,55 @@ def split_table(lines: Sequence[Line]) -> str:
         "seeds",
     )
     return _markdown(head, rows) if rows else ""
+
+
+def gym_table(lines: Sequence[Line]) -> str:
+    """Reward by seed on reasoning-gym; against training alone and against oversampling, the worst seed."""
+    of = {arm: {line["seed"]: line for line in _only_arm(lines, arm)} for arm in (BASELINE, OVERSAMPLED)}
+    rows = []
+    for name, seeds in _by(lines, lambda line: line["arm"]["name"]).items():
+        worst = {
+            arm: min(
+                (line["reward"] / each[line["seed"]]["reward"] for line in seeds if line["seed"] in each), default=0
+            )
+            for arm, each in of.items()
+        }
+        tokens = [line["curve"][-1][2] for line in seeds]
+        rows.append(
+            (
+                name,
+                ", ".join(f"{line['reward']:.0f}" for line in seeds),
+                f"{worst[BASELINE]:.2f} ×",
+                f"{worst[OVERSAMPLED]:.2f} ×",
+                f"{100 * min(line['heldout'] for line in seeds):.1f} %",
+                f"{mean(line['informative'] for line in seeds):.1f} + {mean(line['taken'] for line in seeds):.1f}",
+                f"{mean(tokens) / 1000:.1f} k",
+            )
+        )
+    head = (
+        "own/external",
+        "reward by seed",
+        f"against {BASELINE}, worst",
+        f"against {OVERSAMPLED}, worst",
+        "right at the end, worst",
+        "own groups that teach + others'",
+        "tokens",
+    )
+    return _markdown(head, rows) if rows else ""
+
+
+def specialists_table(lines: Sequence[Line]) -> str:
+    """How often the generalist is right by task, in the beginning and at the end, by seed."""
+    rows = []
+    for name, seeds in _by(lines, lambda line: line["arm"]["name"]).items():
+        if not rows:
+            rows.append(("in the beginning", *_right_of(seeds, "beginning")))
+        rows.append((name, *_right_of(seeds, "right")))
+    return _markdown(("", *(f"`{task.partition('/')[2]}`" for task in ASKED.values())), rows) if rows else ""
+
+
+def _right_of(seeds: Sequence[Line], when: str) -> list[str]:
+    return [", ".join(f"{100 * line[when][task]:.0f}" for line in seeds) + " %" for task in ASKED.values()]
 
 
 def networks_table(lines: Sequence[Line]) -> str:
@@ -235,6 +289,10 @@ def _by(lines: Iterable[Line], key: Callable[[Line], Any]) -> dict[Any, list[Lin
     for line in lines:
         found[key(line)].append(line)
     return found
+
+
+def _only_arm(lines: Iterable[Line], name: str) -> list[Line]:
+    return [line for line in lines if line["arm"]["name"] == name]
 
 
 def _only(lines: Iterable[Line], table: str) -> list[Line]:

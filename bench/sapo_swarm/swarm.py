@@ -63,6 +63,7 @@ class Arm:
     warm_up: int = 120  # supervised steps on random answers of the right form
     max_tokens: int = 4  # of an answer, the end included; more where attackers want room
     task: str = "digits"  # as in [rollouts] task
+    curriculum: float = 0.0  # as in [rollouts]
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ def settings_of(arm: Arm) -> Settings:
         sampling=Sampling(max_tokens=arm.max_tokens),
         learning_rate=arm.learning_rate,
         correction=arm.correction,
+        curriculum=arm.curriculum,
         gate=TokenGate() if arm.defended else None,
         judged=arm.defended and arm.worked,
     )

@@ -248,7 +248,7 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
 class Learned:
     """What one update from rollouts came to."""
 
-    reward: float  # mean over the answers that this node asked itself for, 0 to 1
+    reward: float  # mean over this node's own answers to questions drawn alike of all that are asked, 0 to 1
     own: int  # groups
     informative: int  # of these, with better and worse answers
     taken: int  # others' groups that were learned from

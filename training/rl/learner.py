@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarmnode.training.options import SettingError
+from swarmnode.training.rl.curriculum import Curriculum, Level
 from swarmnode.training.rl.defence import Suspects, TokenGate, gate
 from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, reward_by_task, score
 from swarmnode.training.rl.grpo import (
@@ -65,6 +66,7 @@ class Settings:
     correction: str = "none"  # of what others wrote, as in `grpo_loss`; none is SAPO as published
     gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
+    curriculum: float = 0.0  # of the questions, that are drawn by how often their task is solved; as in `Curriculum`
     trial_questions: int = 128  # held-out questions of a trial of `AdaptiveSplit`
 
 
@@ -85,6 +87,8 @@ class Learner:
         self._suspects = Suspects(settings.gate or TokenGate())
         self.seed = seed
         self._standings = EVERYBODY_EQUAL  # in the update in hand
+        self.curriculum = Curriculum(settings.tasks, settings.curriculum)
+        self._chosen: set[TaskRef] = set()  # of the questions asked since the last update, those that it drew
         self._rng = np.random.default_rng([seed, 1])
         self._heldout = np.random.default_rng([seed, 2])
 
@@ -135,7 +139,11 @@ class Learner:
 
     def sample(self, count: int | None = None) -> list[Scored]:
         """Answer `count` fresh questions; None: I of them, as the split says."""
-        return self._ask(self.split.own if count is None else count)
+        count = self.split.own if count is None else count
+        chosen = [self._question(self._rng, [level]) for level in self.curriculum.drawn(count, self._rng)]
+        self._chosen.update(question.ref for question in chosen)
+        others = [self._question(self._rng) for _ in range(count - len(chosen))]
+        return self._answered([*others, *chosen], self.settings.answers)
 
     def answer(self, tasks: Sequence[TaskRef], *, policy: str) -> list[RolloutGroup]:
         """Answers to these questions for whoever trains this policy, called `policy`."""
@@ -176,19 +184,22 @@ class Learner:
             fit, read_answers, refused_answers = self._gated(fit, refused)
         if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version) and any(g.informative for g in fit):
             self.split = self.split.observe(self._trials(own, fit, self.split))
+        self.curriculum.saw([*own, *sampled])
         taken, left_out = self._taken(own, fit, self.split.external)
         refused += left_out
         informative = [scored for scored in sampled if scored.informative]
         refused["uninformative"] += len(sampled) - len(informative)
         loss = self._update([*own, *taken], informative)
         self.version += 1
+        alike = [scored for scored in own if scored.group.task not in self._chosen]
+        self._chosen.clear()
         return Learned(
-            reward=mean_reward(own),
+            reward=mean_reward(alike),
             own=len(own),
             informative=sum(scored.informative for scored in own),
             taken=len(taken),
             authors=len({scored.author for scored in taken}),
-            by_task=reward_by_task(own),
+            by_task=reward_by_task(alike),
             taken_of=dict(Counter(scored.author for scored in taken)),
             external=self.split.room(own, self.split.external).external,
             refused=dict(+refused),
@@ -225,18 +236,17 @@ class Learner:
                 f"not fit into the policy's context of {self.policy.context}: raise context, or ask shorter questions"
             )
 
-    def _question(self, rng: np.random.Generator) -> Question:
+    def _question(self, rng: np.random.Generator, levels: Sequence[Level] = ()) -> Question:
+        """A fresh one of one of these tasks at their levels, drawn alike; of all that are asked where none is named."""
+        levels = levels or self.settings.tasks
         for _ in range(TRIED):
-            name, difficulty = self.settings.tasks[int(rng.integers(len(self.settings.tasks)))]
+            name, difficulty = levels[int(rng.integers(len(levels)))]
             with suppress(UnknownTask):  # a task of somebody's own may fail at a seed
                 return regenerate(TaskRef(name, difficulty, int(rng.integers(1 << 53))))
         return regenerate(TaskRef(name, difficulty, 0))
 
     def _prompt(self, question: Question) -> list[int]:
         return prompt_of(self.policy, question, self.settings.sampling)
-
-    def _ask(self, count: int) -> list[Scored]:
-        return self._answered([self._question(self._rng) for _ in range(count)], self.settings.answers)
 
     def _answered(self, questions: Sequence[Question], copies: int) -> list[Scored]:
         groups = self._groups(questions, copies, parameter_hash(self.policy))

@@ -103,6 +103,14 @@ class RolloutsSection:
         between=(0, 65536),
         later=True,
     )
+    curriculum: float = option(
+        0.0,
+        "part of the questions that a node asks itself whose task and level are drawn by how often they are solved of "
+        "late, most of all those solved half of the time; the rest is drawn alike of all, and is what rewards are told "
+        "of; 0: all are drawn alike",
+        between=(0, 1),
+        later=True,
+    )
     pace: float = option(
         1.0,
         "time of a round at the least: what others share meanwhile is learned from in the same round",
@@ -215,9 +223,10 @@ def _gym(task: str, text: str) -> Asked:
             given = each.keywords if isinstance(each, ast.Call) else []
             values = {str(word.arg): ast.literal_eval(word.value) for word in given}
             level = values.pop("level", 0)
-            if type(level) is not int or not 0 <= level <= MAX_LEVEL:
-                raise ValueError(f"level = {level!r}: expected 0 to {MAX_LEVEL}")
-            names.append((f"gym/{called.id[:48]}", level))
+            levels = list(level) if isinstance(level, tuple | list) else [level]
+            if not levels or not all(type(each) is int and 0 <= each <= MAX_LEVEL for each in levels):
+                raise ValueError(f"level = {level!r}: expected 0 to {MAX_LEVEL}, or some of them, as in (0, 1, 2)")
+            names += [(f"gym/{called.id[:48]}", each) for each in dict.fromkeys(levels)]
             parameters[called.id] = values
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise SettingError(

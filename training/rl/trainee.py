@@ -71,6 +71,7 @@ class Trainee:
             sampling=replace(usual, max_tokens=rollouts.tokens or usual.max_tokens),
             correction=rollouts.correction,
             judged=rollouts.judge != "none",
+            curriculum=rollouts.curriculum,
         )
         # Policies of one shape begin from one checkpoint, as in SAPO: apart, they learn less from one another.
         beginning = Learner("", policy, settings, seed=spec.run.seed)

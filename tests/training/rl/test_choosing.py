@@ -1,4 +1,4 @@
-"""No peer owns a batch, only groups that teach get in, and others' groups are taken where they help."""
+"""What is asked, and what is learned from: levels solved half of the time, groups that teach, no peer's batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from swarmnode.training.rl.curriculum import Curriculum
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split, choose, poison_budget
 from swarmnode.training.rl.tasks import TaskRef, regenerate
@@ -16,8 +17,10 @@ from swarmnode.training.rl.vocabulary import DIGITS
 LIMITS = BatchLimits()
 
 
-def scored(author: str, seed: int, right: int = 1, *, answers: int = 8, version: int = 0, length: int = 3) -> Scored:
-    ref = TaskRef("digits/swap", 5, seed)
+def scored(
+    author: str, seed: int, right: int = 1, *, answers: int = 8, version: int = 0, length: int = 3, base: int = 5
+) -> Scored:
+    ref = TaskRef("digits/swap", base, seed)
     padding = DIGITS.encode("#" * (length - 3))
     key = (*padding, *DIGITS.encode(regenerate(ref).key), DIGITS.end)
     wrong = (*padding, *DIGITS.encode("99"), DIGITS.end)
@@ -141,3 +144,45 @@ def test_authors_without_standing_have_one_eighth_of_a_batch_together_however_ma
         assert sum(author.startswith("new") for author in authors) == batch // 8
         assert sum(author.startswith("good") for author in authors) == 3
         assert refused["probation"] > 10
+
+
+LEVELS = (("digits/swap", 2), ("digits/swap", 3), ("digits/swap", 4))
+
+
+def a_round(*right: int) -> list[Scored]:
+    """Two groups of each level, in each of which so many of eight answers are right."""
+    return [scored("me", seed, n, base=base) for n, (_, base) in zip(right, LEVELS, strict=True) for seed in (1, 2)]
+
+
+def drawn_of(curriculum: Curriculum, count: int = 9) -> Counter[int]:
+    """How often each level is drawn in 200 rounds, by its base."""
+    chance = rng()
+    return Counter(base for _ in range(200) for _, base in curriculum.drawn(count, chance))
+
+
+def test_what_is_solved_half_of_the_time_is_asked_most_and_what_always_or_never_is_hardly() -> None:
+    curriculum = Curriculum(LEVELS, 0.5)
+    for _ in range(30):
+        curriculum.saw(a_round(8, 4, 0))
+    asked = drawn_of(curriculum)
+    assert asked[3] > 0.9 * sum(asked.values())
+    for _ in range(30):
+        curriculum.saw(a_round(8, 7, 4))  # the second was learned, and the third is no longer too hard
+    later = drawn_of(curriculum)
+    assert later[4] > 1.5 * later[3] > 0 and later[2] < 0.1 * later[4]
+
+
+def test_levels_are_drawn_alike_before_anything_was_seen() -> None:
+    assert all(200 < count < 340 for count in drawn_of(Curriculum(LEVELS, 0.5)).values())  # 267 expected
+
+
+@pytest.mark.parametrize(("count", "part", "chosen"), [(8, 0.5, 4), (8, 1.0, 7), (8, 0.0, 0), (1, 1.0, 0), (0, 1.0, 0)])
+def test_some_questions_are_always_left_to_chance(count: int, part: float, chosen: int) -> None:
+    assert len(Curriculum(LEVELS, part).drawn(count, rng())) == chosen
+
+
+def test_groups_of_levels_that_the_run_does_not_ask_move_nothing() -> None:
+    curriculum = Curriculum(LEVELS, 0.5)
+    before = curriculum.scores.tolist()
+    curriculum.saw([scored("stranger", seed, 4, base=10) for seed in range(50)])
+    assert curriculum.scores.tolist() == before

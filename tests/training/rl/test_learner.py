@@ -72,6 +72,25 @@ def test_equal_seeds_and_pools_give_equal_parameters(warm: Callable[..., Learner
     assert parameter_hash(other.policy) not in hashes
 
 
+def test_a_reward_is_that_of_questions_that_were_not_chosen(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, split=Split(8, 0), curriculum=0.75))
+    own = learner.sample()
+    alike = own[:2]  # a quarter
+    report = learner.learn(own, [])
+    assert report.own == 8 and report.reward == pytest.approx(np.mean([scored.rewards.mean() for scored in alike]))
+    assert set(report.by_task) == {scored.group.task.name for scored in alike}
+
+
+def test_a_node_asks_itself_what_is_solved_half_of_the_time(warm: Callable[..., Learner]) -> None:
+    learner = warm(replace(SETTINGS, split=Split(8, 0), curriculum=0.75))
+    half, never = (external(1, *texts) for texts in (["right", "9"] * 4, ["9"] * 8))
+    sort = replace(never, task=replace(never.task, name="digits/sort"))
+    for _ in range(20):
+        learner.learn([score("me", group) for group in [half, sort] * 6], [])
+    asked = [scored.group.task.name for _ in range(5) for scored in learner.sample()[2:]]
+    assert asked.count("digits/swap") > 0.8 * len(asked)
+
+
 def test_warm_up_teaches_the_form_and_nothing_else() -> None:
     learner = a_learner(replace(SETTINGS, tasks=(("digits/swap", 5),)))
     texts = [text for scored in learner.sample() for text in scored.texts]

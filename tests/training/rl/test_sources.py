@@ -51,13 +51,26 @@ def test_the_setting_names_tasks_with_their_parameters() -> None:
     asked = RolloutsSection(task="gym:chain_sum(min_terms=2, level=3), leg_counting")
     assert tasks_of_run(asked) == (("gym/chain_sum", 3), ("gym/leg_counting", 0))
     assert asked_by(asked.task).parameters == {"chain_sum": {"min_terms": 2}, "leg_counting": {}}
+    several = RolloutsSection(task="gym:chain_sum(level=(0, 2))")
+    assert tasks_of_run(several) == (("gym/chain_sum", 0), ("gym/chain_sum", 2))
     assert tasks_of_run(RolloutsSection(task="mine.py:Mine", difficulty=7)) == (("own/Mine", 7),)
     assert tasks_of_run(RolloutsSection(task="text:a/b.jsonl")) == (("text/b", 0),)
 
 
 @pytest.mark.parametrize(
     "task",
-    ["", "gym:", "gym:a.b", "gym:a(1)", "gym:a(b=c)", "gym:a, a", "gym:a(level=11)", "gym:__import__('os')", "x.py:1"],
+    [
+        "",
+        "gym:",
+        "gym:a.b",
+        "gym:a(1)",
+        "gym:a(b=c)",
+        "gym:a, a",
+        "gym:a(level=11)",
+        "gym:a(level=())",
+        "gym:__import__('os')",
+        "x.py:1",
+    ],
 )
 def test_what_names_no_task_is_said_and_nothing_of_it_is_run(task: str) -> None:
     with pytest.raises(SettingError, match="expected"):
