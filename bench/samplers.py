@@ -1,11 +1,13 @@
 """Whether policies learn as well from what others sample for them as from what they sample themselves; JSON lines.
 
-    python bench/samplers.py [--updates 100] [--seeds 3] [--arms colocated pull push cheated late]
+    python bench/samplers.py [--updates 100] [--seeds 1 2 3] [--arms colocated pull push cheated late] [--policy hf]
 
 Eight nodes on the simulated network, two that train and six that only sample (`--role rollout`), with the product's own
 protocol and real tiny policies on nine digit tasks in base 3, which are learned in so many updates. Time is virtual:
 sampling a batch takes `--sampling` seconds, an update `--update`, links have 50 ms and 20 Mbit/s. Nobody learns from
-rollouts of policies other than its own (J = 0), so that arms differ in who samples only:
+rollouts of policies other than its own (J = 0), so that arms differ in who samples only. With `--policy hf` the policy
+is a Llama of two layers and width 128 by `transformers`, all of whose parameters are trained; it is made here with
+random weights, taught the form of an answer as the other is, and asked in base 2, as it learns more slowly:
 
 colocated   the two that train ask themselves as many questions for an update as three samplers ask
 pull, push  how samplers come to new weights
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -37,6 +40,7 @@ import trio
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from policytrainer import BATCH, InProcess
+from sampling import make
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler
@@ -49,33 +53,40 @@ from swarmnode.training.tasks import Assignment
 TRAINERS, SAMPLERS = "ab", "cdefgh"
 CHEAT = LATECOMER = "h"
 LATE = 20  # updates
+TINY = "gpt:1x48"
+HF_RATE = 3e-4  # learning rate of the Llama; at 1e-3, the default, it forgets within an update what it wrote before
 
 
-def a_spec(arm: str, seed: int) -> RunSpec:
+def a_spec(arm: str, seed: int, policy: str = TINY) -> RunSpec:
     """The run that the nodes of an arm learn in."""
-    return parse_runspec(
-        {"run": {"name": arm, "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts_of(arm)},
-        source="bench",
-    )
+    tables = {"run": {"name": arm, "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts_of(arm, policy)}
+    return parse_runspec(tables if policy == TINY else tables | {"inner": {"lr": HF_RATE}}, source="bench")
 
 
-def rollouts_of(arm: str) -> dict[str, Any]:
+def rollouts_of(arm: str, policy: str = TINY) -> dict[str, Any]:
     """[rollouts] of an arm's run."""
     each = BATCH * len(SAMPLERS) // len(TRAINERS) + ASKED_ITSELF  # groups of an update
     return {
         "batch": each if arm == "colocated" else BATCH,
         "external": 0,
-        "difficulty": 3,
+        "difficulty": 3 if policy == TINY else 2,
         "adaptive": False,
-        "policy": "gpt:1x48",
+        "policy": policy,
+        "tokens": 8,
         "weights": "push" if arm == "push" else "pull",
     }
 
 
-def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float) -> dict[str, Any]:
+def a_llama(folder: Path) -> str:
+    """The policy of runs by a language model that is made in `folder`."""
+    make(folder, layers=2, width=128, words=64, context=64)
+    return f"hf-full:{folder}"
+
+
+def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float, policy: str = TINY) -> dict[str, Any]:
     """The line of one arm. All chance of the learning comes from `seed`."""
     began = time.process_time()
-    spec = a_spec(arm, seed)
+    spec = a_spec(arm, seed, policy)
     beginning = Trainee(spec, Assignment("", "beginning"))
     without = spec.updated(rollouts={"warm_up": 0})
     trainers: dict[str, InProcess] = {}
@@ -87,12 +98,14 @@ def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float
         trainers[name] = InProcess(task, sampling=sampling, update=update, cheats=cheats)
         return trainers[name]
 
-    told: dict[str, Any] = {"arm": arm, "seed": seed, "updates": updates}
+    told: dict[str, Any] = {"arm": arm, "policy": policy.partition(":")[0], "seed": seed, "updates": updates}
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.05, bandwidth=20e6 / 8)
-            swarm = SimSwarm(nursery, world=world, method="sapo", trainer=make, rollouts=rollouts_of(arm), seed=seed)
+            swarm = SimSwarm(
+                nursery, world=world, method="sapo", trainer=make, rollouts=rollouts_of(arm, policy), seed=seed
+            )
             late = LATECOMER if arm == "late" else ""
             for name in TRAINERS if arm == "colocated" else TRAINERS + SAMPLERS:
                 if name != late:
@@ -196,17 +209,20 @@ def caught(swarm: SimSwarm) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=100, help="of each trainer")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", default=["colocated", "pull", "push", "cheated"])
+    parser.add_argument("--policy", choices=("gpt", "hf"), default="gpt")
     parser.add_argument("--sampling", type=float, default=0.5, help="virtual seconds of a batch of 8 groups")
     parser.add_argument("--update", type=float, default=0.2, help="virtual seconds of an update")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    for seed in range(1, options.seeds + 1):
-        for arm in options.arms:
-            line = run_arm(arm, seed, updates=options.updates, sampling=options.sampling, update=options.update)
-            print(json.dumps(line), flush=True)
+    times = {"updates": options.updates, "sampling": options.sampling, "update": options.update}
+    with tempfile.TemporaryDirectory() as folder:
+        policy = a_llama(Path(folder)) if options.policy == "hf" else TINY
+        for seed in options.seeds:
+            for arm in options.arms:
+                print(json.dumps(run_arm(arm, seed, **times, policy=policy)), flush=True)
 
 
 if __name__ == "__main__":

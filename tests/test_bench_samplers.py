@@ -49,6 +49,18 @@ def test_a_sampler_that_joins_late_is_in_step_within_two_updates() -> None:
     assert told["late"]["in_step"] <= 2 and told["late"]["learned_from"] <= 4
 
 
+def test_six_samplers_write_for_two_language_models_and_one_that_joins_late_is_in_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    monkeypatch.setattr(samplers, "LATE", 2)
+    policy = samplers.a_llama(tmp_path)
+    told = samplers.run_arm("late", 1, updates=5, sampling=0.5, update=0.2, policy=policy)
+    assert told["policy"] == "hf-full" and told["accepted"] > 20
+    assert told["late"]["in_step"] <= 2 and told["late"]["learned_from"] <= 4
+    assert set(told["refused"]) <= {"stale", "for-another"}
+
+
 def test_who_is_alone_asks_itself_as_many_questions_as_three_samplers_would() -> None:
     told = samplers.run_arm("colocated", 1, updates=2, sampling=0.5, update=0.2)
     assert told["came"] == 0 and told["informative_per_update"] > 4
