@@ -134,7 +134,8 @@ class Seed(Method):
         self._unsaid: dict[int, bytes] = {}  # own, by round
         self._counted = Count[PeerId]()  # whose records were added since the last result
         self._adding = trio.Lock()  # S and the chains belong together
-        self._round = self._begun = 0
+        self._round = 0
+        self._begun = FIRST  # the last round that the trainer took a step of
         self._parameters = parts.trainer.parameters()  # theta, as the trainer has it between two steps
         self._asked: set[PeerId] = set()  # who looked for a place here, while this node waits for such
         self._news = trio.Event()  # there is another one
@@ -254,7 +255,7 @@ class Seed(Method):
         await self._add()
         if trio.current_time() > self._lacking + LACKING_FOR:
             raise LostPlace("others build on records that are kept no more")
-        round = self._begun = max(self._round, self._begun + 1 if self._begun or self._round else 0)
+        round = self._begun = max(self._round, self._begun + 1)  # of one begun before, the trainer counts on
         worked = await self._probe(round, min(self._spec.inner.steps_in(round), MOST))
         self.phase = "exchanging"
         try:

@@ -95,6 +95,12 @@ async def assert_all_hold_the_sum(swarm: SimSwarm, *names: str) -> None:
         assert np.array_equal(saved.state.parameters, tally.parameters(lr=LR, clip=1.0))
         held.append({record.id for record in records})
         bits.append((saved.state.parameters.tobytes(), method._hash))
+        trainer = swarm.nodes[name].trainer
+        assert isinstance(trainer, ProbingTrainer)
+        for record in await records_of(swarm.nodes[name], swarm.peer(name)):  # each byte stands where its direction is
+            round, (_, told) = int(record.key.split("/")[1]), record.value  # type: ignore[misc]
+            assert all(trainer.told.get((round, step), byte) == byte for step, byte in enumerate(told))  # type: ignore
+            assert (round, len(told) - 1) in trainer.told or not trainer.told or round < min(trainer.told)[0]  # type: ignore
     assert len(set(bits)) == 1 and all(each == held[0] for each in held)
 
 
