@@ -1,6 +1,6 @@
 """Codecs and the arithmetic of an open round: speed, error, bytes, and what error feedback makes of it; JSON lines.
 
-    python bench/codecs.py [--elements 50000000] [--repeats 5] [--rounds 20] [--only speed error feedback places round]
+    python bench/codecs.py [--elements 50000000] [--repeats 5] [--rounds 20] [--only speed error feedback ...]
 
 speed     GB of float32 values a second of CPU time, one thread, the median of the repeats; `copy_gb_s` is that of
           `numpy.copyto` in the same run, to compare machines by.
@@ -10,6 +10,9 @@ error     relative RMS, |x - decode(encode(x))| / |x|, of one vector: normal val
 feedback  the same of sums over rounds, of what was meant and of what was sent, with and without error feedback: of
           `--rounds` pseudo-gradients of that model, one after the other.
 places    bits a place that topk sends, by different codes, and the entropy of places that are drawn evenly.
+entropy   what is left to gain by coding what codecs leave of such a pseudo-gradient, in percent of its bytes: by zlib
+          and lzma, and by an ideal code of bytes and of half bytes that knows how often each occurs, as a range coder
+          comes near to.
 round     CPU seconds to apply 16 topk contributions, and for the exact norm of one.
 """
 
@@ -17,10 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import math
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -138,6 +143,27 @@ def places(chosen: argparse.Namespace) -> Iterator[Line]:
         yield {"values": kind, "bits_per_place": {name: round(float(cost), 2) for name, cost in bits.items()}}
 
 
+def entropy(chosen: argparse.Namespace) -> Iterator[Line]:
+    values = pseudo_gradients(chosen.rounds)[0]
+    for name, codec in CODECS.items():
+        raw = np.frombuffer(codec.encode(values), np.uint8)
+        halves = np.stack([raw & 15, raw >> 4])
+        sizes = {
+            "zlib": len(zlib.compress(raw, 9)),
+            "lzma": len(lzma.compress(raw, preset=6)),
+            "bytes": information(raw) / 8,
+            "half_bytes": information(halves) / 8,
+        }
+        gains = {by: round(100 * (1 - size / raw.size), 2) for by, size in sizes.items()}
+        yield {"codec": name, "bytes_per_element": round(raw.size / values.size, 4), "saved_percent": gains}
+
+
+def information(symbols: NDArray[np.uint8]) -> float:
+    """Bits of all symbols, each by how often it occurs among them."""
+    counts = np.unique(symbols, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / symbols.size)).sum())
+
+
 def round_(chosen: argparse.Namespace) -> Iterator[Line]:
     values = normal(chosen.elements)
     raw = bytes(TopK().encode(values))
@@ -195,7 +221,7 @@ def pseudo_gradients(rounds: int) -> list[Vector]:
     return moved[WARM_UP:]
 
 
-PARTS = {"speed": speed, "error": error, "feedback": feedback, "places": places, "round": round_}
+PARTS = {"speed": speed, "error": error, "feedback": feedback, "places": places, "entropy": entropy, "round": round_}
 
 
 def main() -> None:
