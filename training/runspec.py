@@ -34,6 +34,7 @@ CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and for whoever goes on after it
 DECAY_SHARE = 0.2  # of the steps, at the end of wsd (Hägele et al. 2405.18392)
 GROWTH = 0.03  # of the steps done: H, where it grows
+REACH = 5e-4  # of a step of `seed`, at the most: some times what trains well, so that mistakes are told
 LOSS_EVERY = 10  # steps, or more: the loss of 32 sequences takes as long as some three steps
 NOBODY = "none"  # as a run's owner
 FILLED_IN = ("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created")
@@ -175,9 +176,6 @@ def _grown(most: int) -> tuple[int, ...]:
     while (steps := max(1, round(GROWTH * begun[-1]))) < most:
         begun.append(begun[-1] + steps)
     return tuple(begun)
-
-
-BYTE_REACH = 5e-4  # of a parameter in a step of `seed`: ten times what trains well, so that mistakes are told
 
 
 @dataclass(frozen=True)
@@ -541,7 +539,6 @@ def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
             f"{spec.exchange.method!r}: demo is for sgd, as a rule with steps = 1, and sgd for demo"
         )
     yield from _check_overlap(spec, source)
-    yield from _check_seed(spec, source)
     yield from _check_trust(spec, source)
 
 
@@ -555,16 +552,6 @@ def _check_overlap(spec: RunSpec, source: str) -> Iterator[str]:
                 f"{source} [exchange]: {key} = {as_toml(getattr(exchange, key))} has no meaning with method = "
                 f"{exchange.method!r}, only with {' and '.join(methods)}; leave it out"
             )
-
-
-def _check_seed(spec: RunSpec, source: str) -> Iterator[str]:
-    inner = spec.inner
-    if spec.exchange.method == "seed" and not 0 < inner.lr * inner.clip <= BYTE_REACH:
-        yield (
-            f"{source} [inner]: lr = {inner.lr:g} and clip = {inner.clip:g} do not suit method = 'seed', where a step "
-            f"moves every parameter by up to lr * clip; have their product above 0 and at most {BYTE_REACH:g}, as with "
-            "lr = 1e-4 and clip = 2"
-        )
 
 
 def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:
@@ -581,6 +568,11 @@ def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:
             f"{source} [inner]: population = {inner.population} does not fit method = {spec.exchange.method!r}: "
             "members try rates of their own for 2 rounds or more, and only by diloco, where nobody repeats others' "
             "steps; leave it out, or write 2 or more"
+        )
+    if spec.exchange.method == "seed" and not 0 < inner.lr * inner.clip <= REACH:
+        yield (
+            f"{source} [inner]: lr = {inner.lr:g} and clip = {inner.clip:g} do not suit method = 'seed': a step moves "
+            f"parameters by up to lr * clip, which must be above 0 and at most {REACH:g}; try lr = 1e-4 and clip = 2"
         )
     if inner.precision == "bf16" and spec.audited:
         yield (
