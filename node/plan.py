@@ -136,16 +136,19 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
             work = pace.encode[name] + (1 + 1 / n) * pace.decode[name] + pace.clip + pace.check + audited
             told = STATEMENTS * link.round_trip + TRIPS * link.round_trip
             seconds, busy = steps + local + work * elements + moved / min(link.up, link.down) + told, steps
-        case "streaming" | "lowrank":
-            if spec.exchange.method == "streaming":
+        case "async" | "streaming" | "lowrank":
+            share, tau = 1.0, spec.exchange.tau
+            if spec.exchange.method == "async":  # where all are as fast as this node
+                tau = 0
+            elif spec.exchange.method == "streaming":
                 share = 1 / min(spec.exchange.fragments, spec.model.layers)
             else:  # of square matrices, with no rank below the greatest; others have less
                 share = min(1.0, 2 * spec.exchange.rank / spec.model.width)
             moved = size * 2 * (n - 1) / n * share
             work = (2 * pace.encode[name] + 2 * pace.decode[name]) * elements * share
             exchange = max(moved / min(link.up, link.down), work) + TRIPS * link.round_trip
-            hidden = min(exchange, (spec.exchange.tau + spec.inner.steps) * pace.step)  # what is longer is waited for
-            busy = max(steps, steps - spec.exchange.tau * pace.step + hidden)
+            hidden = min(exchange, (tau + spec.inner.steps) * pace.step)  # what is longer is waited for
+            busy = max(steps, steps - tau * pace.step + hidden)
             seconds = busy + local + exchange - hidden
         case "demo":
             moved = size * (n - 1)

@@ -26,6 +26,7 @@ from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.datasets import pace
 from swarmnode.node.storage.history import History, PastRound
 from swarmnode.node.storage.runs import RunUnavailable
+from swarmnode.protocols.methods.asynchronous import Async
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
 from swarmnode.protocols.methods.demo import DeMo
@@ -59,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
 METHODS: dict[str, Build] = {
+    "async": Async,
     "btard": Btard,
     "demo": DeMo,
     "diloco": Diloco,

@@ -168,7 +168,7 @@ def _daemon(spec: RunSpec, parameters: int, n: int) -> Iterator[Held]:
         yield Held("daemon", "memory", "residual, and the one after the round", 2 * vector)
     yield Held("daemon", "mapped", "copies of parameters, pseudo-gradient", 2 * vector)
     match spec.exchange.method:
-        case "diloco" | "streaming" | "lowrank":
+        case "async" | "diloco" | "streaming" | "lowrank":
             if spec.exchange.method != "diloco":
                 yield Held("daemon", "memory", "where unsettled work began", vector)
             if spec.exchange.method == "lowrank":

@@ -283,7 +283,7 @@ class ExchangeSection:
         "auto",
         "how nodes exchange what they learned; auto is sapo where the task is one of rollouts (digits-rl), open where "
         "trust is open, else diloco",
-        choices=("auto", "btard", "demo", "diloco", "gossip", "lowrank", "open", "sapo", "seed", "streaming"),
+        choices=("auto", "async", "btard", "demo", "diloco", "gossip", "lowrank", "open", "sapo", "seed", "streaming"),
     )
     codec: str = option(
         "auto",
@@ -400,7 +400,7 @@ class RunSpec:
             method = "open" if self.run.trust == "open" else "diloco"
             method = "sapo" if self.task.name in ROLLOUT_TASKS else method
         muon = self.inner.optimizer == "muon"
-        if codec == "auto" and method in ("diloco", "gossip", "open"):
+        if codec == "auto" and method in ("async", "diloco", "gossip", "open"):
             codec = "sign" if muon else "topk" if method == "open" else "int8"
         elif codec == "auto":
             codec = {"demo": "topk", "lowrank": "int4", "streaming": "e3m0"}.get(method, "int8")

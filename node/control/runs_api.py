@@ -175,8 +175,8 @@ class RunsApi:
         if steering is None:
             raise Declined(
                 f"a run of method {session.method.name!r} keeps the values of its file: only known members (diloco, "
-                "streaming, lowrank, demo, btard) agree before a round on what holds in it. Other values take a run of "
-                "their own, which begins from this one's state: swarmnode successor publish"
+                "streaming, lowrank, demo, async, btard) agree before a round on what holds in it. Other values take a "
+                "run of their own, which begins from this one's state: swarmnode successor publish"
             )
         if not isinstance(changes, dict) or (since is not None and (type(since) is not int or since < first)):
             raise Declined(f"from_round: {since!r} is no round to come; the next is {first}", exit_code=USAGE)

@@ -120,8 +120,8 @@ class StreamingRounds(DilocoRounds):
     async def _run_round(self) -> RoundResult:
         here, self._exchanged = self._acceptor.position, None
         steered, fragment = dict(self._acceptor.steering.now.values), self._fragment(here.round)
-        steps, self.phase = self._spec.inner.steps_in(here.round), "training"
-        before = max(1, steps - self._spec.exchange.tau)
+        self.phase = "training"
+        before, beside = self._steps_of(here.round)
         worked = self._count(await self._train(here, before))
         unsettled = await self._unsettled()
         if not await self._runner(partial(is_finite, unsettled)):
@@ -133,12 +133,18 @@ class StreamingRounds(DilocoRounds):
             self._go_ahead(fragment, gradient)
         self.phase = "exchanging"
         with self._catch_up.eased():  # those who wait for this round go before those who join
-            decision, meanwhile = await self._agree_and_train(here, worked, steps - before)
+            decision, meanwhile = await self._agree_and_train(here, worked, beside)
         worked += meanwhile
         outcome = await self._apply(decision, gradient, worked)
         self._gradient = np.zeros(0, np.float32)
         loss = await self._shared_loss() if self._spec.inner.measured_after(here.round) else nan
         return self._told(decision, outcome, loss, worked, steered)
+
+    def _steps_of(self, round: int) -> tuple[int, int]:
+        """Inner steps before a round's work is offered, and beside its exchange at the least."""
+        steps = self._spec.inner.steps_in(round)
+        before = max(1, steps - self._spec.exchange.tau)
+        return before, steps - before
 
     async def _agree_and_train(self, here: Position, worked: TrainStats, least: int) -> tuple[Decision, TrainStats]:
         """Have the round decided, and take at the least so many steps beside. Raises as `Agreement.agree`."""
@@ -156,13 +162,13 @@ class StreamingRounds(DilocoRounds):
                 await self._turns.give_way()
                 goal = least if taken.steps < least else most
                 try:
-                    more = await self._trainer.train(round=here.round, steps=goal - taken.steps, seconds=left)
+                    more = await self._take_steps(here.round, goal - taken.steps, left)
                 except TrainerDied as error:
                     logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
                 else:
                     taken += self._count(more)
 
-        samples = self._samples[here.round % len(self._samples)]
+        samples = self._weight_in(here.round)
         decision: Decision | None = None
         failure: Behind | LeftOut | None = None
         async with trio.open_nursery() as nursery:
@@ -181,7 +187,7 @@ class StreamingRounds(DilocoRounds):
         return decision, taken
 
     async def _train(self, here: Position, steps: int) -> TrainStats:
-        worked = await super()._train(here, steps)
+        worked = await super()._train(here, steps) if steps else NOTHING
         while worked.steps < steps and await self._turns.give_way():
             worked += await super()._train(here, steps - worked.steps)
         return worked
@@ -189,6 +195,10 @@ class StreamingRounds(DilocoRounds):
     def _count(self, worked: TrainStats) -> TrainStats:
         self._samples = [samples + worked.samples for samples in self._samples]
         return worked
+
+    def _weight_in(self, round: int) -> int:
+        """Of what this node has to offer, before the cap: samples."""
+        return self._samples[round % len(self._samples)]
 
     async def _shared_loss(self) -> float:
         with self._holding_shared() as trainer:

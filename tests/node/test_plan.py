@@ -45,6 +45,13 @@ def test_a_fragments_exchange_takes_no_time_while_there_are_steps_to_take() -> N
     assert slow.computing == pytest.approx(200 / slow.round_seconds, rel=0.03)  # as many steps again, then it waits
 
 
+def test_steps_are_taken_beside_an_exchange_of_learners_on_their_own_clocks() -> None:
+    (way, *_) = ways(spec(method="async"))
+    there = predict(way, PACE, HOME, 4, PLENTY)
+    assert there.round_seconds == pytest.approx(100 + 60 + 2.5, rel=0.03)
+    assert there.computing == pytest.approx(1 - 2.5 / there.round_seconds)
+
+
 def test_factors_take_the_share_of_a_matrix_that_their_rank_is() -> None:
     (way, *_) = ways(spec(method="lowrank", codec="int8", rank=8))
     there = predict(way, PACE, HOME, 4, PLENTY)

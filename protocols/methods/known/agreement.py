@@ -300,7 +300,7 @@ class Agreement:
         try:
             reply = await self._liveness.unless_gone(
                 leader,
-                lambda: self._rpc.call(leader, "round.ready", ready, LeaderReply, timeout=patience),
+                lambda: self._rpc.call(leader, "round.ready", ready, LeaderReply, timeout=self._lead_within(patience)),
                 within=self._silence,
             )
             match reply:
@@ -319,7 +319,7 @@ class Agreement:
                 within=self._silence,
             )
         except (PeerGoneSilent, CallError) as error:
-            logger.info("round %d: the member that led it is gone, another leads now", ready.round)
+            logger.info("round %d: the member that was to lead it is gone or not ready, another leads now", ready.round)
             logger.debug("ballot %d of round %d failed with its leader: %s", ready.ballot, ready.round, error)
             return None
         if ruling.decision is not None and acceptor.continues(ruling.decision.roster):
@@ -364,6 +364,27 @@ class Agreement:
             return self._report(ready, missing=error.peers)
         self.acceptor.accepted = replace(accepted, ballot=ready.ballot)
         return self._report(ready, accepted.state_hash)
+
+    # --- what decides for whom a round waits; other methods do otherwise ----------------------------------------------
+
+    def _lead_within(self, patience: float) -> float:
+        """Seconds for a leader that answers pings to close its roster, of `patience` that it has for anything else."""
+        return patience
+
+    def _grace(self, readies: Iterable[Ready]) -> float:
+        """Seconds for which a roster stays open once half of its candidates, these, are ready."""
+        return self._straggling.seconds()
+
+    def _next_window(self, readies: Iterable[Ready], longer: float) -> float:
+        """As the function of that name."""
+        present, elapsed = self.acceptor.position.window, self.acceptor.elapsed()
+        return next_window(
+            readies, floor=self._settings.deadline_floor, present=present, elapsed=elapsed, longer=longer
+        )
+
+    def _passed_over(self, box: BallotBox, members: Sequence[PeerId]) -> Collection[PeerId]:
+        """Candidates whom a roster without them names for the next round, though they did not ask for it."""
+        return ()
 
     # --- leading a ballot -------------------------------------------------------------------------------------------
     #
@@ -451,7 +472,7 @@ class Agreement:
             if half_at == math.inf and len(box.readies) >= len(waited_for):
                 half_at = now
             if sum(p in box.readies for p in voters) >= majority(voters):
-                enough = min(began + settings.deadline_ceiling, half_at + self._straggling.seconds())
+                enough = min(began + settings.deadline_ceiling, half_at + self._grace(box.readies.values()))
                 give_up = enough if waited_for else now
             elif waited_for:
                 give_up = began + patience
@@ -522,14 +543,10 @@ class Agreement:
         readies = {p: box.readies[p] for p in members}
         told, steering = [r.steering for r in readies.values() if r.steering], acceptor.steering
         coming = steering.newest(told, here.round + 1) if told else steering.now
-        window = next_window(
-            readies.values(),
-            floor=settings.deadline_floor,
-            present=here.window,
-            elapsed=acceptor.elapsed(),
-            longer=coming.spec.inner.steps_in(here.round + 1) / steering.now.spec.inner.steps_in(here.round),
-        )
+        longer = coming.spec.inner.steps_in(here.round + 1) / steering.now.spec.inner.steps_in(here.round)
+        window = self._next_window(readies.values(), longer)
         asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())
+        asked.update(self._passed_over(box, members))
         room = MAX_SEATS - len(members)
         joiners = tuple(sorted(j for j in asked - set(members) if self._parts.admits(j)))[:room]
         seats = seats_of(members, readies, weight_cap=settings.weight_cap)

@@ -69,7 +69,7 @@ class Diloco(Method):
 
     def __init__(self, parts: Context) -> None:
         self._parts = parts
-        self.agreement = Agreement(parts)
+        self.agreement = self.make_agreement()
         self.allreduce = self.make_reducer()
         self.steering = self.agreement.acceptor.steering
         self.rounds = self.make_rounds()
@@ -77,6 +77,10 @@ class Diloco(Method):
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
         self._looking: set[PeerId] = set()  # who stood nowhere yet either, when it was asked last
+
+    def make_agreement(self) -> Agreement:
+        """What brings members to one result a round; other methods have another, as of the two below."""
+        return Agreement(self._parts)
 
     def make_reducer(self) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""

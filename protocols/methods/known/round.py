@@ -213,17 +213,22 @@ class DilocoRounds:
 
         Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
         """
-        late_by = self._late_by
-        seconds, self._late_by = here.window, 0.0
-        if late_by > LATE_START:
-            seconds = here.window / WINDOW_SLACK - late_by
+        seconds, self._late_by = self._seconds_to_train(here), 0.0
         started = trio.current_time()
         while (left := seconds - (trio.current_time() - started)) > 0:
             try:
-                return await self._trainer.train(round=here.round, steps=steps, seconds=left)
+                return await self._take_steps(here.round, steps, left)
             except TrainerDied as error:
                 logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
         return NOTHING
+
+    async def _take_steps(self, round: int, steps: int, seconds: float) -> TrainStats:
+        """As `Trainer.train`."""
+        return await self._trainer.train(round=round, steps=steps, seconds=seconds)
+
+    def _seconds_to_train(self, here: Position) -> float:
+        """Before this node offers its work of a round that it has just come into."""
+        return here.window if self._late_by <= LATE_START else here.window / WINDOW_SLACK - self._late_by
 
     async def _unsettled(self) -> Vector:
         """The pseudo-gradient, (P,): what the trainer did since the shared state, but for what is settled already."""

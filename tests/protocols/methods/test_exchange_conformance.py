@@ -28,7 +28,7 @@ from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import ExchangeSection
 
 # Methods whose members go through the same states; with sapo each has a policy of its own.
-OF_ONE_HISTORY = ("btard", "demo", "diloco", "lowrank", "open", "streaming")
+OF_ONE_HISTORY = ("async", "btard", "demo", "diloco", "lowrank", "open", "streaming")
 BY_SIGNS = ("demo",)  # how far parameters moved does not tell how much work moved them: test_demo.py has the accounts
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
