@@ -107,6 +107,7 @@ class Plan:
         replace(MENU, method="diloco", interval=24, codec="int8"),
         STREAMING,
         replace(STREAMING, eager=True),
+        replace(MENU, method="async", interval=24, codec="int8", tau=2, speeds="1:2:4"),
         replace(MENU, method="gossip", interval=24, codec="int8"),
         replace(MENU, method="gossip", interval=24, codec="int8", outer_lr=0.7, momentum=0.5),  # NoLoCo's
         replace(MENU, method="merge", interval=MENU.steps, codec="int8"),
@@ -231,6 +232,7 @@ def run(cell: Cell, every: int, starts: Path) -> dict[str, Any]:
         "words": round(outcome.curve[-1][2], 5),
         "rounds": outcome.rounds,
         "bytes_per_node": round(outcome.bytes_per_node),
+        "clock": outcome.clock,
         "accepted": round(outcome.accepted, 4),
         "wire": [list(exchanges) for exchanges in outcome.wire],
         "seconds": round(time.monotonic() - began, 1),

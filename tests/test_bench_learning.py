@@ -9,7 +9,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import learning
 from learned.methods import Arm, Factored, Outcome, spec_of, train
-from learned.report import put, simulated_seconds
+from learned.report import described, put, simulated_seconds
 from learned.workers import DataParallel, Size, Workers
 
 from swarmnode.node.storage.cutting import publish
@@ -257,3 +257,24 @@ def test_momentum_is_exchanged_after_each_step_and_moves_by_signs(workers: Worke
     moved = np.abs(outcome.parameters - workers.initial)
     # warming up over 20 steps, and matrices fade by a tenth of that
     assert 0 < moved.max() <= 1e-2 * (1 + 2 + 3) / 20 * (1 + 0.1 * np.abs(workers.initial).max()) + 1e-6
+
+
+def test_async_is_diloco_where_all_are_equally_fast(workers: Workers) -> None:
+    arm = Arm("diloco", steps=4, lr=1e-2, interval=2, codec="fp32")
+    together, apart = _run(arm, workers), _run(replace(arm, method="async", speeds="3"), workers)
+    np.testing.assert_allclose(apart.parameters, together.parameters, atol=1e-6)
+    assert apart.rounds == 2 and apart.clock == 4 / 3
+    assert apart.bytes_per_node == together.bytes_per_node
+
+
+def test_async_takes_as_many_steps_in_the_time_of_fewer_of_the_slowest(workers: Workers) -> None:
+    arm = Arm("async", steps=12, lr=1e-3, interval=4, codec="int8", tau=2, speeds="1:2:4")
+    outcome, before = _run(arm, workers), [loop.optimizer.updates for loop in workers._loops]
+    # of four workers the last is one of the slow: a round has 1 + 2 + 4 + 1 steps, and lasts one of theirs
+    assert outcome.rounds == 6 and outcome.clock == 6
+    assert before == [6, 12, 24, 6]
+    assert [step for step, *_ in outcome.curve][-1] == 12
+    assert {overlap for _, overlap, _ in outcome.wire} == {0.5}
+    line = {"arm": asdict(arm), "clock": outcome.clock, "wire": [list(exchange) for exchange in outcome.wire]}
+    assert simulated_seconds(line, 1e9) == pytest.approx(0.6)
+    assert "H 4 of the fastest, speeds 1:2:4" in described(asdict(arm))

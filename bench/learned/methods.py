@@ -1,5 +1,5 @@
 """How simulated workers train: synchronously, alone, by `diloco`, `streaming`, `lowrank`,
-`demo`, `open`, by seeds or in pairs.
+`demo`, `async`, `open`, by seeds or in pairs.
 
     outcome = train(Arm("diloco", steps=480, optimizer="muon", interval=30, grows=True, codec="sign"),
                     workers, start=phi, stream="scratch", every=60, say=print)
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from swarmnode.protocols.chain.rules import work_units
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.protocols.methods.seed import KIND
+from swarmnode.training.asynchronous import Aged, delayed_nesterov
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.demo import BETA, dct, idct, signed_step
@@ -75,6 +77,7 @@ class Arm:
     clip: float = 1.0  # of seed
     after: int = 0  # steps of a synchronous run before, from whose end this one goes on
     rank: int = 0  # of lowrank
+    speeds: str = ""  # of async: of the workers in turn, the slowest being 1; tau are steps of the fastest
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,9 @@ class Outcome:
     curve: tuple[tuple[int, float, float], ...]  # steps done, held-out bits per byte, next-word accuracy
     rounds: int
     bytes_per_node: float  # sent, and as many received
+    clock: float  # what it lasts but for exchanges, in steps of the slowest worker
     accepted: float  # share of contributions that counted
-    wire: tuple[tuple[int, int, int], ...]  # bytes that a node sends, inner steps taken meanwhile, so many exchanges
+    wire: tuple[tuple[int, float, int], ...]  # bytes that a node sends, inner steps taken meanwhile, so many exchanges
 
 
 class Method(Protocol):
@@ -95,7 +99,7 @@ class Method(Protocol):
     sent: int  # bytes of all workers together
     offered: int  # contributions
     counted: int
-    overlap: int  # inner steps that a worker takes while an exchange is under way; 0: it waits
+    overlap: float  # inner steps that a worker takes while an exchange is under way; 0: it waits
 
     def advance(self, round: int, steps: int) -> Vector:
         """Train so many steps and exchange once; the shared parameters after it."""
@@ -108,22 +112,23 @@ def train(
     spec = spec_of(arm, workers.size, workers.seed, every=every)
     method = METHODS[arm.method](arm, workers, spec, start, stream)
     curve = [(0, *workers.heldout(start))]
-    parameters, done, round = start, 0, 0
-    wire: Counter[tuple[int, int]] = Counter()
+    parameters, done, round = start, 0.0, 0
+    wire: Counter[tuple[int, float]] = Counter()
     while done < arm.steps:
-        steps = min(spec.inner.steps_in(round), arm.steps - done)
+        steps = min(spec.inner.steps_in(round), math.ceil(arm.steps - done))
         before = method.sent
         parameters = method.advance(round, steps)
         exchanges = steps if arm.method == "synchronous" else getattr(method, "meetings", 1)
         each = builtins.round((method.sent - before) / workers.size.workers / exchanges)
         wire[each, method.overlap] += exchanges
-        measured, done, round = done // every, done + steps, round + 1
-        if done // every > measured or done == arm.steps:
-            curve.append((done, *workers.heldout(parameters)))
-            say(done, curve[-1][1])
+        measured, done, round = done // every, done + getattr(method, "taken", steps), round + 1
+        if done // every > measured or done >= arm.steps:
+            curve.append((builtins.round(done), *workers.heldout(parameters)))
+            say(*curve[-1][:2])
     share = method.counted / method.offered if method.offered else 1.0
     told = tuple((*what, times) for what, times in sorted(wire.items()))
-    return Outcome(parameters, tuple(curve), round, method.sent / workers.size.workers, share, told)
+    clock = getattr(method, "clock", float(arm.steps))
+    return Outcome(parameters, tuple(curve), round, method.sent / workers.size.workers, clock, share, told)
 
 
 def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
@@ -187,8 +192,8 @@ class Butterfly:
         seats = tuple(Seat(peer, workers.size.batch, 1) for peer in workers.peers)
         self._roster = RoundRoster("0" * 64, 0, 0, "0" * 64, seats, (), 1.0)
 
-    def mean(self, values: list[Vector]) -> Vector:
-        """Of all workers' values, (size,), as everybody decodes it."""
+    def mean(self, values: list[Vector], weights: Sequence[int] | None = None) -> Vector:
+        """Of all workers' values, (size,), as everybody decodes it; they weigh alike where no `weights` are given."""
         workers, roster = self._workers, self._roster
         cut = parts(roster, self._size)
 
@@ -201,7 +206,7 @@ class Butterfly:
         for index, part in enumerate(cut):
             size = part.stop - part.start
             decoded = [self._codec.decode(of_worker[index], size) for of_worker in encoded]
-            total = weighted_sum(decoded, [seat.weight for seat in roster.seats])
+            total = weighted_sum(decoded, weights or [seat.weight for seat in roster.seats])
             owner = workers.peers.index(part.owner)
             reduced = self._left_of_means[owner].encode_range(part.start, part.stop, total)
             mean[part.start : part.stop] = self._codec.decode(reduced, size)
@@ -350,6 +355,59 @@ class DeMo:
         return self._state.parameters
 
 
+class Async:
+    """Rounds of `async` on a virtual clock (training/asynchronous.py), of workers as fast as `speeds` say.
+
+    A round lasts as long as the fastest's `interval` steps; who is slower takes fewer. The last `tau` steps of the
+    fastest are taken while the round's contributions are on the wire, so that they are in the next round's.
+    """
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        self.sent = self.offered = self.counted = 0
+        self.taken = self.clock = 0.0  # steps of a worker in the last round, on average; steps of the slowest, so far
+        speeds = [int(speed) for speed in arm.speeds.split(":")]
+        self._speeds = [speeds[number % len(speeds)] for number in range(len(workers.peers))]
+        self._fastest = max(self._speeds)
+        self.overlap = arm.tau / self._fastest
+        self._arm, self._workers = arm, workers
+        self._state = OuterState.start(start)
+        (self._whole,) = fragments_of(layout_of(workers.tasks[0].model), 1)
+        self._butterfly = Butterfly(workers, arm.codec, workers.parameters, decay=arm.decay)
+        self._local = [start.copy() for _ in workers.peers]
+        self._work = [Unsettled(start) for _ in workers.peers]
+        self._samples = [Aged() for _ in workers.peers]
+        workers.begin(spec, stream=stream)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        arm, whole, fastest = self._arm, self._whole, self._fastest
+        share = sum(self._speeds) / len(self._speeds) / fastest
+        pace = min(arm.interval, builtins.round(steps / share))  # steps of the fastest; fewer at the end of the run
+        all = [max(1, pace * speed // fastest) for speed in self._speeds]
+        beside = [min(arm.tau * speed // fastest, steps - 1) for speed, steps in zip(self._speeds, all, strict=True)]
+        self._train(round, [steps - later for steps, later in zip(all, beside, strict=True)])
+        given = [work.of(local) for work, local in zip(self._work, self._local, strict=True)]
+        weights = [samples.weigh() for samples in self._samples]
+        self._train(round, beside)
+        mean = self._butterfly.mean(given, weights)
+        self.sent, self.taken = self._butterfly.sent, sum(all) / len(all)
+        self.clock += pace / fastest
+        self.offered += len(given)
+        self.counted += len(given)
+        self._state = delayed_nesterov(self._state, mean, round=round, lr=arm.outer_lr, momentum=arm.momentum)
+        for work, local, own, samples in zip(self._work, self._local, given, self._samples, strict=True):
+            work.settle(whole, own)
+            samples.offer()
+            samples.decided(counted=True)
+            work.move(whole, local, self._state.parameters - work.of(local))
+        return self._state.parameters
+
+    def _train(self, round: int, steps: Sequence[int]) -> None:
+        deltas = self._workers.train(self._local, round=round, steps=steps)
+        for local, delta, samples, taken in zip(self._local, deltas, self._samples, steps, strict=True):
+            local -= delta
+            samples.add(taken * self._workers.size.batch)
+
+
 class Open:
     """Rounds of the open exchange among honest nodes: contribute, gate, clip, apply in the roster's order.
 
@@ -463,6 +521,7 @@ METHODS: dict[str, Callable[[Arm, Workers, RunSpec, Vector, str], Method]] = {
     "streaming": Streaming,
     "lowrank": Streaming,
     "demo": DeMo,
+    "async": Async,
     "gossip": Gossip,
     "merge": Gossip,
     "open": Open,

@@ -174,10 +174,11 @@ def menu_table(lines: Sequence[Line]) -> str:
 def simulated_seconds(line: Line, rate: float) -> float:
     """Wall clock of a run where a step takes STEP_SECONDS and a node sends `rate` Mbit/s, whatever else is sent.
 
-    An exchange takes its bytes over the rate, less what is hidden by the steps that are taken meanwhile.
+    Of workers that are not equally fast, the slowest takes that long. An exchange takes its bytes over the rate, less
+    what is hidden by the steps that are taken meanwhile.
     """
     waited = (times * max(0.0, 8e-6 * bytes / rate - overlap * STEP_SECONDS) for bytes, overlap, times in line["wire"])
-    return float(line["arm"]["steps"] * STEP_SECONDS + sum(waited))
+    return float(line.get("clock", line["arm"]["steps"]) * STEP_SECONDS + sum(waited))
 
 
 def rates_table(lines: Sequence[Line]) -> str:
@@ -197,6 +198,8 @@ def described(arm: dict[str, Any]) -> str:
     if arm["method"] == "seed":
         return f"a record each {arm['interval']} steps, lr {arm['lr']:g}, clip {arm['clip']:g}"
     words = [f"`{arm['codec']}`", f"H {interval_of(arm)}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}", rate]
+    if arm["method"] == "async":
+        words[1] += f" of the fastest, speeds {arm['speeds']}"
     if arm["method"] == "streaming":
         late = "eager" if arm["eager"] else f"alpha {arm['alpha']:g}"
         words[1:2] = [

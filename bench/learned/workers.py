@@ -89,16 +89,17 @@ class Workers:
             for task, peer, vector in zip(self.tasks, self.peers, self.vectors, strict=True)
         ]
 
-    def train(self, starts: Sequence[Vector], *, round: int, steps: int) -> list[Vector]:
+    def train(self, starts: Sequence[Vector], *, round: int, steps: int | Sequence[int]) -> list[Vector]:
         """Each worker's pseudo-gradient, start - theta, float32 (P,), after `steps` inner steps from its start.
 
-        Of the first workers only, where there are fewer starts.
+        Of the first workers only, where there are fewer starts; as many steps each, or each its own number.
         """
+        taken = [steps] * len(starts) if isinstance(steps, int) else steps
 
         def work(number: int) -> Vector:
             vector = self.vectors[number].numpy()
             vector[:] = starts[number]
-            self._loops[number].train(round=round, steps=steps, seconds=float("inf"), between=lambda: False)
+            self._loops[number].train(round=round, steps=taken[number], seconds=float("inf"), between=lambda: False)
             return starts[number] - vector
 
         return self.map(work, range(len(starts)))
