@@ -39,7 +39,7 @@ import msgpack
 import numpy as np
 import trio
 
-from swarmnode.crdt.kinds import key_of
+from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.methods.context import Context
@@ -181,7 +181,9 @@ class Seed(Method):
         match element.value:
             case (int() as before, bytes() as told) if FIRST <= before < round and 0 < len(told) <= MOST:
                 if before >= self._chains.get(author, Chain()).round:
-                    self._waiting.setdefault(author, {})[before] = (round, told)
+                    waiting = self._waiting.setdefault(author, {})
+                    if before in waiting or len(waiting) < KINDS[KIND].slots:
+                        waiting[before] = (round, told)
             case _:
                 self.lies.note(author, f"signed a record that tells nothing: {element.key}", Kind.BREACH)
 

@@ -368,6 +368,24 @@ def test_what_tells_nothing_is_counted_and_moves_nothing() -> None:
     simulate(body)
 
 
+def test_what_builds_on_nothing_waits_up_to_a_bound_and_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, KIND, replace(KINDS[KIND], slots=8))
+
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        method, liar = seed_of(swarm.nodes["a"]), swarm.peer("c")
+        for number in range(20):
+            await seed_of(swarm.nodes["c"])._sync.write(
+                key_of(KIND, 50_000_001 + number, 0), (50_000_000 + number, b"x")
+            )
+        before = method._chains[swarm.peer("b")].records
+        await past(swarm, SWEPT + 3, "a", "b")
+        assert 0 < len(method._waiting[liar]) <= 8 and round_of(swarm.nodes["a"]) < 100
+        assert method._chains[swarm.peer("b")].records > before
+
+    simulate(body)
+
+
 def test_a_step_costs_a_byte_and_its_share_of_a_record() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:2])
