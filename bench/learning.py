@@ -111,7 +111,7 @@ class Plan:
         replace(MENU, method="gossip", interval=24, codec="int8"),
         replace(MENU, method="gossip", interval=24, codec="int8", outer_lr=0.7, momentum=0.5),  # NoLoCo's
         replace(MENU, method="merge", interval=MENU.steps, codec="int8"),
-        replace(MENU, method="demo", optimizer="sgd", codec="topk", lr=1e-3),
+        replace(MENU, method="demo", optimizer="sgd", codec="topk", lr=4e-3),
         replace(MENU, method="lowrank", interval=24, codec="int4", rank=50, tau=2),
         replace(MENU, method="seed", interval=60, lr=2e-4, clip=2.0),
     )

@@ -192,7 +192,8 @@ def rates_table(lines: Sequence[Line]) -> str:
 
 def described(arm: dict[str, Any]) -> str:
     """An arm's settings in words."""
-    rate = f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}" if arm["optimizer"] == "muon" else f"AdamW {arm['lr']:g}"
+    rates = {"adamw": f"AdamW {arm['lr']:g}", "muon": f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}"}
+    rate = rates.get(arm["optimizer"], f"by signs {arm['lr']:g}")
     if arm["method"] in ("synchronous", "alone"):
         return rate
     if arm["method"] == "seed":
