@@ -150,7 +150,7 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
     assert written.count("| diloco | `sign`, H grows to 2,") == 1
     assert [name for name in names if f"\nof {name}\n" in written] == ["daemons"]  # which were not run
     assert "| alone | AdamW 0.002 | 2 |" in written
-    assert (tmp_path / "learning.svg").exists()
+    assert (tmp_path / "learning.svg").exists() and "continued" in (tmp_path / "menu.svg").read_text()
     scratch, further = (
         {line["seed"]: line for line in first if line["part"] == part and line["arm"]["method"] == "synchronous"}
         for part in ("menu", "checkpoint")

@@ -34,6 +34,8 @@ def write_report(docs: Path, done: Mapping[str, Sequence[Line]]) -> None:
     page.write_text(text, encoding="utf-8")
     if baseline and done["curves"]:
         draw(docs / "learning.svg", done["curves"])
+    if done["menu"]:
+        draw_menu(docs / "menu.svg", done["menu"], done["checkpoint"])
 
 
 def put(text: str, name: str, table: str) -> str:
@@ -240,6 +242,46 @@ def draw(file: Path, lines: Sequence[Line]) -> None:
             axes[1].set(title="next word", xlabel="steps", ylabel="%")
             axes[0].legend()
             for one in axes:
+                one.grid(alpha=0.3)
+        figure.savefig(file, metadata={"Date": None})
+
+
+def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> None:
+    """Held-out loss of each arm over steps, and at the end over the bytes that a node sends; below, continued.
+
+    The mean of the seeds that all arms have.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    parts = []
+    for name, lines in (("from scratch", menu), ("continued", continued)):
+        arms = _by_arm(lines)
+        common = set.intersection(*({line["seed"] for line in arm} for arm in arms)) if arms else set()
+        if common:
+            parts.append((name, [[line for line in arm if line["seed"] in common] for arm in arms]))
+    if not parts:
+        return
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "menu"}):
+        figure = Figure(figsize=(11, 4.5 * len(parts)), layout="constrained")
+        for (over_steps, over_bytes), (name, arms) in zip(
+            figure.subplots(len(parts), 2, squeeze=False), parts, strict=True
+        ):
+            for seeds in arms:
+                arm = seeds[0]["arm"]
+                steps = [step for step, *_ in seeds[0]["curve"][1:]]
+                curve = [mean(_at(line, step) for line in seeds) for step in steps]
+                marked = {"label": f"{arm['method']}{' eager' if arm['eager'] else ''}", "marker": "o", "markersize": 3}
+                if arm["method"] in ("synchronous", "alone", "diloco"):
+                    marked["color"] = {"synchronous": "black", "alone": "silver", "diloco": "dimgray"}[arm["method"]]
+                over_steps.plot(steps, curve, **marked)
+                over_bytes.plot(
+                    max(seeds[0]["bytes_per_node"], 1e3), curve[-1:], **marked | {"markersize": 7, "linestyle": ""}
+                )
+            over_steps.set(title=name, xlabel="steps", ylabel="held-out bits per byte")
+            over_bytes.set(title="at the end", xlabel="bytes sent by a node, at least 1 kB", xscale="log")
+            over_bytes.legend(fontsize="small")
+            for one in (over_steps, over_bytes):
                 one.grid(alpha=0.3)
         figure.savefig(file, metadata={"Date": None})
 
