@@ -27,7 +27,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.crdt",
         "swarmnode.protocols",
         "swarmnode.training.btard",
-        "swarmnode.training.asynchronous",
         "swarmnode.training.codecs",
         "swarmnode.training.demo",
         "swarmnode.training.gossip",

@@ -27,10 +27,10 @@ from learned.workers import DataParallel, Size, Vector, Workers
 from swarmnode.crdt.kinds import key_of
 from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.rules import work_units
+from swarmnode.protocols.methods.asynchronous import Aged
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.protocols.methods.seed import KIND
-from swarmnode.training.asynchronous import Aged, delayed_nesterov
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.demo import BETA, dct, idct, signed_step
@@ -356,7 +356,7 @@ class DeMo:
 
 
 class Async:
-    """Rounds of `async` on a virtual clock (training/asynchronous.py), of workers as fast as `speeds` say.
+    """Rounds of `async` on a virtual clock (protocols/methods/asynchronous.py), of workers as fast as `speeds` say.
 
     A round lasts as long as the fastest's `interval` steps; who is slower takes fewer. The last `tau` steps of the
     fastest are taken while the round's contributions are on the wire, so that they are in the next round's.
@@ -393,7 +393,7 @@ class Async:
         self.clock += pace / fastest
         self.offered += len(given)
         self.counted += len(given)
-        self._state = delayed_nesterov(self._state, mean, round=round, lr=arm.outer_lr, momentum=arm.momentum)
+        self._state = outer_step(self._state, mean, lr=arm.outer_lr, momentum=arm.momentum)
         for work, local, own, samples in zip(self._work, self._local, given, self._samples, strict=True):
             work.settle(whole, own)
             samples.offer()

@@ -1,4 +1,4 @@
-"""The exchange method `async`: `diloco` among learners on their own clocks (training/asynchronous.py).
+"""The exchange method `async`: `diloco` among learners on their own clocks.
 
 A round waits for nobody who is slow:
 
@@ -16,8 +16,13 @@ A round waits for nobody who is slow:
   trains on. The paper has a syncer in the middle. Here the leader of a ballot closes the roster, as in `diloco`; where
   the leader is itself the slow one, the others go to the next ballot.
 - Who was not ready is *passed over*: it trains on, stays a candidate, learns the result when its steps are done, moves
-  with the shared parameters, and offers its work at once to the next round that it comes into. That work weighs its
-  tokens less a penalty for staleness (CO2, 2401.16265).
+  with the shared parameters, and offers its work at once to the next round that it comes into.
+- Work *weighs* its tokens (that paper has tokens times tokens per step; learners here have one batch size), less a
+  penalty for staleness. CO2 (2401.16265) divides an outer step by its staleness gap, measured in parameters; here that
+  gap is counted in rounds, which every learner knows: w = sum_a n_a / (1 + a), of n_a samples drawn a rounds ago.
+- *Delayed Nesterov* (2401.09135, algorithm 3) renews momentum once in N pushes of single learners. A round here has a
+  push of everybody who is ready, so that N of them are one round, and the outer step is that of `diloco`. With momentum
+  once in two or four rounds, a small GPT's loss was 1.1 and 1.7 % higher (seed 7, 240 steps, momentum 0.5, rate 0.7).
 
 Agreement, all-reduce and finding a place are those of `diloco` (known/), what is local and not shared is as in
 `streaming`, with the model as its one fragment. Where the papers' learners push each for itself, here all who are
@@ -29,6 +34,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from statistics import median
 
 import trio
@@ -47,8 +53,6 @@ from swarmnode.protocols.methods.known.messages import (
 from swarmnode.protocols.methods.streaming import Streaming, StreamingRounds
 from swarmnode.protocols.methods.trainer import NOTHING, TrainStats, Vector
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.asynchronous import Aged, delayed_nesterov
-from swarmnode.training.outer import OuterState
 from swarmnode.training.streaming import Fragment, fragments_of
 
 logger = logging.getLogger(__name__)
@@ -83,6 +87,37 @@ class AsyncAgreement(Agreement):
 
 def _paces(readies: Iterable[Ready]) -> list[float]:
     return [ready.train_seconds for ready in readies if ready.train_seconds > 0]
+
+
+class Aged:
+    """Samples of one learner's work that is in no result yet, by how many rounds ago they were drawn."""
+
+    def __init__(self) -> None:
+        self._by_age = [0]
+        self._told: list[int] = []
+        self._offered: list[int] = []
+
+    def add(self, samples: int) -> None:
+        """Drawn since the last round was decided."""
+        self._by_age[0] += samples
+
+    def weigh(self) -> int:
+        """The weight of all of them in the present round; at least 1 if there are any."""
+        self._told = list(self._by_age)
+        weight = sum(samples / (1 + age) for age, samples in enumerate(self._by_age))
+        return max(round(weight), 1) if any(self._by_age) else 0
+
+    def offer(self) -> None:
+        """Others were given the work of those that were weighed last."""
+        self._offered = self._told
+
+    def decided(self, counted: bool) -> None:
+        """A round is over, and what was offered to it counted or did not; what is left is older by one."""
+        gone = self._offered if counted else []
+        left = [have - taken for have, taken in zip_longest(self._by_age, gone, fillvalue=0)]
+        while left and not left[-1]:
+            left.pop()
+        self._by_age, self._offered = [0, *left], []
 
 
 class AsyncRounds(StreamingRounds):
@@ -134,10 +169,6 @@ class AsyncRounds(StreamingRounds):
     async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         self._aged.offer()
         return await super().reduce(roster, within, silence)
-
-    def _outer_step(self, round: int, before: OuterState, mean: Vector) -> OuterState:
-        outer = self._spec.outer
-        return delayed_nesterov(before, mean, round=round, lr=outer.lr, momentum=outer.momentum)
 
     async def _account(self, gradient: Vector, counted: bool) -> None:
         await super()._account(gradient, counted)

@@ -12,6 +12,7 @@ import trio
 from signature import STRIDE, SignatureModel
 from simswarm import SimSwarm
 
+from swarmnode.protocols.methods.asynchronous import Aged
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.testing.toytrainer import SimTrainer
 
@@ -183,3 +184,45 @@ def test_local_work_that_is_not_finite_is_dropped_and_the_node_goes_on() -> None
         assert np.isfinite(swarm.nodes["a"].method.saved().state.parameters).all()
 
     simulate(body, speeds=(4, 4, 4))
+
+
+def test_samples_count_less_for_each_round_that_is_over_without_them() -> None:
+    work = Aged()
+    assert work.weigh() == 0
+    work.add(12)
+    assert work.weigh() == 12
+    work.decided(counted=False)
+    work.add(10)
+    assert work.weigh() == 12 / 2 + 10
+    work.decided(counted=False)
+    assert work.weigh() == 12 / 3 + 10 / 2
+
+
+def test_the_stalest_sample_counts_something() -> None:
+    work = Aged()
+    work.add(1)
+    for _ in range(10):
+        work.decided(counted=False)
+    assert work.weigh() == 1
+
+
+def test_what_counted_is_what_was_given_and_not_what_came_later() -> None:
+    work = Aged()
+    work.add(8)
+    work.weigh()
+    work.offer()
+    work.add(6)  # beside the exchange
+    work.weigh()  # in another call for the same round, which gives nothing to anybody
+    work.decided(counted=True)
+    assert work.weigh() == 6 / 2
+    work.offer()
+    work.decided(counted=True)
+    assert work.weigh() == 0
+
+
+def test_what_was_not_given_to_anybody_cannot_count() -> None:
+    work = Aged()
+    work.add(8)
+    work.weigh()
+    work.decided(counted=True)
+    assert work.weigh() == 8 / 2
