@@ -348,8 +348,10 @@ def test_a_round_can_be_cancelled_at_any_message(method: str, size: int, most: i
             swarm.nodes[victim].session._training.cancel()
             await swarm.until(lambda: swarm.all_agree(after=SWEPT + 1), within=300)
             assert_one_result_a_round(swarm, names, (size, victim, at))
-            # who begins a round anew comes late and weighs less in it, and so does what it had held back till then
-            assert_nothing_lost(swarm, names, (size, victim, at), fewest=size - 1, slack=0.95)
+            # who begins a round anew comes late and weighs less in it, and so does what it had held back till then:
+            # with lowrank, whose rank here is less than there are members, the work of three rounds
+            slack = 1.25 if method == "lowrank" else 0.95
+            assert_nothing_lost(swarm, names, (size, victim, at), fewest=size - 1, slack=slack)
 
         simulate(method, body, model=signature)
 
