@@ -22,8 +22,8 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 63_447,
-    "files": 283,
+    "lines": 65_286,
+    "files": 292,
     "small files": 4,
     "parameters that are callbacks": 37,
     "class names in several files": 0,
