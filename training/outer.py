@@ -86,6 +86,12 @@ class OuterState:
         return cls(_frozen(mapped.copied(parameters)), _frozen(np.zeros(parameters.size, np.float32)))
 
 
+def pseudo_gradient(start: Vector, local: Vector, settled: Vector | None) -> Vector:
+    """What led from `start` to `local` (P,), less what of it is `settled` already. Written over `local`."""
+    gradient = np.subtract(start, local, out=local)
+    return gradient if settled is None else np.subtract(gradient, settled, out=gradient)
+
+
 def outer_step(
     state: OuterState, mean_pseudo_gradient: Vector, *, lr: float, momentum: float, resting: bool = False
 ) -> OuterState:

@@ -19,7 +19,6 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import Runner
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -294,17 +293,6 @@ class Trainer(ABC):
 
     def _cannot(self, what: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} cannot {what}, and its `capabilities` say so")
-
-
-async def work_of(trainer: Trainer, start: Vector, settled: Vector | None, runner: Runner) -> Vector:
-    """The pseudo-gradient, (P,): what led from `start` to the local parameters, but for what is settled already."""
-
-    def difference() -> Vector:
-        local = trainer.parameters()
-        gradient = np.subtract(start, local, out=local)
-        return gradient if settled is None else np.subtract(gradient, settled, out=gradient)
-
-    return await runner(difference)
 
 
 class Turns:

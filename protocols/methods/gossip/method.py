@@ -55,7 +55,7 @@ from swarmnode.protocols.methods.gossip.meeting import (
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
 from swarmnode.protocols.methods.method import Begin, Completed, Method, Overtaken, Place, RoundResult, Saved
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of, work_of
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
@@ -64,7 +64,7 @@ from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
 from swarmnode.training.gossip import gossip_step, weights_codec
-from swarmnode.training.outer import OuterState, state_hash
+from swarmnode.training.outer import OuterState, pseudo_gradient, state_hash
 from swarmnode.training.runspec import OuterSection
 
 logger = logging.getLogger(__name__)
@@ -280,7 +280,8 @@ class Gossip(Method):
 
     async def _unsettled(self) -> Vector:
         """The pseudo-gradient, (P,): what the trainer did since phi, but for what is in the residual already."""
-        return await work_of(self._trainer, self.state.parameters, self._settled, self._parts.runner)
+        start, settled = self.state.parameters, self._settled
+        return await self._parts.runner(lambda: pseudo_gradient(start, self._trainer.parameters(), settled))
 
     async def _take(self, meeting: Meeting, gradient: Vector) -> PeerId | None:
         """Take the step that the meeting led to, or the own one alone; who was met."""

@@ -31,11 +31,11 @@ from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, P
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
-from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of, work_of
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.codecs.feedback import is_finite
-from swarmnode.training.outer import OuterState, outer_step, state_hash
+from swarmnode.training.outer import OuterState, outer_step, pseudo_gradient, state_hash
 from swarmnode.training.runspec import InnerSection
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,8 @@ class DilocoRounds:
 
     async def _unsettled(self) -> Vector:
         """The pseudo-gradient, (P,): what the trainer did since the shared state, but for what is settled already."""
-        return await work_of(self._trainer, self.state.parameters, self._settled, self._runner)
+        start, settled = self.state.parameters, self._settled
+        return await self._runner(lambda: pseudo_gradient(start, self._trainer.parameters(), settled))
 
     async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         """As in `Exchange`: the state that follows from this roster; kept until the round is decided."""
