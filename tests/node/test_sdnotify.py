@@ -59,6 +59,7 @@ def test_outside_systemd_and_with_a_dead_socket_nothing_breaks(tmp_path: Path, m
         ("0", None, None),
         ("soon", None, None),
     ],
+    ids=["no pid", "own pid", "other pid", "never", "no number"],
 )
 def test_only_the_process_that_systemd_watches_tells_that_it_lives(
     monkeypatch: pytest.MonkeyPatch, microseconds: str, pid: str | None, every: float | None
