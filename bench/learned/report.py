@@ -271,7 +271,16 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
                 arm = seeds[0]["arm"]
                 steps = [step for step, *_ in seeds[0]["curve"][1:]]
                 curve = [mean(_at(line, step) for line in seeds) for step in steps]
-                marked = {"label": f"{arm['method']}{' eager' if arm['eager'] else ''}", "marker": "o", "markersize": 3}
+                more = (
+                    " eager"
+                    if arm["eager"]
+                    else f" {arm['outer_lr']:g} / {arm['momentum']:g}"
+                    if arm["momentum"]
+                    else ""
+                )
+                marked = {"label": arm["method"] + more, "marker": "o", "markersize": 3}
+                if arm["method"] == "alone":  # what learns less by far is left out of the plot over steps
+                    over_steps.set_ylim(top=1.1 * max(curve))
                 if arm["method"] in ("synchronous", "alone", "diloco"):
                     marked["color"] = {"synchronous": "black", "alone": "silver", "diloco": "dimgray"}[arm["method"]]
                 over_steps.plot(steps, curve, **marked)
