@@ -1,6 +1,6 @@
 # make swarm      train a small model with four nodes on this machine and compare it with one node alone
 # make test       before each commit: format and lint checks, types and the fast tests; some 5 minutes on two cores
-# make test-all   what .ci/run does: the slow tests as well; some 25 minutes
+# make test-all   what .ci/run does: the slow tests as well; some 40 minutes
 #
 # Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
 # constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, PIP_ARGS, as in
@@ -55,17 +55,17 @@ swarm: .venv/.installed
 test: check typecheck
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
 
-# First what computes, on two cores; then what times out, measures or starts processes, one test after another. Code 5 of
+# First what two may run at once; then what measures times or starts swarms of processes, one test after another. Code 5 of
 # pytest: nothing was selected there. Without the download, only the tests of `make interop` are skipped.
-SIDE_BY_SIDE := tests/crdt tests/fuzz tests/protocols tests/simulation tests/testing tests/training
-ALONE := $(filter-out $(SIDE_BY_SIDE) tests/support tests/conftest.py,$(wildcard tests/*))
+ALONE := tests/attacks tests/e2e tests/netlab
+SIDE_BY_SIDE := $(filter-out $(ALONE) tests/support tests/conftest.py,$(wildcard tests/*))
 
 test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
-	@echo "what computes:"; $(BIN)/python -m pytest -n 2 -m "not scale" $(SIDE_BY_SIDE) $(TEST_ARGS); computed=$$?; \
-	echo "what runs for real:"; test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
-	$(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); ran=$$?; \
-	for code in $$computed $$ran; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
+	@test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
+	echo "two at once:"; $(BIN)/python -m pytest -n 2 -m "not scale" $(SIDE_BY_SIDE) $(TEST_ARGS); first=$$?; \
+	echo "one after another:"; $(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); second=$$?; \
+	for code in $$first $$second; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
 check: .venv/.installed
 	$(BIN)/ruff check .
