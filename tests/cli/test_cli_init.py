@@ -28,6 +28,16 @@ def test_every_task_gives_a_file_that_is_in_order(swarmnode: Any, tmp_path: Path
     assert (only_json(made.stdout)["next"].endswith("--task mine.py:Mine")) == (":" in task)
 
 
+@pytest.mark.parametrize("method", ["async", "btard", "demo", "diloco", "gossip", "lowrank", "seed", "streaming"])
+def test_every_method_of_known_members_gives_a_file_that_is_in_order(
+    swarmnode: Any, tmp_path: Path, method: str
+) -> None:
+    file = tmp_path / "a.toml"
+    made = swarmnode("init", str(file), "--method", method, "--yes")
+    assert made.returncode == OK, made.stderr
+    assert load_runspec(file).exchange.method == method
+
+
 def test_questions_make_a_run_by_rollouts(swarmnode: Any, tmp_path: Path) -> None:
     letters = str(Path(__file__).parents[2] / "examples" / "letters.py") + ":Letters"
     for task, asked, brings in (
