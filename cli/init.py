@@ -86,7 +86,7 @@ def init(
     tables["run"]["trust"] = trust
     tables["model"] |= {"base": base} if base else {}
     tables["exchange"]["method"] = method or "auto"
-    suits = {"demo": {"optimizer": "sgd", "lr": 4e-3, "steps": 1}, "seed": {"lr": 1e-4, "clip": 2.0}}
+    suits: Tables = {"demo": {"optimizer": "sgd", "lr": 4e-3, "steps": 1}, "seed": {"lr": 1e-4, "clip": 2.0}}
     tables["inner"] |= suits.get(method or "", {})  # they refuse what others have by default
     text = "\n".join(_written(tables))
     answer = check_run(tomllib.loads(text), file)
