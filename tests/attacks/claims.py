@@ -37,9 +37,7 @@ class Damage:
 async def _run(adversary: ClaimedSamples) -> Damage:
     async with trio.open_nursery() as nursery:
         swarm = SimSwarm(nursery, world=SimWorld(latency=0.02))
-        await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
-        for name in NAMES[1:]:
-            await swarm.start(name, join=NAMES[0])
+        await swarm.begin(NAMES)
         adversary.tell(swarm)
         await swarm.round_done(ROUNDS, *NAMES)
         seats = swarm.nodes[NAMES[0]].allreduce._offered[-1].seats

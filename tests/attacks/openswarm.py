@@ -181,9 +181,7 @@ async def with_swarm(body: Callable[[Scene], Awaitable[Any]], *, nodes: int = NO
         swarm = SimSwarm(
             nursery, world=SimWorld(latency=0.02), method="open", validators=names, seconds_per_step=SECONDS_PER_STEP
         )
-        await swarm.start(names[0], wait_peers=len(names) - 1)
-        for name in names[1:]:
-            await swarm.start(name, join=names[0])
+        await swarm.begin(names)
         scene = Scene(swarm, names)
         await swarm.round_done(WARM - 1, *names)
         found = await body(scene)

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import trio
-from simswarm import RUN, SimSwarm
+from simswarm import RUN, SimSwarm, simulate
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.outer import Layout, OuterState
-
-
-def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
 
 
 def test_a_run_of_three_goes_on_as_one_of_five_and_as_one_of_one(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
-        await swarm.start("a", wait_peers=2)
-        for name in ("b", "c"):
-            await swarm.start(name, join="a")
+        await swarm.begin("abc")
         await swarm.round_done(6, "a", "b", "c")
         for name in ("a", "b", "c"):
             await swarm.leave(name)
@@ -70,9 +57,7 @@ def test_who_resumes_a_run_waits_for_as_many_others_as_who_begins_one(tmp_path: 
 def test_of_nodes_that_resume_a_run_at_the_same_time_one_begins_and_the_others_join_it(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
-        await swarm.start("a", wait_peers=2)
-        for name in ("b", "c"):
-            await swarm.start(name, join="a")
+        await swarm.begin("abc")
         await swarm.round_done(3, "a", "b", "c")
         for name in ("a", "b", "c"):
             await swarm.leave(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 from simpolicy import SimPolicy
-from simswarm import RUN, SimSwarm
+from simswarm import RUN, SimSwarm, simulate
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
 from swarmnode.protocols.methods.known.method import FIND_MEMBERS_FOR
 from swarmnode.protocols.metrics import Metrics
-from swarmnode.testing.simnet import run_simulation
 
 PARTS = {
     "diloco": ("trained_s", "exchange_s", "waited_s"),
@@ -30,19 +28,8 @@ PARTS = {
 }
 
 
-def simulate(body: Callable[[SimSwarm], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, **options))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
-
-
 async def three(swarm: SimSwarm) -> None:
-    await swarm.start("a", wait_peers=2)
-    for name in ("b", "c"):
-        await swarm.start(name, join="a")
+    await swarm.begin("abc")
     await swarm.round_done(1, "a", "b", "c")
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import simswarm
 import trio
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.gossip.method import BEHIND, MERGES, Gossip
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs import codec
 from swarmnode.training.gossip import consensus_distance, weights_codec
@@ -19,19 +20,7 @@ NAMES = ("a", "b", "c", "d")
 STEPS, STEP = 5, 0.4
 
 
-def simulate(body: Callable[[SimSwarm], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, method="gossip", steps=STEPS, seconds_per_step=STEP, **options))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
-
-
-async def begin(swarm: SimSwarm, *names: str, rounds: int | None = None) -> None:
-    await swarm.start(names[0], wait_peers=len(names) - 1, rounds=rounds)
-    for name in names[1:]:
-        await swarm.start(name, join=names[0], rounds=rounds)
+simulate = partial(simswarm.simulate, method="gossip", steps=STEPS, seconds_per_step=STEP)
 
 
 def gossip(swarm: SimSwarm, name: str) -> Gossip:
@@ -48,7 +37,7 @@ def test_a_round_sends_the_weights_in_16_bits_and_the_work_as_encoded_and_little
     dimension, rounds = 100_000, 4
 
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, "a", "b")
+        await swarm.begin("ab")
         await swarm.round_done(1, "a", "b")
         before = {name: swarm.nodes[name].network.bytes_out for name in "ab"}
         await swarm.round_done(1 + rounds, "a", "b")
@@ -66,7 +55,7 @@ def test_weights_travel_while_steps_are_taken_and_only_the_work_is_waited_for() 
     world = SimWorld(latency=0.02, bandwidth=rate)
 
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, "a", "b")
+        await swarm.begin("ab")
         await swarm.round_done(3, "a", "b")
         for name in "ab":
             seconds = [swarm.nodes[name].rounds[r]["exchange_seconds"] for r in (2, 3)]
@@ -79,7 +68,7 @@ def test_behind_their_last_round_nodes_merge_and_stand_where_they_were_told_to()
     names = (*NAMES, "e")
 
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, *names, rounds=6)
+        await swarm.begin(names, rounds=6)
         await swarm.round_done(4, *names)
         apart = distance(swarm, *names)
         with trio.fail_after(60):
@@ -99,7 +88,7 @@ def test_behind_their_last_round_nodes_merge_and_stand_where_they_were_told_to()
 
 def test_one_that_is_far_behind_takes_a_members_state_and_drags_nobody_back() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, *NAMES[:3])
+        await swarm.begin(NAMES[:3])
         await swarm.round_done(2, *NAMES[:3])
         swarm.nodes["c"].trainer.seconds_per_step = 15 * BEHIND  # a step during which the others do many rounds
         await trio.sleep(2 * STEPS * STEP)  # by now it is in one
@@ -120,7 +109,7 @@ def test_one_that_is_far_behind_takes_a_members_state_and_drags_nobody_back() ->
 
 def test_who_pauses_while_its_partner_waits_lets_it_go_on_at_once() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, "a", "b")
+        await swarm.begin("ab")
         await swarm.round_done(2, "a", "b")
         swarm.nodes["b"].trainer.seconds_per_step = 10.0
         with trio.fail_after(30):
@@ -138,7 +127,7 @@ def test_who_pauses_while_its_partner_waits_lets_it_go_on_at_once() -> None:
 @pytest.mark.parametrize("speed", [2, 4])
 def test_a_slow_node_ends_its_steps_when_its_partner_waits(speed: int) -> None:
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, *NAMES)
+        await swarm.begin(NAMES)
         swarm.nodes["d"].trainer.seconds_per_step = speed * STEP
         await swarm.until(lambda: all(gossip(swarm, name).place is not None for name in NAMES))
         await trio.sleep(60)
@@ -153,7 +142,7 @@ def test_a_slow_node_ends_its_steps_when_its_partner_waits(speed: int) -> None:
 
 def test_bytes_that_no_encoder_makes_cost_the_pair_that_round_and_are_counted() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await begin(swarm, "a", "b")
+        await swarm.begin("ab")
         await swarm.round_done(1, "a", "b")
         liar = gossip(swarm, "b")
         honest = liar._codec

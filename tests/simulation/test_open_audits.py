@@ -112,9 +112,7 @@ def simulate(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             swarm = AuditedSwarm(nursery, toys or {}, turns, step, latency)
-            await swarm.start("a", wait_peers=len(NAMES) - 1)
-            for name in NAMES[1:]:
-                await swarm.start(name, join="a")
+            await swarm.begin(NAMES)
             await body(swarm)
             nursery.cancel_scope.cancel()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-import trio
+import simswarm
 from simswarm import RUN, SimSwarm
 
 from swarmnode.protocols.chain.state import decode
 from swarmnode.protocols.methods.open.join import TipQuery
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 pytestmark = pytest.mark.slow
 
@@ -20,18 +20,8 @@ SHORTEST = 1.0  # seconds, by default
 
 def simulate(body: Callable[[SimSwarm], Awaitable[None]], *names: str) -> None:
     """`body` with a swarm of one validator, the first, whose rounds need next to no training."""
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            world = SimWorld(latency=0.02)
-            swarm = SimSwarm(nursery, world=world, method="open", validators=names[:1], seconds_per_step=0.01)
-            await swarm.start(names[0], wait_peers=len(names) - 1)
-            for name in names[1:]:
-                await swarm.start(name, join=names[0])
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    world = SimWorld(latency=0.02)
+    simswarm.simulate(body, *names, world=world, method="open", validators=names[:1], seconds_per_step=0.01)
 
 
 def test_rounds_are_not_shorter_than_the_shortest_window() -> None:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import trio
-from simswarm import SimSwarm
+import simswarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.chain.statements import JUDGED, Score
 from swarmnode.protocols.methods.open import recheck
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.recheck import CHECKED
 from swarmnode.protocols.methods.open.round import RoundContext
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 NAMES = ("a", "b", "c", "d", "e")
 LIAR = "e"
-Body = Callable[[SimSwarm], Awaitable[None]]
 Lie = Callable[[tuple[Score, ...]], tuple[Score, ...]]
 
 
 def simulate(body: Body) -> None:
     """`body` with a swarm of validators who have all begun."""
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=NAMES)
-            await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
-            for name in NAMES[1:]:
-                await swarm.start(name, join=NAMES[0])
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    simswarm.simulate(body, *NAMES, world=SimWorld(latency=0.05), method="open", validators=NAMES)
 
 
 def method_of(swarm: SimSwarm, name: str) -> Open:

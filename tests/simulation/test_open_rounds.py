@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import simswarm
 import trio
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.statements import Score
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 NAMES = ("a", "b", "c", "d")
-Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 def simulate(body: Body, *, names: tuple[str, ...] = NAMES, validators: tuple[str, ...] | None = None) -> None:
     """`body` with a swarm whose nodes have all begun; by default all of them are validators."""
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            world = SimWorld(latency=0.05)
-            swarm = SimSwarm(nursery, world=world, method="open", validators=validators or names)
-            first, *others = names
-            await swarm.start(first, wait_peers=len(others))
-            for name in others:
-                await swarm.start(name, join=first)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    world = SimWorld(latency=0.05)
+    simswarm.simulate(body, *names, world=world, method="open", validators=validators or names)
 
 
 def method_of(swarm: SimSwarm, name: str) -> Open:

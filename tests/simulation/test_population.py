@@ -50,12 +50,6 @@ def population(node: SimNode) -> Population | None:
     return node.diloco.rounds.population
 
 
-async def start_all(swarm: SimSwarm) -> None:
-    await swarm.start("a", wait_peers=len(NAMES) - 1)
-    for name in NAMES[1:]:
-        await swarm.start(name, join="a")
-
-
 def loss_after(kind: type[SimSwarm], rounds: int) -> float:
     """Held-out, of the state after so many rounds; all of them had equal states."""
     found: list[float] = []
@@ -63,7 +57,7 @@ def loss_after(kind: type[SimSwarm], rounds: int) -> float:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             swarm = kind(nursery, trainer=learner)
-            await start_all(swarm)
+            await swarm.begin(NAMES)
             await swarm.round_done(rounds, *NAMES)
             assert all(len(swarm.hashes(round)) == 1 for round in range(rounds))
             found.append(swarm.nodes["a"].rounds[rounds]["loss"])
@@ -83,7 +77,7 @@ def test_who_joins_takes_over_and_who_comes_back_goes_on_with_what_it_tried() ->
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             swarm = TryingSwarm(nursery, trainer=learner)
-            await start_all(swarm)
+            await swarm.begin(NAMES)
             await swarm.round_done(15, *NAMES)
             swarm.kill("c")
             await trio.sleep(1.0)

@@ -63,9 +63,7 @@ def profile_of(method: str) -> Counter[str]:
         async with trio.open_nursery() as nursery:
             validators = NAMES if method == "open" else ()
             swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method=method, validators=validators)
-            await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
-            for name in NAMES[1:]:
-                await swarm.start(name, join=NAMES[0])
+            await swarm.begin(NAMES)
             await swarm.round_done(WARM, *NAMES)
             before = sys.getprofile()
             sys.setprofile(profile)

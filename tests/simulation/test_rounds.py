@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import pytest
 import trio
-from simswarm import SimSwarm
-
-from swarmnode.testing.simnet import run_simulation
+from simswarm import SimSwarm, simulate
 
 NAMES = ("a", "b", "c", "d", "e")
 
 
-def simulate(body: Callable[[SimSwarm], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(SimSwarm(nursery, **settings))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
-
-
-async def start_all(swarm: SimSwarm, names: tuple[str, ...] = NAMES) -> None:
-    first, *others = names
-    await swarm.start(first, wait_peers=len(others))
-    for name in others:
-        await swarm.start(name, join=first)
-
-
 def test_members_agree_in_every_round_and_learn() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm)
+        await swarm.begin(NAMES)
         await swarm.round_done(7, *NAMES)
         for round in range(8):
             assert len(swarm.hashes(round)) == 1
@@ -49,7 +28,7 @@ def test_relayed_members_are_clients_in_the_exchange_until_they_are_direct() -> 
         relayed = [("b", "d"), ("b", "e"), ("c", "d"), ("c", "e"), ("d", "e")]  # d and e behind symmetric NATs
         for one, other in relayed:
             swarm.world.relay(swarm.world.node(one).me, swarm.world.node(other).me)
-        await start_all(swarm)
+        await swarm.begin(NAMES)
         await swarm.round_done(3, *NAMES)
         assert swarm.owners("d") == swarm.owners("e") == {"a", "b", "c"}
         for one, other in relayed:
@@ -66,7 +45,7 @@ def test_relayed_members_are_clients_in_the_exchange_until_they_are_direct() -> 
 @pytest.mark.parametrize("victim", NAMES)
 def test_survivors_finish_every_round_after_a_kill(victim: str) -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm)
+        await swarm.begin(NAMES)
         await swarm.round_done(2, *NAMES)
         await trio.sleep(0.5)
         swarm.kill(victim)
@@ -82,7 +61,7 @@ def test_survivors_finish_every_round_after_a_kill(victim: str) -> None:
 
 def test_a_swarm_of_two_goes_on_when_one_dies() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm, ("a", "b"))
+        await swarm.begin(("a", "b"))
         await swarm.round_done(2, "a", "b")
         swarm.kill("b")
         await swarm.round_done(5, "a")
@@ -94,7 +73,7 @@ def test_a_swarm_of_two_goes_on_when_one_dies() -> None:
 
 def test_a_late_joiner_stands_with_the_swarm_within_two_rounds() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm)
+        await swarm.begin(NAMES)
         await swarm.round_done(5, *NAMES)
         await swarm.start("late", join="a")
         await swarm.until(lambda: any(e["event"] == "caught_up" for e in swarm.nodes["late"].events))
@@ -112,7 +91,7 @@ def test_a_late_joiner_stands_with_the_swarm_within_two_rounds() -> None:
 @pytest.mark.parametrize("victim", NAMES)
 def test_a_frozen_member_costs_one_round_its_deadline_and_comes_back(victim: str) -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm)
+        await swarm.begin(NAMES)
         await swarm.round_done(2, *NAMES)
         swarm.world.freeze(swarm.peer(victim))
         others = [n for n in NAMES if n != victim]
@@ -140,7 +119,7 @@ def test_a_frozen_member_costs_one_round_its_deadline_and_comes_back(victim: str
 
 def test_a_healed_partition_becomes_one_history_again() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm)
+        await swarm.begin(NAMES)
         await swarm.round_done(2, *NAMES)
         swarm.world.partition([[swarm.peer(n) for n in "abc"], [swarm.peer(n) for n in "de"]])
         await swarm.round_done(7, "a", "b", "c")
@@ -162,7 +141,7 @@ def test_the_loss_of_any_member_at_any_moment_of_a_round_stops_nobody() -> None:
     for tenths in range(0, 30, 2):
 
         async def body(swarm: SimSwarm, delay: float = tenths / 100) -> None:
-            await start_all(swarm, ("a", "b", "c", "d"))
+            await swarm.begin(("a", "b", "c", "d"))
             await swarm.round_done(1, "a", "b", "c", "d")
             await trio.sleep(2.0 + delay)  # training takes 2 s
             swarm.kill("c")
@@ -175,7 +154,7 @@ def test_the_loss_of_any_member_at_any_moment_of_a_round_stops_nobody() -> None:
 
 def test_a_swarm_of_two_does_not_wait_for_one_that_left_in_order() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await start_all(swarm, ("a", "b"))
+        await swarm.begin(("a", "b"))
         await swarm.round_done(1, "a", "b")
         swarm.nodes["b"].session.stop()
         await swarm.round_done(2, "a")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import simswarm
 import trio
 from simswarm import SimNode, SimSwarm
 
 from swarmnode.crdt.kinds import DAY
 from swarmnode.protocols.methods.steering import KEY, Steering, SteeringWatch
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec
@@ -31,13 +30,7 @@ class OwnedSwarm(SimSwarm):
         return super().spec.updated(run={"owner": self.world.node("a").me})
 
 
-def simulate(body: Callable[[SimSwarm], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(OwnedSwarm(nursery, steps=STEPS, **settings))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+simulate = partial(simswarm.simulate, swarm=OwnedSwarm, steps=STEPS)
 
 
 async def start_all(swarm: SimSwarm, *, deaf: tuple[str, ...] = ()) -> None:

@@ -36,7 +36,7 @@ from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.memorystate import MemoryState
-from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.outer import Layout
@@ -151,6 +151,12 @@ class SimSwarm:
         self._news = trio.Event()
         self.checkpoints: Path | None = None  # where nodes save, each in a folder of its own; None: nowhere
         self.told: list[tuple[str, dict[str, Any]]] = []  # every round event: node, event with its roster
+
+    async def begin(self, names: Sequence[str], **options: Any) -> None:
+        """Start all of these in one run: the first waits for the others, and they join it."""
+        for name in names:
+            first = name == names[0]
+            await self.start(name, join=None if first else names[0], wait_peers=first * (len(names) - 1), **options)
 
     async def start(
         self,
@@ -353,3 +359,19 @@ class SimSwarm:
     def hashes(self, round: int) -> set[str]:
         """Different state hashes that nodes told for `round`."""
         return {n.rounds[round]["state_hash"] for n in self.nodes.values() if round in n.rounds}
+
+
+Body = Callable[[SimSwarm], Awaitable[None]]
+
+
+def simulate(body: Body, *names: str, swarm: Callable[..., Any] = SimSwarm, **options: Any) -> None:
+    """`body` with a swarm of these options in which these nodes have been started, on a clock that jumps."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            made = swarm(nursery, **options)
+            await made.begin(names)
+            await body(made)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from signature import STRIDE, SignatureModel
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.asynchronous import Aged
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toytrainer import SimTrainer
 
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 20
 SECONDS = 0.1  # a step of the fastest
 ROUND = STEPS * SECONDS
-Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 class Clocked(SimTrainer):
@@ -52,17 +51,12 @@ def simulate(
         model = SignatureModel(axis=NAMES.index(name), peer_id=peer)
         return Clocked(model, seconds_per_step=scale * 4 * SECONDS / speeds[names.index(name)])
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method=method, steps=steps, trainer=trainer, world=world, exchange=exchange)
-            await swarm.start(names[0], wait_peers=len(names) - 1)
-            for name in names[1:]:
-                await swarm.start(name, join=names[0])
-            await swarm.round_done(1, *names)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
+    async def begun(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, *names)
+        await body(swarm)
 
-    run_simulation(main)
+    options = {"method": method, "steps": steps, "trainer": trainer, "world": world, "exchange": exchange}
+    simswarm.simulate(begun, *names, **options)
 
 
 def clocked(swarm: SimSwarm, name: str) -> Clocked:

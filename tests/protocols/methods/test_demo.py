@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.demo import Gather
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
@@ -21,7 +21,6 @@ from swarmnode.training.demo import BETA, dct
 NAMES = ("a", "b", "c", "d")
 DIMENSION = 6_000
 LR = 0.05  # of all simulated runs by `demo`
-Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 class Steady(ToyModel):
@@ -41,20 +40,8 @@ class Steady(ToyModel):
         return float(np.mean(np.abs(self.vector[:10])))
 
 
-def simulate(
-    body: Body, *, model: Callable[[str, str], ToyModel] = Steady, names: tuple[str, ...] = NAMES, steps: int = 1
-) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method="demo", steps=steps, model=model)
-            first, *others = names
-            await swarm.start(first, wait_peers=len(others))
-            for name in others:
-                await swarm.start(name, join=first)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+def simulate(body: Body, *names: str, **options: Any) -> None:
+    simswarm.simulate(body, *names or NAMES, **{"method": "demo", "steps": 1, "model": Steady, **options})
 
 
 def model_of(swarm: SimSwarm, name: str) -> Steady:
@@ -92,7 +79,7 @@ def test_what_a_node_sends_leaves_its_momentum_which_keeps_the_rest() -> None:
             sent = BETA * before + done - reducer.sent.export()
             assert np.count_nonzero(np.abs(sent) > 1e-3) == kept_of(DIMENSION + 1)
 
-    simulate(body, names=NAMES[:1])
+    simulate(body, *NAMES[:1])
 
 
 def test_a_round_sends_each_other_one_encoding() -> None:

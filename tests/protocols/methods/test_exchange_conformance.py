@@ -8,20 +8,20 @@ the messages of a round, swarms of three and more try a few; `make thorough` tri
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from hypothesis import settings
 from signature import AXES, STRIDE, SignatureModel
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 from tripwire import Tripwire, spread
 
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.options import describe
 from swarmnode.training.outer import Layout
@@ -42,7 +42,6 @@ FEW = 5 if settings.default.max_examples < 1000 else 40  # of them are tried els
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 pytestmark = pytest.mark.parametrize("method", sorted(OF_ONE_HISTORY))
-Body = Callable[[SimSwarm], Awaitable[None]]
 Model = Callable[[str, str], ToyModel]
 
 
@@ -69,22 +68,13 @@ def simulate(
     if method == "lowrank":  # vectors have no rank
         options["exchange"] = {"rank": 1}
         model = squared(model)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            settings = {"method": method, "validators": validators, "steps": STEPS, "floor": FLOOR, **options}
-            await body(SimSwarm(nursery, model=model, **settings))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    given = {"method": method, "validators": validators, "steps": STEPS, "floor": FLOOR, **options}
+    simswarm.simulate(body, model=model, **given)
 
 
 async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
     """All these nodes in one run, about to do round SWEPT."""
-    first, *others = names
-    await swarm.start(first, wait_peers=len(others))
-    for name in others:
-        await swarm.start(name, join=first)
+    await swarm.begin(names)
     await swarm.round_done(SWEPT - 1, *names)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import trio
+import simswarm
 from signature import STRIDE, SignatureModel
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.lowrank import LowRankReduce
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import Layout
@@ -21,7 +19,6 @@ NAMES = ("a", "b", "c", "d")
 STEPS = 5
 SIDE = 400
 RANK = 4
-Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 class Square(SignatureModel):
@@ -35,23 +32,10 @@ class Square(SignatureModel):
 
 
 def simulate(body: Body, *, side: int = 4, method: str = "lowrank", **exchange: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(
-                nursery,
-                method=method,
-                steps=STEPS,
-                model=lambda name, peer: Square(axis=NAMES.index(name), peer_id=peer, side=side),
-                exchange=exchange,
-            )
-            first, *others = NAMES
-            await swarm.start(first, wait_peers=len(others))
-            for name in others:
-                await swarm.start(name, join=first)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
+    def model(name: str, peer: str) -> Square:
+        return Square(axis=NAMES.index(name), peer_id=peer, side=side)
 
-    run_simulation(main)
+    simswarm.simulate(body, *NAMES, method=method, steps=STEPS, model=model, exchange=exchange)
 
 
 def model_of(swarm: SimSwarm, name: str) -> Square:

@@ -8,20 +8,19 @@ neither makes nor loses any.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from hypothesis import settings
 from signature import AXES, STRIDE, SignatureModel
-from simswarm import SimNode, SimSwarm
+from simswarm import Body, SimNode, SimSwarm
 from tripwire import Tripwire, spread
 
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.gossip import consensus_distance
 from swarmnode.training.options import describe
 from swarmnode.training.runspec import ExchangeSection
@@ -41,17 +40,10 @@ ONE_ANSWER = 0.6  # rounds of work: what is between two, where the last answer o
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 pytestmark = pytest.mark.parametrize("method", IN_PAIRS)
-Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 def simulate(method: str, body: Body, **options: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method=method, steps=STEPS, seconds_per_step=STEP, floor=FLOOR, **options)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    simswarm.simulate(body, method=method, steps=STEPS, seconds_per_step=STEP, floor=FLOOR, **options)
 
 
 def round_of(node: SimNode) -> int:
@@ -66,10 +58,7 @@ async def past(swarm: SimSwarm, round: int, *names: str, within: float = 600.0) 
 
 async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
     """All these nodes in one run, about to do round SWEPT."""
-    first, *others = names
-    await swarm.start(first, wait_peers=len(others))
-    for name in others:
-        await swarm.start(name, join=first)
+    await swarm.begin(names)
     await past(swarm, SWEPT - 1, *names)
 
 

@@ -6,22 +6,21 @@ methods with a step of all): work is in records, so it is lost where a record is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from probing import ProbingTrainer
-from simswarm import SimNode, SimSwarm
+from simswarm import Body, SimNode, SimSwarm
 from tripwire import Tripwire, spread
 
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.methods.seed import KIND, Seed
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.options import describe
 from swarmnode.training.runspec import ExchangeSection
 from swarmnode.training.seed import Tally
@@ -34,19 +33,11 @@ SWEPT = 2  # the round in which something happens
 FEW = 6  # messages of a round that are tried
 OVERHEAD = 320  # bytes of a record beside its steps
 
-Body = Callable[[SimSwarm], Awaitable[None]]
-
 
 def simulate(body: Body, **options: Any) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            inner = {"lr": LR, "warmup": 0}
-            given = {"trainer": lambda name, peer: ProbingTrainer(peer, seconds_per_step=STEP), **options}
-            swarm = SimSwarm(nursery, method="seed", steps=STEPS, seconds_per_step=STEP, inner=inner, **given)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    given = {"trainer": lambda name, peer: ProbingTrainer(peer, seconds_per_step=STEP), **options}
+    inner = {"lr": LR, "warmup": 0}
+    simswarm.simulate(body, method="seed", steps=STEPS, seconds_per_step=STEP, inner=inner, **given)
 
 
 def seed_of(node: SimNode) -> Seed:
@@ -65,10 +56,7 @@ async def past(swarm: SimSwarm, round: int, *names: str, within: float = 300.0) 
 
 async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
     """All these nodes in one run, about to do round SWEPT."""
-    first, *others = names
-    await swarm.start(first, wait_peers=len(others))
-    for name in others:
-        await swarm.start(name, join=first)
+    await swarm.begin(names)
     await past(swarm, SWEPT - 1, *names)
 
 
