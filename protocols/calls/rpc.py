@@ -27,7 +27,8 @@ Who may fail when, and what is then true:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -72,6 +73,8 @@ __all__ = [
     "Rpc",
     "RpcLimits",
 ]
+
+logger = logging.getLogger(__name__)
 
 PING = "ping"  # the method that every Rpc serves
 NORMAL = RpcLimits()
@@ -137,6 +140,23 @@ class Rpc:
                 raise
             return await connection.call(method, body, reply, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
+
+    async def call_all(
+        self, peers: Iterable[PeerId], method: str, request: Any, reply: type[A], *, timeout: float
+    ) -> list[tuple[PeerId, A]]:
+        """Who of these answers, and what, in the order of their answers; all are asked at once, as `call` does."""
+        answers: list[tuple[PeerId, A]] = []
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                answers.append((peer, await self.call(peer, method, request, reply, timeout=timeout)))
+            except CallError as error:
+                logger.debug("%s does not answer %s: %s", peer, method, error)
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(ask, peer)
+        return answers
 
     async def ping(self, peer: PeerId, *, timeout: float) -> float:
         """Seconds from asking to the answer. Raises as `call` does."""

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import trio
+
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
@@ -20,6 +22,8 @@ from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.runspec import RunSpec
+
+TELL_AFTER = 1.0  # seconds of looking for members in vain, until the owner hears of it
 
 
 class Observer:
@@ -69,6 +73,16 @@ class Context:
 
     def sign(self, message: bytes) -> bytes:
         return self.network.sign(message)
+
+    def nearby(self) -> tuple[PeerId, ...]:
+        """The members that are connected; before one is known, all peers."""
+        return self.membership.connected() or tuple(view.peer for view in self.network.peers())
+
+    async def look_again(self, began: float, *, every: float) -> None:
+        """Wait between two looks for members, which began at this trio time; the owner hears that nobody answers."""
+        if trio.current_time() > began + TELL_AFTER:
+            self.observer.warn("alone", "no member of the run answers yet; looking for them")
+        await trio.sleep(every)
 
     def relayed(self) -> tuple[PeerId, ...]:
         """Whom this node reaches through relays only."""

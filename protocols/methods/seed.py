@@ -29,7 +29,7 @@ import hashlib
 import logging
 import math
 from collections import Counter as Count
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -115,14 +115,7 @@ class Seed(Method):
         assert parts.state is not None and parts.sync is not None
         self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
         self._records, self._sync = parts.state, parts.sync
-        self.catch_up = CatchUp(
-            run_id=parts.run_id,
-            rpc=parts.rpc,
-            shards=parts.shards,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            layout=parts.trainer.layout,
-        )
+        self.catch_up = CatchUp.of(parts)
         self.lies = Violations("seed")
         self.violations = (self.lies,)
         self._last_round: int | None = None
@@ -299,7 +292,7 @@ class Seed(Method):
         with trio.move_on_after(END_WITHIN):
             while True:
                 await self._add()
-                stands = [stand for stand, _ in await self._stands(self._parts.membership.connected())]
+                stands = [stand for _, stand in await self._stands(self._parts.membership.connected())]
                 if all(s.round >= self._last_round and s.state_hash == self._hash for s in stands):
                     break
                 await trio.sleep(ASK_EVERY)
@@ -332,40 +325,25 @@ class Seed(Method):
 
     async def _join(self, *, until: float) -> bool:
         """Have all that a member has; False where none answers until then."""
-        began, told = trio.current_time(), False
-        while trio.current_time() < until:
-            peers = list(self._parts.membership.connected()) or [view.peer for view in self._parts.network.peers()]
-            stands = await self._stands(peers)
-            if stands and await self._reach(*max(stands, key=lambda each: each[0].records)):
-                self._parts.observer.warn("alone", None)
-                self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
-                return True
-            if not told and trio.current_time() - began > 2 * ASK_EVERY:
-                told = True
-                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
-            await trio.sleep(ASK_EVERY)
-        self._parts.observer.warn("alone", None)
+        began = trio.current_time()
+        try:
+            while trio.current_time() < until:
+                stands = await self._stands(self._parts.nearby())
+                if stands and await self._reach(*max(stands, key=lambda each: each[1].records)):
+                    self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
+                    return True
+                await self._parts.look_again(began, every=ASK_EVERY)
+        finally:
+            self._parts.observer.warn("alone", None)
         return False
 
-    async def _stands(self, peers: Any) -> list[tuple[SeedStand, PeerId]]:
+    async def _stands(self, peers: Sequence[PeerId]) -> list[tuple[PeerId, SeedStand]]:
         """Where some of these stand."""
-        found: list[tuple[SeedStand, PeerId]] = []
+        asked = self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers)))
+        query = StandQuery(self._parts.run_id)
+        return await self._parts.rpc.call_all(asked, "seed.stand", query, SeedStand, timeout=TIMEOUT)
 
-        async def ask(peer: PeerId) -> None:
-            query = StandQuery(self._parts.run_id)
-            try:
-                stand = await self._parts.rpc.call(peer, "seed.stand", query, SeedStand, timeout=TIMEOUT)
-            except CallError as error:
-                logger.debug("%s does not say where it stands: %s", peer, error)
-            else:
-                found.append((stand, peer))
-
-        async with trio.open_nursery() as nursery:
-            for peer in self._parts.rng.sample(list(peers), min(ASK_AT_ONCE, len(peers))):
-                nursery.start_soon(ask, peer)
-        return found
-
-    async def _reach(self, stand: SeedStand, peer: PeerId) -> bool:
+    async def _reach(self, peer: PeerId, stand: SeedStand) -> bool:
         """Have the records of a member that stands there, or fetch what they come to."""
         self.phase = "catching-up"
         try:

@@ -32,7 +32,7 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
-from swarmnode.protocols.methods.context import NOBODY, Observer
+from swarmnode.protocols.methods.context import NOBODY, Context, Observer
 from swarmnode.protocols.methods.known.messages import MAX_ROUND
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
@@ -105,6 +105,18 @@ class CatchUp:
         self._fetching = trio.Lock()
         self._hashing = trio.Lock()
         rpc.serve("catchup.state", StateQuery, self._on_query)
+
+    @classmethod
+    def of(cls, parts: Context) -> CatchUp:
+        """For a method that is built from these."""
+        return cls(
+            run_id=parts.run_id,
+            rpc=parts.rpc,
+            shards=parts.shards,
+            liveness=parts.liveness,
+            runner=parts.runner,
+            layout=parts.trainer.layout,
+        )
 
     # --- serving ----------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from swarmnode.protocols.calls.rpc import CallError, Refuse
+from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.gossip.meeting import (
@@ -94,14 +94,7 @@ class Gossip(Method):
         self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
         self._codec, self._weights = codec(parts.spec.exchange.codec), weights_codec(parts.spec.exchange.codec)
         self.feedback = ErrorFeedback(self._codec, parts.trainer.layout.parameters)
-        self.catch_up = CatchUp(
-            run_id=parts.run_id,
-            rpc=parts.rpc,
-            shards=parts.shards,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            layout=parts.trainer.layout,
-        )
+        self.catch_up = CatchUp.of(parts)
         self.lies = Violations("gossip")
         self.violations = (self.lies,)
         self.meeting: Meeting | None = None
@@ -371,50 +364,36 @@ class Gossip(Method):
 
     async def _join(self, round: int, state: OuterState, *, until: float) -> bool:
         """Stand with members, with this state where it is near enough; False where none answers until then."""
-        began, told = trio.current_time(), False
-        while trio.current_time() < until:
-            stands = await self._stands()
-            if stands and await self._stand_with(stands, round, state):
-                self._parts.observer.warn("alone", None)
-                self._ended = trio.current_time()
-                return True
-            if not told and trio.current_time() - began > ASK_EVERY:
-                told = True
-                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
-            await trio.sleep(ASK_EVERY)
-        self._parts.observer.warn("alone", None)
+        began = trio.current_time()
+        try:
+            while trio.current_time() < until:
+                stands = await self._stands()
+                if stands and await self._stand_with(stands, round, state):
+                    self._ended = trio.current_time()
+                    return True
+                await self._parts.look_again(began, every=ASK_EVERY)
+        finally:
+            self._parts.observer.warn("alone", None)
         return False
 
-    async def _stands(self) -> list[tuple[Stand, PeerId]]:
+    async def _stands(self) -> list[tuple[PeerId, Stand]]:
         """Where some members stand, who are furthest first."""
-        peers = list(self._parts.membership.connected()) or [view.peer for view in self._parts.network.peers()]
-        found: list[tuple[Stand, PeerId]] = []
+        peers, query = self._parts.nearby(), StandQuery(self._parts.run_id)
+        asked = self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers)))
+        stands = await self._parts.rpc.call_all(asked, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
+        return sorted(stands, key=lambda each: each[1].round, reverse=True)
 
-        async def ask(peer: PeerId) -> None:
-            query = StandQuery(self._parts.run_id)
-            try:
-                stand = await self._parts.rpc.call(peer, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
-            except CallError as error:
-                logger.debug("%s does not say where it stands: %s", peer, error)
-            else:
-                found.append((stand, peer))
-
-        async with trio.open_nursery() as nursery:
-            for peer in self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers))):
-                nursery.start_soon(ask, peer)
-        return sorted(found, key=lambda each: each[0].round, reverse=True)
-
-    async def _stand_with(self, stands: list[tuple[Stand, PeerId]], round: int, state: OuterState) -> bool:
+    async def _stand_with(self, stands: list[tuple[PeerId, Stand]], round: int, state: OuterState) -> bool:
         """Go on from `state` of `round`, where members are near; else from the state of one of them."""
-        furthest = stands[0][0].round
+        furthest = stands[0][1].round
         layout = self._trainer.layout
         own = await self._parts.runner(lambda: state_hash(round, layout, state))
-        if furthest - round <= BEHIND and (round > 0 or own in {stand.state_hash for stand, _ in stands}):
+        if furthest - round <= BEHIND and (round > 0 or own in {stand.state_hash for _, stand in stands}):
             await self._stand_on(max(round, furthest), state)
             return True
         self.phase = "catching-up"
         began = trio.current_time()
-        sources = [peer for stand, peer in stands if stand.round >= furthest - 1]
+        sources = [peer for peer, stand in stands if stand.round >= furthest - 1]
         try:  # no two have the same: one gives it whole, drawn by lot, so that not all joiners ask the same one
             source = self._parts.rng.choice(sources)
             at, hash, fetched = await self.catch_up.fetch([source], observer=self._parts.observer)

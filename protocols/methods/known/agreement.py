@@ -230,17 +230,8 @@ class Agreement:
     async def say_goodbye(self) -> None:
         """Tell the other candidates, in parallel and within a second, not to wait for this node in this round."""
         message = Goodbye(self._run_id, self.acceptor.position.round)
-
-        async def tell(peer: PeerId) -> None:
-            try:
-                await self._rpc.call(peer, "round.goodbye", message, Noted, timeout=1.0)
-            except CallError as error:
-                logger.debug("goodbye to %s did not arrive: %s", peer, error)
-
-        async with trio.open_nursery() as nursery:
-            for peer in self.acceptor.candidates():
-                if peer != self._me:
-                    nursery.start_soon(tell, peer)
+        others = [peer for peer in self.acceptor.candidates() if peer != self._me]
+        await self._rpc.call_all(others, "round.goodbye", message, Noted, timeout=1.0)
 
     # --- one round --------------------------------------------------------------------------------------------------
 

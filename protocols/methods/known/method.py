@@ -270,7 +270,7 @@ class Diloco(Method):
 
     async def _heads(self, *, join: bool) -> list[tuple[RoundHead, PeerId]]:
         """Where members stand, the best first; with `join` they are asked to name this node as well."""
-        peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
+        peers = self._parts.nearby()
         heads: list[tuple[RoundHead, PeerId]] = []
         self._looking.clear()
 

@@ -261,7 +261,7 @@ class Joining:
 
     async def _ask_around(self) -> list[_Found]:
         """Where members stand, the answer that most of them give first, then by round."""
-        peers = self._parts.membership.connected() or tuple(view.peer for view in self._parts.network.peers())
+        peers = self._parts.nearby()
         answers: list[_Found] = []
 
         async def ask(peer: PeerId) -> None:

@@ -77,14 +77,7 @@ class Open(Method):
             raise ValueError("the open exchange needs the replicated state")
         self._parts, self._state = parts, parts.sync
         spec, run_id, layout = parts.spec, parts.run_id, parts.trainer.layout
-        self.catch_up = CatchUp(
-            run_id=run_id,
-            rpc=parts.rpc,
-            shards=parts.shards,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            layout=layout,
-        )
+        self.catch_up = CatchUp.of(parts)
         self.contributions = self.contributions_class(
             run_id=run_id,
             bulk=parts.bulk,
