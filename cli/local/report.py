@@ -50,12 +50,16 @@ class Summary:
     solo_reward: float | None = None
     loss_unit: str = BYTES_UNIT  # of both losses, whatever they are called
     apart: float | None = None  # how far nodes with parameters of their own were apart in the end, by their norm
+    in_the_end: bool = False  # `hashes_agree` is of the last round: in those before records were under way
 
     def event(self) -> dict[str, Any]:
-        """The JSON object; rewards are in those of runs by rollouts only, `apart` in those in pairs."""
+        """The JSON object; rewards are in those of runs by rollouts only, `apart` in those in pairs,
+        `in_the_end` in those by seeds."""
         told = {"event": "summary", **dataclasses.asdict(self)}
         if self.apart is None:
             del told["apart"]
+        if not self.in_the_end:
+            del told["in_the_end"]
         if self.hashes_agree is not None or self.apart is not None:
             del told["reward"], told["solo_reward"]
         return told
@@ -76,14 +80,17 @@ def summarize(
     solo: float | None,
     seconds: float,
     by_rollouts: bool = False,
+    in_the_end: bool = False,
     loss_unit: str = BYTES_UNIT,
 ) -> Summary:
     """The figures of one swarm; `reports` holds each node's rounds in the order in which they ended.
 
     `heldout` and `solo` are losses, or rewards in a run `by_rollouts`.
     """
-    hashes = hashes_by_round(reports).values()
+    hashes = hashes_by_round(reports)
     last = max((report.round for node in reports for report in node), default=None)
+    compared = [hashes.get(last, set())] if in_the_end and last is not None else list(hashes.values())
+    agree = bool(compared) and all(len(found) == 1 for found in compared)
     finishers = [node for node in reports if node and node[-1].round == last]
     return Summary(
         nodes=len(reports),
@@ -91,7 +98,7 @@ def summarize(
         parameters=parameters,
         heldout_bits_per_byte=None if by_rollouts else heldout,
         solo_bits_per_byte=None if by_rollouts else solo,
-        hashes_agree=None if by_rollouts or in_pairs(reports) else bool(hashes) and all(len(h) == 1 for h in hashes),
+        hashes_agree=None if by_rollouts or in_pairs(reports) else agree,
         bytes_per_parameter_round=_mean(_bytes_per_parameter_round(node, parameters) for node in reports if node),
         compute_share=_mean(_compute_share(node) for node in finishers),
         seconds=round(seconds, 3),
@@ -99,6 +106,7 @@ def summarize(
         solo_reward=solo if by_rollouts else None,
         loss_unit=loss_unit,
         apart=_mean(node[-1].apart for node in finishers) if in_pairs(reports) else None,
+        in_the_end=in_the_end,
     )
 
 
@@ -262,7 +270,8 @@ def verdict(summary: Summary) -> str:
 def _agreement(summary: Summary) -> str:
     if summary.apart is not None:
         return f"each node has its own, as meant; in the end they were {summary.apart:.2%} apart"
-    return "equal in every round" if summary.hashes_agree else "NOT equal in every round"
+    when = "in the end" if summary.in_the_end else "in every round"
+    return f"equal {when}" if summary.hashes_agree else f"NOT equal {when}"
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:

@@ -116,6 +116,7 @@ def run_local(options: LocalOptions) -> int:
                 solo=_last_loss(lone) if solo is None else solo,
                 seconds=time.monotonic() - began,
                 by_rollouts=not spec.needs_data,
+                in_the_end=spec.exchange.method == "seed",
                 loss_unit=spec.loss_unit,
             )
             if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:

@@ -536,6 +536,21 @@ def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_an
     assert "apart" not in same and same["hashes_agree"] is True
 
 
+def test_a_run_by_seeds_is_judged_by_its_end_when_all_records_have_arrived():
+    reports = [
+        [round_report({"round": n, "loss": 3.0, "state_hash": h * 64}, ended_at=n) for n, h in enumerate(hashes)]
+        for hashes in ("ab", "cb")
+    ]
+    some = {"parameters": 1, "heldout": 3.0, "solo": None, "seconds": 1}
+    by_seeds, others = summarize(reports, in_the_end=True, **some), summarize(reports, **some)
+    assert by_seeds.hashes_agree is True and dict(figures(by_seeds))["state hashes"] == "equal in the end"
+    assert others.hashes_agree is False and "in_the_end" not in others.event()
+    apart = summarize(
+        [*reports, [round_report({"round": 1, "state_hash": "d" * 64}, ended_at=1.0)]], in_the_end=True, **some
+    )
+    assert dict(figures(apart))["state hashes"] == "NOT equal in the end"
+
+
 def test_a_round_event_with_missing_figures_is_read_and_one_without_a_round_refused():
     assert round_report({"round": 3, "loss": None}, ended_at=1.0).loss is None
     with pytest.raises(ValueError, match="without a round number"):
