@@ -1,6 +1,6 @@
 """Six real nodes train for an hour while something goes wrong every 5 seconds; JSON lines, and exit code 1 on a fault.
 
-    python bench/soak [--minutes 60] [--method diloco|open] [--nodes 6] [--every 5] [--seed 0] [--keep FOLDER]
+    python bench/soak [--minutes 60] [--method diloco|open] [--nodes 6] [--every 5] [--cpu 100] [--seed 0] [--keep DIR]
 
 As root on Linux with iproute2, nftables, conntrack and ethtool each node has a network namespace and a file system of
 its own, so that links can be cut and disks filled, and with libfaketime a clock; without, those strikes are left out,
@@ -101,7 +101,7 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
     peers = [peer_id_at(home) for home in homes]
     text = write_text(folder / "text", TEXT)
     run = run_file(folder / "run.toml", run_tables(options.method, peers))
-    join = sites[0].multiaddr(peers[0])
+    join, cpu = sites[0].multiaddr(peers[0]), str(options.cpu)
 
     def member(number: int) -> Member:
         def new_node() -> Node:
@@ -109,7 +109,9 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
             what = ("--join", join) if number else first
             wrapper = with_clock(homes[number].with_suffix(".clock")) if FAKETIME.exists() else ()
             source = None if number else text
-            return node_at(sites[number], homes[number], *what, "--nice", "0", corpus=source, wrapper=wrapper)
+            return node_at(
+                sites[number], homes[number], *what, "--nice", "0", "--cpu", cpu, corpus=source, wrapper=wrapper
+            )
 
         return Member(number, sites[number], homes[number], new_node, mounted=mounted[number])
 
@@ -267,6 +269,7 @@ def summary(soak: Soak, settled: float | None, codes: list[int | None], options:
         "minutes": options.minutes,
         "method": options.method,
         "nodes": options.nodes,
+        "cpu": options.cpu,
         "seed": options.seed,
         "strikes": dict(sorted(soak.strikes.items())),
         "strikes_skipped": soak.skipped,
@@ -333,6 +336,7 @@ def main() -> int:
     parser.add_argument("--method", choices=("diloco", "open"), default="diloco")
     parser.add_argument("--nodes", type=int, default=6, help="at least 4")
     parser.add_argument("--every", type=float, default=5.0, help="seconds from strike to strike")
+    parser.add_argument("--cpu", type=float, default=100.0, help="cap of each node, percent of all cores")
     parser.add_argument(
         "--seed", type=int, default=random.randrange(1 << 31), help="of the strikes; drawn if not given"
     )
