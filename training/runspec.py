@@ -322,12 +322,12 @@ class ExchangeSection:
     )
     alpha: float = option(
         0.5,
-        "share of its own parameters that a node of streaming keeps where a result arrives, against the shared ones",
+        "share of its own parameters that a node of streaming with eager = false keeps where a result arrives",
         between=(0, 1),
         later=True,
     )
     eager: bool = option(
-        False,
+        True,
         "whether a node of streaming takes its own part of a step at once, and only the others' when it arrives, "
         "instead of mixing by alpha",
         later=True,
@@ -546,6 +546,7 @@ def _check_overlap(spec: RunSpec, source: str) -> Iterator[str]:
     exchange, usual = spec.exchange, ExchangeSection()
     meant: dict[str, tuple[str, ...]] = dict.fromkeys(("fragments", "alpha", "eager"), ("streaming",))
     meant |= {"tau": ("streaming", "lowrank"), "rank": ("lowrank",)}
+    meant |= {"alpha": ("streaming with eager = false",)} if exchange.eager else {}
     for key, methods in meant.items():
         if exchange.method not in methods and getattr(exchange, key) != getattr(usual, key):
             yield (
@@ -692,9 +693,6 @@ def to_toml(spec: RunSpec) -> str:
     """The spec as a TOML file that loads to an equal one."""
     lines: list[str] = []
     for name, section in SECTIONS.items():
-        lines.append(f"[{name}]")
-        for key in describe(section):
-            value = getattr(getattr(spec, name), key)
-            lines.append(f"{key} = {as_toml(value)}")
-        lines.append("")
+        values = getattr(spec, name)
+        lines += [f"[{name}]", *(f"{key} = {as_toml(getattr(values, key))}" for key in describe(section)), ""]
     return "\n".join(lines)

@@ -108,6 +108,7 @@ class StreamingRounds(DilocoRounds):
         self._work = Unsettled(np.zeros(0, np.float32))
         self._samples = [0] * len(fragments)  # that this node's unsettled work in each fragment comes from
         self._turns = Turns(parts.trainer)
+        self.eager = parts.spec.exchange.method == "streaming" and parts.spec.exchange.eager  # see `_go_ahead`
 
     def _fragment(self, round: int) -> Fragment:
         return self._fragments[round % len(self._fragments)]
@@ -129,7 +130,7 @@ class StreamingRounds(DilocoRounds):
             self._begin_anew()
             unsettled, worked = np.zeros_like(unsettled), NOTHING
         self._gradient = gradient = fragment.take(unsettled)
-        if self._spec.exchange.eager:
+        if self.eager:
             self._go_ahead(fragment, gradient)
         self.phase = "exchanging"
         with self._catch_up.eased():  # those who wait for this round go before those who join
@@ -278,12 +279,12 @@ class StreamingRounds(DilocoRounds):
         self._offered = None
 
     def _take_over(self, round: int) -> None:
-        fragment, local, exchange = self._fragment(round), self._trainer.parameters(), self._spec.exchange
+        fragment, local = self._fragment(round), self._trainer.parameters()
         shared = fragment.take(self.state.parameters)
-        if exchange.eager:
+        if self.eager:
             to = shared - self._work.inside(fragment, local)
         else:
-            to = mixed(fragment.take(local), shared, exchange.alpha)
+            to = mixed(fragment.take(local), shared, self._spec.exchange.alpha)
         self._work.move(fragment, local, to)
         self._trainer.load(local)
 

@@ -308,16 +308,24 @@ def test_plain_gradients_and_the_method_that_has_their_momentum_belong_together(
 
 def test_what_is_told_of_overlap_has_no_meaning_with_another_method() -> None:
     run = {"run": {"name": "r"}}
-    spec = parse_runspec({**run, "exchange": {"method": "streaming", "fragments": 3, "eager": True}}, source="f")
+    spec = parse_runspec({**run, "exchange": {"method": "streaming", "fragments": 3, "eager": False}}, source="f")
     assert spec.exchange.codec == "e3m0" and decode(encode(spec)) == spec
     low = parse_runspec({**run, "exchange": {"method": "lowrank", "rank": 3, "tau": 1}}, source="f")
     assert low.exchange.codec == "int4" and decode(encode(low)) == low
-    given = (("fragments", 3, "streaming"), ("alpha", 0.25, "streaming"), ("eager", True, "streaming"))
+    given = (
+        ("fragments", 3, "streaming"),
+        ("alpha", 0.25, "streaming with eager = false"),
+        ("eager", False, "streaming"),
+    )
     for key, value, methods in (*given, ("tau", 1, "streaming and lowrank"), ("rank", 3, "lowrank")):
         with pytest.raises(SettingError, match=f"{key} = .* only with {methods};"):
             parse_runspec({**run, "exchange": {key: value}}, source="f")
-    for key, value, method in (("fragments", 3, "lowrank"), ("eager", True, "lowrank"), ("rank", 3, "streaming")):
+    for key, value, method in (("fragments", 3, "lowrank"), ("eager", False, "lowrank"), ("rank", 3, "streaming")):
         with pytest.raises(SettingError, match=f"{key} = .* no meaning with method = '{method}'"):
             parse_runspec({**run, "exchange": {"method": method, key: value}}, source="f")
+    with pytest.raises(SettingError, match=r"alpha = 0.25 has no meaning .* only with streaming with eager = false;"):
+        parse_runspec({**run, "exchange": {"method": "streaming", "alpha": 0.25}}, source="f")
+    mixes = parse_runspec({**run, "exchange": {"method": "streaming", "alpha": 0.25, "eager": False}}, source="f")
+    assert mixes.exchange.alpha == 0.25
     usual = parse_runspec({"run": {"name": "r", "nonce": "00"}}, source="f")
     assert not any(key in encode(usual) for key in (b"fragments", b"eager", b"rank\x10"))

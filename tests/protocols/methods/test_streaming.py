@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from signature import AXES, STRIDE, SignatureModel
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.streaming import Streaming
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
@@ -23,7 +24,6 @@ NAMES = ("a", "b", "c", "d")
 STEPS = 10
 FRAGMENTS = 4
 DIMENSION = 160_000
-Body = Callable[[SimSwarm], Awaitable[None]]
 
 
 def simulate(
@@ -35,26 +35,9 @@ def simulate(
     model: Callable[[str, str], ToyModel] | None = None,
     **exchange: Any,
 ) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            given = {"fragments": FRAGMENTS, "tau": 3, **exchange} if method == "streaming" else exchange
-            swarm = SimSwarm(
-                nursery,
-                method=method,
-                world=world,
-                steps=STEPS,
-                seconds_per_step=step,
-                model=model or signature,
-                exchange=given,
-            )
-            first, *others = NAMES
-            await swarm.start(first, wait_peers=len(others))
-            for name in others:
-                await swarm.start(name, join=first)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    given = {"fragments": FRAGMENTS, "tau": 3, **exchange} if method == "streaming" else exchange
+    options = {"method": method, "world": world, "steps": STEPS, "seconds_per_step": step, "exchange": given}
+    simswarm.simulate(body, *NAMES, model=model or signature, **options)
 
 
 def signature(name: str, peer: str) -> SignatureModel:
@@ -73,9 +56,10 @@ def model_of(swarm: SimSwarm, name: str) -> SignatureModel:
     return trainer.toy
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_all_work_counts_once_however_results_are_taken_over(alpha: float, eager: bool) -> None:
+@pytest.mark.parametrize(
+    "taken_over", [{"eager": True}, *({"eager": False, "alpha": alpha} for alpha in (0.0, 0.5, 1.0))]
+)
+def test_all_work_counts_once_however_results_are_taken_over(taken_over: dict[str, Any]) -> None:
     rounds = 3 * FRAGMENTS
 
     async def body(swarm: SimSwarm) -> None:
@@ -86,7 +70,7 @@ def test_all_work_counts_once_however_results_are_taken_over(alpha: float, eager
             left = model.vector[model.axis] - shared - saved.residual[model.axis]
             assert len(NAMES) * shared + left == pytest.approx(model.work, abs=3 * STRIDE), name
 
-    simulate(body, alpha=alpha, eager=eager, codec="fp32")
+    simulate(body, codec="fp32", **taken_over)
 
 
 def test_a_round_moves_its_fragment_and_nothing_else() -> None:
@@ -172,7 +156,7 @@ def test_whoever_asks_a_node_is_answered_by_the_shared_state_and_its_training_go
         assert asked > 10
         assert model.vector[model.axis] == pytest.approx(model.work)  # with alpha = 1 nothing else moves them
 
-    simulate(body, codec="fp32", alpha=1.0)
+    simulate(body, codec="fp32", eager=False, alpha=1.0)
 
 
 def wide(name: str, peer: str) -> SignatureModel:
