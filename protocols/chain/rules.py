@@ -15,8 +15,8 @@ which cuts and scores to quote; the rest follows here:
    gain of the whole step is a contribution's (`methods/open/judge.py`). The median of the judges counts. Its standard
    error s follows from how far they lie apart, or where few judge, from how far they lie apart usually. Weight falls
    from 1 at a harm of s to a tenth at 3 s. Refused is only what harms by more than 4 s and is an outlier among the
-   other validators' contributions as well. A judge's word about its own contribution counts for nothing; only where it
-   is the one judge, it is believed.
+   other validators' contributions as well, or of which none harms by more than its own s. A judge's word about its own
+   contribution counts for nothing; only where it is the one judge, it is believed.
 3. Accepted is only what a quorum of judges cut. Judges cut before anything is revealed, so whoever copies what was
    revealed comes too late, whichever cuts a leader quotes. Of several who reveal the same bytes nonetheless, the one in
    most cuts counts, then the lower id. Who committed twice is refused.
@@ -259,15 +259,20 @@ def work_units(gains: Mapping[bytes, Sequence[int]], solid: Sequence[bytes]) -> 
     if not gains:
         return {}
     usual = _median(apart[id] for id in solid or gains)
-    units = {}
+    variance = {}
     for id, values in gains.items():
         least = usual * FEW_JUDGES // max(FEW_JUDGES, len(values))
-        variance = MEDIAN_ERROR * max(apart[id], least) ** 2 // (MILLION * len(values))
-        harm, error = max(0, -gain[id]), isqrt(variance)
-        outlier = _is_outlier(gain[id], [gain[other] for other in solid or gains if other != id], variance)
+        variance[id] = MEDIAN_ERROR * max(apart[id], least) ** 2 // (MILLION * len(values))
+    units = {}
+    for id in gains:
+        harm, error = max(0, -gain[id]), isqrt(variance[id])
         excess = min(max(0, harm - error), 2 * error) if error else harm
         units[id] = UNITS - (UNITS - LEAST_UNITS) * excess // max(1, 2 * error if error else excess)
-        if harm > HARMFUL * error and outlier:
+        others = [other for other in solid or gains if other != id]
+        if harm > HARMFUL * error and (
+            all(-gain[other] <= isqrt(variance[other]) for other in others)  # however far those that help lie apart
+            or _is_outlier(gain[id], [gain[other] for other in others], variance[id])
+        ):
             units[id] = 0
     return units
 

@@ -282,6 +282,26 @@ def test_likely_harm_weighs_less_and_certain_harm_of_an_outlier_is_refused() -> 
     assert weights[0] == UNITS and UNITS > weights[1] > weights[2] >= LEAST_UNITS and weights[3] == 0
 
 
+def test_the_only_one_that_does_harm_is_refused_however_far_apart_those_that_help_are() -> None:
+    """As five daemons measured a flipped sign, of members who had taken steps for longer and shorter times."""
+    helping = {
+        "A": (24_000, 29_000, 37_000, 12_000, 19_000),
+        "B": (100_000, 75_000, 88_000, 83_000, 85_000),
+        "C": (200_000, 167_000, 170_000, 163_000, 187_000),
+        "D": (258_000, 226_000, 217_000, 241_000, 231_000),
+    }
+    harming = (-165_000, -137_000, -151_000, -156_000, -147_000)
+
+    def found(**more: tuple[int, ...]) -> dict[str, int]:
+        return units_by_author(
+            start("ABCDE"), {author: values.__getitem__ for author, values in (helping | more).items()}
+        )
+
+    assert found(E=harming) == {**dict.fromkeys("ABCD", UNITS), "E": 0}
+    of_two = found(A=harming, E=harming)  # where others do harm as well, it is told by how far all lie apart
+    assert of_two["A"] == of_two["E"] == LEAST_UNITS
+
+
 def test_harm_that_all_do_alike_is_not_refused() -> None:
     """At the bottom a step too long harms whosever it is; then a tenth of each is as good as the whole of each."""
     chain = start(SIXTEEN)
