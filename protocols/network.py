@@ -82,7 +82,7 @@ class PeerEvent:
 
     peer: PeerId
     up: bool
-    moved: bool = False  # it was connected through a relay only, and is now connected directly
+    moved: bool = False  # connected directly in the place of through a relay, or over TCP in that of over QUIC
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class Connections(INotifee):
             replaced = ", in the place of a relayed connection" if before is not None else ""
             who = "it dialled this node" if connection.inbound else "this node dialled it"
             self.note(peer, f"{who}{through}{replaced}")
-        if connection.direct and before is not None and not before.direct:
+        if before is not None and connection.direct and (not before.direct or before.is_quic > connection.is_quic):
             self._notify(PeerEvent(peer, up=True, moved=True))
         if len(known.connections) == 1:
             self._notify(PeerEvent(peer, up=True))

@@ -26,7 +26,7 @@ from swarmnode.node.host.quic import QuicSession, QuicStream
 from swarmnode.node.host.quic_transport import certificate_for, peer_in
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.reachability import seen_by
-from swarmnode.protocols.network import Stream, Unreachable
+from swarmnode.protocols.network import PeerEvent, Stream, Unreachable
 
 ECHO, IGNORE = "/test/echo/1", "/test/ignore/1"
 
@@ -129,7 +129,7 @@ def test_no_quic_where_the_owner_wants_none() -> None:
     run(main)
 
 
-def test_tcp_takes_over_where_it_works_as_well() -> None:
+def test_tcp_takes_over_where_it_works_as_well_and_whoever_keeps_streams_hears_of_it() -> None:
     async def main() -> None:
         a, b = network(), network()
         a.learn(b.me, ())
@@ -137,7 +137,10 @@ def test_tcp_takes_over_where_it_works_as_well() -> None:
             a.learn(b.me, b.own_addresses)
             best = a.connections.best(b.me)
             assert best is not None and best.is_quic
-            await a._dialler._try_too(best, "tcp")
+            with a.watch_peers() as at_a, b.watch_peers() as at_b, trio.fail_after(10):
+                await a._dialler._try_too(best, "tcp")
+                assert await at_a.receive() == PeerEvent(b.me, up=True, moved=True)
+                assert await at_b.receive() == PeerEvent(a.me, up=True, moved=True)
             best = a.connections.best(b.me)
             assert best is not None and not best.is_quic
             assert await ask(a, b, b"hello") == b"hello"
