@@ -55,11 +55,9 @@ class Summary:
     def event(self) -> dict[str, Any]:
         """The JSON object; rewards are in those of runs by rollouts only, `apart` in those in pairs,
         `in_the_end` in those by seeds."""
-        told = {"event": "summary", **dataclasses.asdict(self)}
-        if self.apart is None:
-            del told["apart"]
-        if not self.in_the_end:
-            del told["in_the_end"]
+        unsaid = {"apart": self.apart is None, "in_the_end": not self.in_the_end}
+        fields = dataclasses.asdict(self).items()
+        told = {"event": "summary", **{key: value for key, value in fields if not unsaid.get(key)}}
         if self.hashes_agree is not None or self.apart is not None:
             del told["reward"], told["solo_reward"]
         return told

@@ -66,6 +66,4 @@ def test_a_daemon_that_lies_about_its_work_loses_its_weight_within_some_rounds(
     counted = [number for number, event in rounds.items() if liar in (event.get("counted") or ())]
     assert max(counted, default=0) < FIRST + WITHIN[lie], counted
     assert any((liar, NO_STANDING) in refused[number] for number in rounds if number > FIRST)
-    honest = [why for each in refused.values() for peer, why in each if peer != liar]
-    # None was aimed at, which is missed: some runs of twenty rounds have an honest author without standing for a while.
-    assert honest.count(NO_STANDING) <= len(honest) / 10, f"{honest.count(NO_STANDING)} of {len(honest)}"
+    assert not any(why == NO_STANDING for each in refused.values() for peer, why in each if peer != liar)

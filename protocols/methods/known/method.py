@@ -226,7 +226,7 @@ class Diloco(Method):
 
         Sooner where all the other members of the `last` roster look for members as well: there is nobody to be found.
         """
-        announced = False
+        began = trio.current_time()
         while trio.current_time() < until:
             if await self._join_others():
                 return
@@ -235,11 +235,7 @@ class Diloco(Method):
                 return
             if last and self._looking.issuperset(last):
                 return
-            if not announced:
-                announced = True
-                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
-                logger.info("looking for members of run %s", self._parts.run_id[:12])
-            await trio.sleep(ASK_TO_JOIN_EVERY)
+            await self._parts.look_again(began, every=ASK_TO_JOIN_EVERY)
 
     async def _begin(self, begin: Begin) -> None:
         """Begin at the checkpoint, else at round 0, with those who have asked to join so far."""

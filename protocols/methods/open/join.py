@@ -144,15 +144,15 @@ class Joining:
             patience = 0.0
         self.phase = "waiting"
         try:
-            until = trio.current_time() + (patience if may_begin else float("inf"))
+            began = trio.current_time()
+            until = began + (patience if may_begin else float("inf"))
             while not (joined := await self._join_others()):
                 if trio.current_time() >= until:
                     break
                 if self._doubted:
                     await self._go_on_without_trust()
                     continue
-                self._parts.observer.warn("alone", "no member of the run answers yet; looking for them")
-                await trio.sleep(ASK_EVERY)
+                await self._parts.look_again(began, every=ASK_EVERY)
             self._parts.observer.warn("alone", None)
             if not self._store.stands:
                 await self._begin_the_run(begin)

@@ -174,8 +174,7 @@ class LocalTrainer:
         What the round makes of it is told to `settle`. Training goes on meanwhile.
         """
         start = self.start
-        async with self.held():
-            local = await self._runner(self._trainer.parameters)  # (P,), between two steps
+        local = await self._to_offer()
         worked, self.since_offer = self.since_offer, NOTHING
         if not await self._runner(lambda: is_finite(local)):
             logger.warning("local training diverged to NaN or infinity; its work is dropped")
@@ -190,6 +189,11 @@ class LocalTrainer:
             return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
 
         return await self._runner(encode)
+
+    async def _to_offer(self) -> Vector:
+        """The local parameters (P,), between two steps."""
+        async with self.held():
+            return await self._runner(self._trainer.parameters)
 
     def offered(self, root: bytes) -> None:
         if self.offer is not None:
@@ -328,6 +332,7 @@ class TracedTrainer(LocalTrainer):
         super().__init__(trainer, runner, spec)
         self.audited, self._texts = trainer, texts
         self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
+        self._to_bind: tuple[Leg, ...] | None = None  # to the offer in the making, if they can still be shown
         self._origin, self._previous, self._began = Origin.UNLINKED, b"", b""
         self._tip = b""  # roster of the shared state
         self._life = b""
@@ -417,7 +422,12 @@ class TracedTrainer(LocalTrainer):
     def unlink(self) -> None:
         """What was trained until now cannot be shown as one."""
         self._origin, self._previous, self._began = Origin.UNLINKED, b"", self._tip
-        self._legs = [_FIRST]
+        self._legs, self._to_bind = [_FIRST], None
+
+    async def _to_offer(self) -> Vector:
+        async with self.held():
+            self._to_bind, self._legs = tuple(self._legs), [_FIRST]  # what is trained while this is encoded is the next
+            return await self._runner(self._trainer.parameters)
 
     async def contribute(self, parent: bytes, round: int) -> bytes | None:
         residual, self._offered = self.feedback.export(), None
@@ -437,14 +447,15 @@ class TracedTrainer(LocalTrainer):
             logger.warning("the disk does not take the record of this node's work, which audits need: %s", error)
             self.unlink()
             return encoded
-        legs = tuple(self._legs)
-        trace = Trace(self._origin, self._previous, self._began, start, end, left, legs, self._texts.given())
+        if self._to_bind is None:  # the trainer died meanwhile
+            return encoded
+        trace = Trace(self._origin, self._previous, self._began, start, end, left, self._to_bind, self._texts.given())
         if self._life and not gap(trace):
             self._offered = trace
             self._shown[trace.root] = trace.encode()
         self._origin, self._previous = (Origin.AFTER, trace.root) if self._offered else (Origin.UNLINKED, b"")
         self._start_before, self._start = start, end
-        self._began, self._legs = parent, [_FIRST]
+        self._began = parent
         return encoded
 
     def take_back(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,16 @@ from openspec import open_spec
 from trio.testing import MockClock
 
 from swarmnode.protocols.methods.open import local as open_work
-from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats
+from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
+from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import OuterState
+from swarmnode.training.verify.replay import walk
+from swarmnode.training.verify.trace import Trace
 
 STEPS = 100  # of a round
 
@@ -184,5 +189,53 @@ def test_a_move_waits_for_no_trainer_that_is_being_started_again() -> None:
         assert trio.current_time() == 0
         assert work.base is moved
         assert np.array_equal(trainer.parameters(), moved.parameters)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_record_ends_where_the_offer_does_whoever_has_the_trainer_while_that_is_encoded() -> None:
+    """Otherwise the next steps are in it, and auditors call an honest author a liar."""
+    rosters = [bytes([letter]) * 32 for letter in b"abc"]
+
+    async def slow(work: Callable[[], Any]) -> Any:
+        await trio.sleep(3.0)
+        return work()
+
+    async def main() -> None:
+        trainer = toy()
+        trainer.record(3)
+        work = TracedTrainer(trainer, slow, open_spec(steps=STEPS), NO_TEXTS)
+        size = trainer.layout.parameters
+        states = {one: OuterState.start(np.full(size, place, np.float32)) for place, one in enumerate(rosters)}
+
+        async def look_again_and_again() -> None:
+            while True:
+                await trio.sleep(1.0)
+                async with work.held():
+                    pass
+
+        async def vector(id: bytes) -> Vector:
+            shown = await work.show(id)
+            assert shown is not None
+            return np.frombuffer(shown, np.float32)
+
+        await work.stand_on(states[rosters[0]])
+        work.stand(rosters[0])
+        for round, (before, after) in enumerate(pairwise(rosters)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look_again_and_again)
+                nursery.start_soon(work.run, round)
+                await trio.sleep(20)
+                assert await work.contribute(before, round)
+                trace = Trace.decode(bytes(await work.show(work.trace) or b""))
+                ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
+                found = {id: await vector(id) for id in ends}
+                shared = {one: state.parameters for one, state in states.items()}
+                offered = walk(trace, await vector(trace.start), ends=found, states=shared)
+                assert work.offer is not None and np.array_equal(offered, work.offer.local) and trace.steps > 10
+                await work.settle(True)
+                await work.move(states[after], round)
+                work.stand(after, after=before)
+                nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
