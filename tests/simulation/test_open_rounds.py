@@ -71,6 +71,24 @@ def test_training_goes_on_while_contributions_are_exchanged() -> None:
     simulate(body)
 
 
+def test_work_that_a_node_may_not_offer_is_offered_once_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        method, returned = method_of(swarm, "b"), []
+        local, tip = method.local, method.store.tip
+        method.signer.silent_after = tip
+        monkeypatch.setattr(local.feedback, "give_back", lambda work, *norm: returned.append(work))
+        await swarm.until(lambda: method.store.tip != tip)
+        assert not returned  # to the residual: it is in the local parameters
+        assert local.since_offer.steps >= swarm.spec.inner.steps
+        silent = max(swarm.nodes["b"].rounds)
+        await swarm.round_done(silent + 1, *NAMES)
+        here = [swarm.nodes["a"].rounds[round]["verdicts"].get(swarm.peer("b")) for round in (silent, silent + 1)]
+        assert here == [None, "accepted"]
+
+    simulate(body)
+
+
 @pytest.mark.parametrize("victim", NAMES)
 def test_the_death_of_any_validator_holds_the_others_up_for_seconds(victim: str) -> None:
     async def body(swarm: SimSwarm) -> None:

@@ -397,9 +397,11 @@ class TracedTrainer(LocalTrainer):
         return recorded + -(-steps // stretch_steps(most, parameters)) <= min(MAX_STRETCHES - SPARE_STRETCHES, kept)
 
     async def _mark(self) -> None:
-        try:
+        """Add the stretches since the last mark. A trainer tells them once, so its answer is awaited in any case."""
+        marked = None
+        with suppress(TrainerDied), trio.CancelScope(shield=True), trio.move_on_after(LET_GO):
             marked = await self.audited.mark()
-        except TrainerDied:
+        if marked is None:
             self.unlink()
             return
         if marked.life != self._life:

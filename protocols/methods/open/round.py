@@ -226,11 +226,8 @@ class OpenRounds:
         root = await self._store.contributions.keep(encoded, chain.round)
         local.offered(root)
         binding = binding_of(chain.run_id, chain.round, context.me, chain.tip, self._salt(chain), root, local.trace)
-        said = await self._signer.publish(Commit(chain.round, chain.tip, binding, self._signer.beacon.anchor))
-        if said is None:
-            await local.settle(accepted=False)
-        else:
-            context.own.commit = said
+        commit = Commit(chain.round, chain.tip, binding, self._signer.beacon.anchor)
+        context.own.commit = await self._signer.publish(commit)
 
     async def contribution(self, context: RoundContext) -> bytes | None:
         """What this node offers, encoded; None where it trained nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from trio.testing import MockClock
 from swarmnode.protocols.methods.open import local as open_work
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
-from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector
-from swarmnode.protocols.runner import inline
+from swarmnode.protocols.methods.trainer import NOTHING, Marked, TrainerDied, TrainStats, Vector
+from swarmnode.protocols.runner import Runner, inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
@@ -193,20 +192,51 @@ def test_a_move_waits_for_no_trainer_that_is_being_started_again() -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+class Recorded:
+    """Traced work on the toy, on the states after three rosters, that is looked at as auditors do."""
+
+    def __init__(self, trainer: SimTrainer, runner: Runner) -> None:
+        trainer.record(3)
+        self.work = TracedTrainer(trainer, runner, open_spec(steps=STEPS), NO_TEXTS)
+        size = trainer.layout.parameters
+        self.rosters = [bytes([letter]) * 32 for letter in b"abc"]
+        self.states = {one: OuterState.start(np.full(size, at, np.float32)) for at, one in enumerate(self.rosters)}
+
+    async def begin(self) -> None:
+        await self.work.stand_on(self.states[self.rosters[0]])
+        self.work.stand(self.rosters[0])
+
+    async def move(self, round: int) -> None:
+        before, after = self.rosters[round : round + 2]
+        await self.work.move(self.states[after], round)
+        self.work.stand(after, after=before)
+
+    async def check(self) -> Trace:
+        """The record behind the offer, whose steps lead to what was offered."""
+        trace = Trace.decode(bytes(await self.work.show(self.work.trace) or b""))
+        ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
+        found = {id: await self._vector(id) for id in ends}
+        shared = {one: state.parameters for one, state in self.states.items()}
+        offered = walk(trace, await self._vector(trace.start), ends=found, states=shared)
+        assert self.work.offer is not None and np.array_equal(offered, self.work.offer.local)
+        return trace
+
+    async def _vector(self, id: bytes) -> Vector:
+        shown = await self.work.show(id)
+        assert shown is not None
+        return np.frombuffer(shown, np.float32)
+
+
 def test_a_record_ends_where_the_offer_does_whoever_has_the_trainer_while_that_is_encoded() -> None:
     """Otherwise the next steps are in it, and auditors call an honest author a liar."""
-    rosters = [bytes([letter]) * 32 for letter in b"abc"]
 
     async def slow(work: Callable[[], Any]) -> Any:
         await trio.sleep(3.0)
         return work()
 
     async def main() -> None:
-        trainer = toy()
-        trainer.record(3)
-        work = TracedTrainer(trainer, slow, open_spec(steps=STEPS), NO_TEXTS)
-        size = trainer.layout.parameters
-        states = {one: OuterState.start(np.full(size, place, np.float32)) for place, one in enumerate(rosters)}
+        recorded = Recorded(toy(), slow)
+        work = recorded.work
 
         async def look_again_and_again() -> None:
             while True:
@@ -214,28 +244,39 @@ def test_a_record_ends_where_the_offer_does_whoever_has_the_trainer_while_that_i
                 async with work.held():
                     pass
 
-        async def vector(id: bytes) -> Vector:
-            shown = await work.show(id)
-            assert shown is not None
-            return np.frombuffer(shown, np.float32)
-
-        await work.stand_on(states[rosters[0]])
-        work.stand(rosters[0])
-        for round, (before, after) in enumerate(pairwise(rosters)):
+        await recorded.begin()
+        for round in range(2):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(look_again_and_again)
                 nursery.start_soon(work.run, round)
                 await trio.sleep(20)
-                assert await work.contribute(before, round)
-                trace = Trace.decode(bytes(await work.show(work.trace) or b""))
-                ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
-                found = {id: await vector(id) for id in ends}
-                shared = {one: state.parameters for one, state in states.items()}
-                offered = walk(trace, await vector(trace.start), ends=found, states=shared)
-                assert work.offer is not None and np.array_equal(offered, work.offer.local) and trace.steps > 10
+                assert await work.contribute(recorded.rosters[round], round)
+                assert (await recorded.check()).steps > 10
                 await work.settle(True)
-                await work.move(states[after], round)
-                work.stand(after, after=before)
+                await recorded.move(round)
                 nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_no_steps_are_missing_in_a_record_when_a_round_ends_while_the_trainer_tells_them() -> None:
+    """Who had all steps of a round too late for it is asked for them as the round ends, and offers them in the next."""
+
+    class SlowToTell(SimTrainer):
+        async def mark(self) -> Marked:
+            told = await super().mark()
+            await trio.sleep(5.0)
+            return told
+
+    async def main() -> None:
+        recorded = Recorded(SlowToTell(ToyModel(seed=0, peer_id="me"), seconds_per_step=1.0), inline)
+        work = recorded.work
+        await recorded.begin()
+        with trio.move_on_after(STEPS + 2.5):  # when all are done, and the trainer tells them
+            await work.run(0)
+        done = work.since_offer.steps
+        await recorded.move(0)
+        assert await work.contribute(recorded.rosters[1], 1)
+        assert (await recorded.check()).steps == done == STEPS
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
