@@ -15,7 +15,7 @@ Lines: `begun`, `strike`, `repaired`, `died` (a node ended by itself), `look` ev
               it is back is counted in `alone` and is no contradiction
 - progress    the time in which no round of two nodes or more ended, and that in which a standing node told none
 - growth      memory, descriptors, threads and tasks of daemons, and of their trainers
-- logs        no traceback, no node that ends by itself, none that is too slow to end when asked
+- logs        no traceback, no audit that finds a liar, no node that ends by itself or is too slow to end when asked
 - the end     all nodes tell one common state after the last repair
 """
 
@@ -255,12 +255,14 @@ def summary(soak: Soak, settled: float | None, codes: list[int | None], options:
     forks, contradictions = history.forks(), history.contradictions()
     elders = {n: growth([held[n] for held in soak.samples]) for n in range(SPARED)}
     tracebacks = [found for member in soak.members for found in member.tracebacks()]
+    accusations = [found for member in soak.members for found in member.accusations()]
     checks = {
         "parity": not contradictions,
         "progress": history.longest_stall <= STALL and history.furthest > 0,
         "every node takes part": soak.longest_silence <= SILENCE,
         "no growth": not any(grown(elder) for elder in elders.values()),
         "no tracebacks": not tracebacks,
+        "nobody is called a liar": not accusations,
         "nobody ends unasked": not soak.died,
         "all end when asked": not soak.too_slow_to_end and all(code == 0 for code in codes),
         "all in step at the end": settled is not None,
@@ -290,6 +292,7 @@ def summary(soak: Soak, settled: float | None, codes: list[int | None], options:
         "growth": elders,
         "peaks": [peaks([held[n] for held in soak.samples]) for n in range(options.nodes)],
         "tracebacks": tracebacks[:20],
+        "accusations": accusations[:20],
         "died": soak.died,
         "exit_codes": codes,
         "settled_s": round(settled, 1) if settled is not None else None,

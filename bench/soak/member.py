@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from faults import CLOCK_STEP, FATAL, Strike
@@ -16,6 +16,7 @@ from realnodes import Event, Node
 from realswarm import Site
 
 TRACEBACK = "Traceback (most recent call last)"
+LIED = "does not hold up"  # `Verdict.LIED`, in the log of an audit
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # of Debian's package libfaketime
 BLOCK = 1 << 20  # bytes; what a file system is filled with at a time
 
@@ -143,13 +144,20 @@ class Member:
     def tracebacks(self) -> list[str]:
         """Where logs hold one, as `file:line: what was raised`."""
         found = []
+        for log, number, lines in self._lines_with(TRACEBACK):
+            raised = next((later for later in lines[number + 1 :] if later[:1].isalpha()), "")
+            found.append(f"{log.name}:{number + 1}: {raised.strip()[:200]}")
+        return found
+
+    def accusations(self) -> list[str]:
+        """Where it calls an author, all of whom are honest, a liar."""
+        return [f"{log.name}:{number + 1}: {lines[number]}" for log, number, lines in self._lines_with(LIED)]
+
+    def _lines_with(self, words: str) -> Iterator[tuple[Path, int, list[str]]]:
+        """Each line of a log that has these words: the log, the line's number from 0, and all lines."""
         for log in (*self.earlier, self.log):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            for number, line in enumerate(lines):
-                if TRACEBACK in line:
-                    raised = next((later for later in lines[number + 1 :] if later[:1].isalpha()), "")
-                    found.append(f"{log.name}:{number + 1}: {raised.strip()[:200]}")
-        return found
+            yield from ((log, number, lines) for number, line in enumerate(lines) if words in line)
 
     def tail(self, lines: int = 6) -> list[str]:
         """The end of its log."""
