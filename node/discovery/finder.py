@@ -23,6 +23,7 @@ import logging
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -317,15 +318,18 @@ class Discovery:
                 await trio.sleep(SAVE)
                 for view in self._network.peers():  # identify may have told more addresses since
                     self._note(view.peer)
-                await self._runner(self._book.save)
+                await self._runner(partial(self._book.save, self._book.entries()))
         finally:
             with trio.CancelScope(shield=True), contextlib.suppress(OSError):
-                await self._runner(self._book.save)
+                await self._runner(partial(self._book.save, self._book.entries()))
 
 
 def rendezvous_of(run_id: str) -> bytes:
     """The key under which members of a run meet in the DHT; the part of the run id that a link has is enough."""
     return hashlib.sha256(b"swarmnode run " + bytes.fromhex(run_id)[:RUN_PREFIX]).digest()
+
+
+Entries = tuple[tuple[PeerId, tuple[Address, ...]], ...]
 
 
 class AddressBook:
@@ -343,7 +347,7 @@ class AddressBook:
             self._read(path)
             self._saved = self.entries()
 
-    def entries(self) -> tuple[tuple[PeerId, tuple[Address, ...]], ...]:
+    def entries(self) -> Entries:
         return tuple((peer, addresses) for peer, (addresses, _) in reversed(self._peers.items()))
 
     def answered(self, peer: PeerId, addresses: tuple[Address, ...], group: Group = None) -> None:
@@ -361,9 +365,8 @@ class AddressBook:
         crowding = crowd(groups.values(), least=MAX_PEERS // CROWD)
         del self._peers[next(peer for peer, group in groups.items() if crowding is None or group == crowding)]
 
-    def save(self) -> None:
-        """Write the file if anything changed, atomically."""
-        entries = self.entries()
+    def save(self, entries: Entries) -> None:
+        """Write these into the file if they changed, atomically; in a thread, where the book itself is not read."""
         if self._path is None or entries == self._saved:
             return
         content = json.dumps({"version": 1, "peers": [list(addresses) for _, addresses in entries]}, indent=1)

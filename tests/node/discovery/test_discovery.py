@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from disconnecting import disconnect
 from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols.network import Address, PeerId
+from swarmnode.protocols.runner import in_thread
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 
 KEY = bytes(range(32))
@@ -249,6 +251,29 @@ def test_restarted_node_finds_its_swarm_without_the_one_that_introduced_it(tmp_p
     simulate(main)
 
 
+def test_a_peer_that_answers_while_the_book_is_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes it reads nothing that the event loop changes."""
+    readers, entries = set(), AddressBook.entries
+
+    def watched(notes: AddressBook) -> finder.Entries:
+        readers.add(threading.get_ident())
+        return entries(notes)
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node = world.node("node")
+        await nursery.start(node.run)
+        notes = AddressBook(tmp_path / "book.json")
+        peer, where = address(1)
+        notes.answered(peer, (where,))
+        await nursery.start(Discovery(node, notes, runner=in_thread).run)
+
+    monkeypatch.setattr(AddressBook, "entries", watched)
+    simulate(main)
+    assert AddressBook(tmp_path / "book.json").entries() and readers == {threading.get_ident()}
+
+
 def book_saved() -> float:
     from swarmnode.node.discovery.finder import SAVE
 
@@ -394,7 +419,7 @@ def test_book_keeps_the_newest_first_across_restarts(tmp_path: Path) -> None:
     for number in (1, 2, 3, 1):
         peer, where = address(number)
         notes.answered(peer, (where,))
-    notes.save()
+    notes.save(notes.entries())
     assert [peer for peer, _ in AddressBook(path).entries()] == [address(number)[0] for number in (1, 3, 2)]
     assert AddressBook(path).entries() == notes.entries()
 
@@ -420,7 +445,7 @@ def test_damaged_book_is_read_as_far_as_possible(
     assert "damaged" in caplog.text
     peer, where = address(1)
     notes.answered(peer, (where,))
-    notes.save()
+    notes.save(notes.entries())
     assert json.loads(path.read_text())["peers"] == [[where]]
 
 
@@ -428,7 +453,7 @@ def test_book_that_cannot_be_written_is_only_logged(tmp_path: Path, caplog: pyte
     notes = AddressBook(tmp_path / "missing" / "book.json")
     peer, where = address(1)
     notes.answered(peer, (where,))
-    notes.save()
+    notes.save(notes.entries())
     assert "not saved" in caplog.text
-    notes.save()
+    notes.save(notes.entries())
     assert caplog.text.count("not saved") == 2  # it is tried again
