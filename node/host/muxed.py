@@ -184,16 +184,12 @@ class MuxedStream(IMuxedStream):
         """Queue all of `data` where that needs no waiting; False where it does, or where `send_all` would fail."""
 
     @abstractmethod
-    def send_eof_nowait(self) -> None:
-        """Finish sending: the end follows what was queued."""
+    def _send_end(self) -> None:
+        """Tell the peer that nothing follows what was queued."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """Drop the stream in both directions, at once and without waiting."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Finish sending and stop reading: what was queued still arrives."""
+    def _send_reset(self, *, sending: bool, receiving: bool) -> None:
+        """Tell the peer that it gets no more of this side, and is to send none."""
 
     @abstractmethod
     def _open_window(self, increment: int) -> None:
@@ -319,6 +315,27 @@ class MuxedStream(IMuxedStream):
         if self.broken:
             raise self._reset()
         self.send_eof_nowait()
+
+    def send_eof_nowait(self) -> None:
+        """Finish sending: the end follows what was queued."""
+        if not self._finished_sending and not self.broken:
+            self._finished_sending = True
+            self._send_end()
+            self._forget_if_done()
+
+    def end(self) -> None:
+        """Finish sending and stop reading: what was queued still arrives."""
+        self.send_eof_nowait()
+        if not self._finished_receiving:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the stream in both directions, at once and without waiting."""
+        sending, receiving = not self._finished_sending, not self._finished_receiving
+        if not self.broken and (sending or receiving):
+            self._send_reset(sending=sending, receiving=receiving)
+        self.break_off()
+        self._chunks.clear()
 
     async def aclose(self) -> None:
         self.abort()

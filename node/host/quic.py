@@ -600,23 +600,11 @@ class QuicStream(MuxedStream):
         self.go_on()
         self._forget_if_done()
 
-    def send_eof_nowait(self) -> None:
-        if not self._finished_sending and not self.broken:
-            self._finished_sending = True
-            self._session.write(self, b"", end=True)
-            self._forget_if_done()
+    def _send_end(self) -> None:
+        self._session.write(self, b"", end=True)
 
-    def abort(self) -> None:
-        if not self.broken:
-            sending, receiving = not self._finished_sending, not self._finished_receiving
-            self._session.drop(self.stream_id, sending=sending, receiving=receiving)
-        self.break_off()
-        self._chunks.clear()
-
-    def end(self) -> None:
-        self.send_eof_nowait()
-        if not self._finished_receiving:
-            self.abort()
+    def _send_reset(self, *, sending: bool, receiving: bool) -> None:
+        self._session.drop(self.stream_id, sending=sending, receiving=receiving)
 
     def break_off(self) -> None:
         if not self.broken:

@@ -393,22 +393,11 @@ class YamuxStream(MuxedStream):
         session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, len(data)) + data)
         return True
 
-    def send_eof_nowait(self) -> None:
-        if not self._finished_sending and not self.broken:
-            self._finished_sending = True
-            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
-            self._forget_if_done()
+    def _send_end(self) -> None:
+        self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, FIN, self.stream_id, 0))
 
-    def abort(self) -> None:
-        if not self.broken and not (self._finished_sending and self._finished_receiving):
-            self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
-        self.break_off()
-        self._chunks.clear()
-
-    def end(self) -> None:
-        self.send_eof_nowait()
-        if not self._finished_receiving:
-            self.abort()
+    def _send_reset(self, *, sending: bool, receiving: bool) -> None:
+        self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
 
     def break_off(self) -> None:
         if not self.broken:
