@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -765,3 +767,22 @@ def test_session_and_stock_yamux_understand_each_other() -> None:
             assert await out.receive_some(10) == b""
 
     run(main)
+
+
+# --- what is loaded for AutoTLS ---------------------------------------------------------------------------------------
+
+
+def loads_http_clients(imported: str) -> bool:
+    """Whether a process that imports this has loaded what `requests` and `httpx` are made of."""
+    told = f"import sys, {imported}; print(bool({{'urllib3', 'httpcore'}} & sys.modules.keys()))"
+    return subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_stock_libp2p_still_loads_http_clients() -> None:
+    assert loads_http_clients("libp2p"), GONE.format("autotls")
+
+
+def test_a_node_loads_http_clients_when_they_are_used() -> None:
+    assert not loads_http_clients("swarmnode.node.daemon")
+    assert loads_http_clients("swarmnode.node.daemon, requests.adapters")
+    assert loads_http_clients("swarmnode.node.daemon, httpx; httpx.Client()")
