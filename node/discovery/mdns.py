@@ -1,19 +1,21 @@
 """Peers on the local network by multicast DNS, under a service name of our own: other libp2p software is left alone.
 
-py-libp2p's mDNS runs on zeroconf's thread and only reports; it advertises the addresses that it is given, so it is
-given real ones.
+py-libp2p's mDNS runs on zeroconf's threads, and writes what it hears into a peer store. It is given one of its own, as
+that of the host is the event loop's. It advertises the addresses that it is given, so it is given real ones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import trio
-from libp2p.abc import INetworkService
 from libp2p.discovery.events.peerDiscovery import peerDiscovery
 from libp2p.discovery.mdns.mdns import MDNSDiscovery, create_mdns_discovery
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStore
 
 from swarmnode.protocols.network import Network, NetworkError, PeerId
 
@@ -25,7 +27,7 @@ LOOK_EVERY = 5.0  # seconds, for an interface that is up
 GOODBYE = 1.0  # seconds that leaving may take
 
 
-async def advertise_and_listen(swarm: INetworkService, network: Network, most: int) -> None:
+async def advertise_and_listen(network: Network, most: int) -> None:
     """Until cancelled: advertise this node, and connect to each peer that is heard, up to `most` peers.
 
     Without an interface that is up there is nothing to advertise yet. Where multicast is not possible (containers) this
@@ -47,7 +49,8 @@ async def advertise_and_listen(swarm: INetworkService, network: Network, most: i
     def start() -> MDNSDiscovery:
         port = int(addresses[0].split("/tcp/")[1].split("/")[0])
         listen = [address.partition("/p2p/")[0] for address in addresses]
-        service = create_mdns_discovery(swarm, port=port, listen_addrs=listen, private_network_fingerprint=FINGERPRINT)
+        own: Any = SimpleNamespace(get_peer_id=lambda: network.me, peerstore=PeerStore())
+        service = create_mdns_discovery(own, port=port, listen_addrs=listen, private_network_fingerprint=FINGERPRINT)
         service.broadcaster.register()
         return service
 

@@ -349,7 +349,7 @@ class Libp2pNetwork:
                     nursery.start_soon(self._notice_arrivals, events, nursery)
                     nursery.start_soon(self._routing.run)
                     if self._settings.mdns:
-                        nursery.start_soon(advertise_and_listen, self.swarm, self, self._settings.max_peers)
+                        nursery.start_soon(advertise_and_listen, self, self._settings.max_peers)
                     task_status.started()
         finally:
             self.connections.nursery = None

@@ -20,18 +20,19 @@ def test_a_node_whose_interfaces_are_all_down_advertises_once_one_is_up(monkeypa
         told: dict[str, Any] = {}
 
         def create(swarm: Any, **given: Any) -> Any:
-            told.update(given)
+            told.update(given, swarm=swarm)
             token.run_sync_soon(began.set)
             raise OSError("no multicast in this test")
 
         monkeypatch.setattr(mdns, "LOOK_EVERY", 0.01)
         monkeypatch.setattr(mdns, "create_mdns_discovery", create)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(mdns.advertise_and_listen, None, network, 4)
+            nursery.start_soon(mdns.advertise_and_listen, network, 4)
             await trio.testing.wait_all_tasks_blocked()
             assert not told
             network.addresses = ("/ip4/192.0.2.7/tcp/4077/p2p/me",)
             await began.wait()
         assert told["port"] == 4077 and told["listen_addrs"] == ["/ip4/192.0.2.7/tcp/4077"]
+        assert told["swarm"].get_peer_id() == "me"
 
     trio.run(main)
