@@ -147,8 +147,9 @@ class Seed(Method):
         return SeedStand(self._round, self._hash, self._initial, self._added)
 
     async def _on_offer(self, peer: PeerId, query: StandQuery) -> Offer:
-        tally, layout = self._check(query), self._trainer.layout
+        layout = self._trainer.layout
         async with self._adding:
+            tally = self._check(query)
             round, chains, state = self._round, self._packed(), OuterState(tally.initial, tally.whole())
         hash = await self._parts.runner(lambda: state_hash(round, layout, state))
         self.catch_up.serve_state(round, hash, state)
@@ -304,7 +305,7 @@ class Seed(Method):
         initial, saved = self._trainer.parameters(), begin.saved
         self._initial = await self._parts.runner(lambda: hashlib.sha256(initial.data).hexdigest())
         self._tally = Tally(initial)
-        if saved is not None and saved.method == self.name:
+        if saved is not None and saved.method == self.name and saved.extra:  # else it is of the run before this one
             told = msgpack.unpackb(saved.extra)
             if told["initial"] == self._initial:
                 self._tally = Tally(initial, saved.state.momentum.astype(np.int32))
@@ -374,9 +375,9 @@ class Seed(Method):
             text = "others lack records of this node that are kept no more, and it lacks theirs: it goes on apart"
             self._parts.observer.warn("apart", text)
             return True
+        initial = await self._parts.runner(lambda: hashlib.sha256(state.parameters.data).hexdigest())
         self._tally = Tally(state.parameters.copy(), state.momentum.astype(np.int32))
-        self._initial = await self._parts.runner(lambda: hashlib.sha256(state.parameters.data).hexdigest())
-        self._chains, self._waiting, self._hash = chains, {}, ""
+        self._initial, self._chains, self._waiting, self._hash = initial, chains, {}, ""
         self._round = max(self._round, 1 + max((chain.round for chain in chains.values()), default=FIRST))
         await self._look_at_all()
         await self._add()

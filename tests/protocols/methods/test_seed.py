@@ -6,6 +6,7 @@ methods with a step of all): work is in records, so it is lost where a record is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from tripwire import Tripwire, spread
 
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.seed import KIND, Seed
 from swarmnode.training.options import describe
+from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import ExchangeSection
 from swarmnode.training.seed import Tally
 
@@ -314,6 +317,40 @@ def test_a_swarm_that_restarts_goes_on_from_what_was_saved(tmp_path: Path) -> No
         await past(swarm, stood + 3, *NAMES[:3])
         assert all(min(swarm.nodes[name].rounds) >= stood - 1 for name in NAMES[:3])
         assert all(seed_of(swarm.nodes[name])._added > saved for name in NAMES[:3])
+
+    simulate(body)
+
+
+def test_a_successor_begins_from_the_state_of_the_run_before(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        layout = ProbingTrainer(swarm.world.node("x").me, seconds_per_step=STEP).layout
+        zeros, sums = np.zeros(layout.parameters, np.float32), np.ones(layout.parameters, np.float32)
+        checkpoints = swarm._checkpoints_of("a", layout)
+        assert checkpoints is not None
+        checkpoints.save(Saved(0, OuterState(zeros, sums), zeros, (), "seed"))  # as `keep_parent` has it
+        await begin(swarm, NAMES[:2])
+        await assert_all_hold_the_sum(swarm, *NAMES[:2])  # and not what the run before had
+
+    simulate(body)
+
+
+def test_nobody_is_offered_a_state_that_is_half_replaced() -> None:
+    """Who fetched it would add the same records twice, and tell the hash of the others."""
+
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        node, seen = seed_of(swarm.nodes["b"]), []
+        before = node._tally, node._chains
+
+        async def watched(work: Callable[[], Any]) -> Any:
+            result = work()
+            seen.append((node._tally is before[0], node._chains is before[1]))
+            return result
+
+        node._parts = replace(node._parts, runner=watched)
+        assert await node._fetch(swarm.peer("a"))
+        assert seen and all(tally == chains for tally, chains in seen) and node._tally is not before[0]
 
     simulate(body)
 
