@@ -156,6 +156,7 @@ class Node:
         self.checkpoints: Checkpoints | None = None
         self.guest = Guest(config.directory)
         self._caps_changed = trio.Event()
+        self.writing = trio.Lock()  # of what its owner changes: the file says what was changed last
         self._began = 0.0  # trio time
 
     @property
@@ -320,7 +321,8 @@ class Node:
             lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted(kept.items())]
             write_atomic(path, "".join(["# Written by swarmnode caps\n", *lines]).encode())
 
-        await in_thread(keep)
+        async with self.writing:
+            await in_thread(keep)
 
     async def block(self, peer: PeerId, blocked: bool) -> None:
         """Keep a peer out from now on, also after a restart, or no longer.
@@ -329,8 +331,9 @@ class Node:
         """
         scoring = self.network.scoring
         scoring.block(peer, blocked)
-        listed = "".join(f"{each}\n" for each in sorted(scoring.blocked))
-        await in_thread(lambda: write_atomic(self._blocked, listed.encode()))
+        async with self.writing:
+            listed = "".join(f"{each}\n" for each in sorted(scoring.blocked))
+            await in_thread(lambda: write_atomic(self._blocked, listed.encode()))
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""

@@ -287,9 +287,10 @@ class Api:
             raise Declined("this node trains nothing, so there is nothing to pause")
         if self._node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
-        await self._node.session.pause()
         try:
-            await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
+            async with self._node.writing:
+                await self._node.session.pause()
+                await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
         except DataDirError as error:
             told = f"paused, but this cannot be written down, so that a restart would end the pause: {error}"
             raise Declined(told, exit_code=error.exit_code) from error
@@ -298,8 +299,9 @@ class Api:
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self._node.session is None:
             raise Declined("this node trains nothing, so there is nothing to resume")
-        self._node.session.resume()
-        await in_thread(lambda: self._node.pause_mark.unlink(missing_ok=True))
+        async with self._node.writing:
+            self._node.session.resume()
+            await in_thread(lambda: self._node.pause_mark.unlink(missing_ok=True))
         return {"holds": _holds(self._node.session)}
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
+
+import numpy as np
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.choice import wanted_by
@@ -203,6 +205,7 @@ class RunsApi:
         if session is None or trainer is None or session.place is None:
             raise Declined("this node does not stand in its run yet, so there is no state to go on from")
         hash, saved = session.place.state_hash, session.method.saved()
+        saved = replace(saved, residual=np.zeros_like(saved.residual))  # what is in no state yet may be changing now
         new = follow(await in_thread(lambda: load_runspec(path)), spec, state_hash=hash, me=node.network.me)
         await in_thread(lambda: keep_parent(node.store, new, trainer.layout, saved))
         return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,8 +130,38 @@ def test_a_pause_that_cannot_be_written_down_says_both() -> None:
         paused.append(True)
 
     session = SimpleNamespace(finished=trio.Event(), pause=pause)
-    api = object.__new__(Api)
-    api._node = SimpleNamespace(session=session, pause_mark=Path("/proc/no such place/paused"))  # type: ignore[assignment]
+    api = steering(session, Path("/proc/no such place/paused"))
     with pytest.raises(Declined, match=r"paused, but this cannot be written down.*no such place"):
         trio.run(api.pause, {})
     assert paused
+
+
+def test_what_was_said_last_holds_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two who pause and resume at once: the mark says what the session does."""
+    mark, said = tmp_path / "paused", []
+
+    def slow(path: Path, content: bytes) -> None:
+        time.sleep(0.2)
+        path.write_bytes(content)
+
+    async def pause() -> None:
+        said.append("paused")
+
+    session = SimpleNamespace(finished=trio.Event(), pause=pause, resume=lambda: said.append("resumed"), holds={})
+    api = steering(session, mark)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(api.pause, {})
+            await trio.sleep(0.05)
+            nursery.start_soon(api.resume, {})
+
+    monkeypatch.setattr("swarmnode.node.control.api.write_atomic", slow)
+    trio.run(main)
+    assert said[-1] == "resumed" and not mark.exists()
+
+
+def steering(session: Any, mark: Path) -> Api:
+    api = object.__new__(Api)
+    api._node = SimpleNamespace(session=session, pause_mark=mark, writing=trio.Lock())  # type: ignore[assignment]
+    return api
