@@ -124,7 +124,7 @@ ATTACKS ?=
 attacks: .venv/.installed
 	$(BIN)/python tests/attacks $(ATTACKS)
 
-# Every NAT topology in full, as root; some 20 minutes. Prints the tables and writes those of docs/nat.md.
+# Every NAT topology in full, as root; some 32 minutes. Prints the tables and writes those of docs/nat.md.
 netlab: .venv/.installed
 	$(BIN)/python tests/netlab
 

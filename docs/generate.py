@@ -42,7 +42,7 @@ def configuration() -> str:
         "A flat TOML file, `config.toml` in the data directory or another one named with `--config`. Each key is",
         "also an environment variable (`SWARMNODE_MAX_PEERS`; lists are separated by commas) and a flag of",
         "`swarmnode run` (`--max-peers`; for a list, once for each item; `--mdns` and `--no-mdns`). File, then",
-        "environment, then flags: the last one wins.",
+        "`caps.toml` (what `swarmnode caps` changed), then environment, then flags: the last one wins.",
         "",
         "The passphrase of the key is not a setting: it comes from `SWARMNODE_PASSPHRASE`, or from the file that",
         "`passphrase_file` names.",
@@ -147,13 +147,15 @@ def memory() -> str:
         "**memory** is what the processes hold for themselves and cannot give back. **mapped** lies in files",
         "without a name in the data directory, and in as much memory as nobody else needs. **disk** stays;",
         "**older** comes in time. The unit is the vector: 4 bytes for each parameter that is trained and",
-        "exchanged. Two members, AdamW, the method's default codec; a step's activations and LoRA's base come on",
-        "top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the number of peers,",
-        "but that of an open run by what it keeps decoded of contributions, up to a vector.",
+        "exchanged. Two members, AdamW (`demo`: SGD), the method's default codec; a step's activations and LoRA's",
+        "base come on top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the number of peers,",
+        "but that of an open run by what it keeps decoded of contributions, up to a vector, and that of `demo` by two",
+        "encodings a member.",
     ]
-    for method in ("diloco", "gossip", "btard", "open", "seed"):
+    for method in ("diloco", "streaming", "lowrank", "async", "demo", "gossip", "btard", "open", "seed"):
         trust = "open" if method == "open" else "known"
-        run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}, "inner": {"lr": 1e-4}}
+        inner = {"lr": 1e-4, **({"optimizer": "sgd", "steps": 1} if method == "demo" else {})}
+        run = {"run": {"name": "r", "trust": trust}, "exchange": {"method": method}, "inner": inner}
         spec = parse_runspec(run, source=method)
         table = needs(spec, Weight(billion))
         lines += ["", f"## {method}", "", "| process | where | what | vectors |", "|---|---|---|---|"]
@@ -217,6 +219,8 @@ def troubleshooting() -> str:
         "Every error says what happened, what it means and what to do. Here is all that the program says when it ends,",
         "by its exit code, to be searched for; `…` stands for what differs. Symptoms without a message are in the",
         "[quickstart](quickstart.md#when-it-does-not-work); `swarmnode health` and `swarmnode netcheck` look for more.",
+        "Codes 4 (another process uses the data directory), 9 (no node runs there) and 11 (`swarmnode health`) are in",
+        "[cli.md](cli.md#exit-codes).",
     ]
     names = {value: name for name, value in vars(exitcodes).items() if name.isupper()}
     for code in sorted(found):

@@ -287,8 +287,8 @@ class ExchangeSection:
     )
     codec: str = option(
         "auto",
-        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, int4 for lowrank, topk for demo, "
-        "else sign where the inner optimizer is muon, else topk for open and int8 for diloco",
+        "encoding of pseudo-gradients on the wire; auto is e3m0 for streaming, int4 for lowrank, topk for demo, int8 "
+        "for btard, else sign where the inner optimizer is muon, else topk for open and int8 for diloco",
         choices=("auto", "fp32", "fp16", "bf16", "int8", "int4", "e3m0", "sign", "sign3", "topk"),
     )
     group_size: int = option(

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 TRY_WITHIN = 6.0  # seconds for each place of a peer that is tried by itself
 STAGGER = 0.25  # s before the next address of a peer is tried beside the first (RFC 8305, section 8)
-HEAD_START = 1.0  # s that TCP has before QUIC, which costs a hundred times the CPU and so is for where TCP does not get
+HEAD_START = 1.0  # s that TCP has before QUIC, which costs thirty times the CPU and so is for where TCP does not get
 RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
 DNSADDR_DEPTH = 3  # names that may lead to one another
 MAX_ADDRESSES = 16  # remembered per peer, and taken from a name

@@ -85,7 +85,7 @@ as installed.
 
 State: 16 simulated nodes with one replicated state, two of them malicious. A line passes where honest nodes hold no
 element that the law forbids and lack none of one another's, all have one state hash, what attackers and strangers
-signed takes no more than the slots of two authors and the pool (5 MiB), repairs go on, and each attacked node comes to
+signed takes no more than the slots of two authors and the pool (7 MiB), repairs go on, and each attacked node comes to
 refuse the attackers. The undefended node keeps what it is sent with the latest date, and passes it on.
 
 Gradient: 16 peers learn to tell ten clusters apart, on IID data or on shares of the classes drawn by Dirichlet(0.3),
