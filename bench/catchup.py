@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pair
@@ -56,7 +57,9 @@ def swarmnode_node(chosen: argparse.Namespace) -> None:
         rpc = Rpc(network)
         shards = Shards(network, rpc, MemoryShards(), runner=in_thread)
         liveness = Liveness(rpc)
-        catch_up = CatchUp(run_id=RUN, rpc=rpc, shards=shards, liveness=liveness, runner=in_thread, layout=layout)
+        common = {"run_id": RUN, "runner": in_thread, "trainer": SimpleNamespace(layout=layout)}
+        parts: Any = SimpleNamespace(rpc=rpc, shards=shards, liveness=liveness, **common)
+        catch_up = CatchUp(parts)
         async with trio.open_nursery() as nursery:
             for part in (network, rpc, shards, liveness):
                 await nursery.start(part.run)

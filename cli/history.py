@@ -36,8 +36,6 @@ from swarmnode.cli.terminal import (
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain
 from swarmnode.node.storage.history import HISTORY, figures
-from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import decode
 
 Write = Callable[[dict[str, Any]], None]  # of one round
 
@@ -124,11 +122,8 @@ def _run_of(home: DataDir, wanted: str | None) -> str:
 def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
     """As the daemon's method `history` answers. Raises DataDirError."""
     folder, name, unit = home.run(run_id), "", ""
-    try:
-        spec = decode((folder / "run.spec").read_bytes(), expected_run_id=run_id)
+    if (spec := spec_of(home, run_id)) is not None:  # else the rounds can be read all the same
         name, unit = spec.run.name, spec.loss_unit if spec.needs_data else "reward"
-    except (OSError, SettingError):
-        pass  # the rounds can be read all the same
     try:
         return {"run_id": run_id, "name": name, "unit": unit, "rounds": figures(folder / HISTORY, since)}
     except OSError as error:

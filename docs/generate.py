@@ -148,9 +148,9 @@ def memory() -> str:
         "without a name in the data directory, and in as much memory as nobody else needs. **disk** stays;",
         "**older** comes in time. The unit is the vector: 4 bytes for each parameter that is trained and",
         "exchanged. Two members, AdamW (`demo`: SGD), the method's default codec; a step's activations and LoRA's",
-        "base come on top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the number of peers,",
-        "but that of an open run by what it keeps decoded of contributions, up to a vector, and that of `demo` by two",
-        "encodings a member.",
+        "base come on top, in the trainer. A node alone takes one vector more. Nobody's memory grows with the",
+        "number of peers, but that of an open run by what it keeps decoded of contributions, up to a vector, and",
+        "that of `demo` by two encodings a member.",
     ]
     for method in ("diloco", "streaming", "lowrank", "async", "demo", "gossip", "btard", "open", "seed"):
         trust = "open" if method == "open" else "known"

@@ -39,7 +39,6 @@ from statistics import median
 
 import trio
 
-from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import BallotBox
 from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import (
@@ -53,7 +52,6 @@ from swarmnode.protocols.methods.known.messages import (
 from swarmnode.protocols.methods.streaming import Streaming, StreamingRounds
 from swarmnode.protocols.methods.trainer import NOTHING, TrainStats, Vector
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.streaming import Fragment, fragments_of
 
 logger = logging.getLogger(__name__)
 
@@ -195,12 +193,5 @@ class Async(Streaming):
     """One node's part in a run whose rounds wait for nobody; all that is not about that is as in `Streaming`."""
 
     name = "async"
-
-    def cut(self, parts: Context) -> tuple[Fragment, ...]:
-        return fragments_of(parts.trainer.layout, 1)
-
-    def make_agreement(self) -> AsyncAgreement:
-        return AsyncAgreement(self._parts)
-
-    def make_rounds(self) -> AsyncRounds:
-        return AsyncRounds(self._parts, self.agreement, self.allreduce, self._fragments)
+    agreement_class = AsyncAgreement
+    rounds_class = AsyncRounds

@@ -12,7 +12,7 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.protocols.network import Network, PeerId, relayed_peers
+from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.runner import Runner
@@ -83,7 +83,3 @@ class Context:
         if trio.current_time() > began + TELL_AFTER:
             self.observer.warn("alone", "no member of the run answers yet; looking for them")
         await trio.sleep(every)
-
-    def relayed(self) -> tuple[PeerId, ...]:
-        """Whom this node reaches through relays only."""
-        return relayed_peers(self.network)

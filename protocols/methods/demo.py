@@ -114,9 +114,7 @@ class DeMo(Diloco):
     """One node's part in a run by decoupled momentum; all that is not about the exchange is as in `Diloco`."""
 
     name = "demo"
+    rounds_class = DeMoRounds
 
     def make_reducer(self) -> Gather:
         return Gather(self._parts)
-
-    def make_rounds(self) -> DeMoRounds:
-        return DeMoRounds(self._parts, self.agreement, self.allreduce)

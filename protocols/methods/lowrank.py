@@ -37,7 +37,6 @@ from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.lowrank import Basis, LowRank
-from swarmnode.training.streaming import Fragment, fragments_of
 
 
 class FactorReduce(AllReduce):
@@ -165,12 +164,7 @@ class DiLoCoX(Streaming):
     """One node's part in a run by factors of low rank; all that is not about them is as in `Streaming`."""
 
     name = "lowrank"
-
-    def cut(self, parts: Context) -> tuple[Fragment, ...]:
-        return fragments_of(parts.trainer.layout, 1)
+    rounds_class = DiLoCoXRounds
 
     def make_reducer(self) -> LowRankReduce:
         return LowRankReduce(self._parts)
-
-    def make_rounds(self) -> DiLoCoXRounds:
-        return DiLoCoXRounds(self._parts, self.agreement, self.allreduce, self._fragments)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,7 @@ class Method(ABC):
     """One node's part in a run. What is not abstract a method may lack, and then has nothing of it, as stands here."""
 
     name: str
+    _trainer: Trainer
     violations: Sequence[Violations] = ()  # what peers did against its rules: for bans and the ledger
     rollouts: Rollouts | None = None  # its exchange of rollouts, for the owner to look at
     steering: SteeringWatch | None = None  # what the run's owner changes while it is trained, where that is possible
@@ -211,7 +212,6 @@ class Method(ABC):
         node has a place.
         """
 
-    @abstractmethod
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
         """The trainer, for its owner to ask the model: `evaluate` and `sample` are to answer for the shared state.
 
@@ -219,6 +219,7 @@ class Method(ABC):
         meanwhile and trains afterwards. In a round of the other methods the answer is of the local parameters, which
         are the shared ones between two rounds and after the last.
         """
+        return nullcontext(self._trainer)
 
     @abstractmethod
     def saved(self) -> Saved:

@@ -30,7 +30,6 @@ import logging
 import math
 from collections import Counter as Count
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -46,7 +45,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.gossip.meeting import StandQuery
 from swarmnode.protocols.methods.known.messages import Counter, Hash, Message, within
 from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
@@ -115,7 +114,7 @@ class Seed(Method):
         assert parts.state is not None and parts.sync is not None
         self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
         self._records, self._sync = parts.state, parts.sync
-        self.catch_up = CatchUp.of(parts)
+        self.catch_up = CatchUp(parts)
         self.lies = Violations("seed")
         self.violations = (self.lies,)
         self._last_round: int | None = None
@@ -402,9 +401,6 @@ class Seed(Method):
             self._trainer.load(self._parameters)
 
     # --- what is shown and kept -------------------------------------------------------------------------------------
-
-    def lent(self) -> AbstractAsyncContextManager[Trainer]:
-        return nullcontext(self._trainer)
 
     def _packed(self) -> bytes:
         rows = [[author, chain.round, chain.records, chain.digest] for author, chain in sorted(self._chains.items())]

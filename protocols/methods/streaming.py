@@ -21,7 +21,7 @@ not time, up to as many steps again as the round has; after these the node waits
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,12 +47,18 @@ from swarmnode.training.streaming import Fragment, Unsettled, ahead, fragments_o
 logger = logging.getLogger(__name__)
 
 
+def by_turns(parts: Context) -> tuple[Fragment, ...]:
+    """What is exchanged by turns: all at once but in `streaming`, whose other methods have the rest in common."""
+    exchange = parts.spec.exchange
+    return fragments_of(parts.trainer.layout, exchange.fragments if exchange.method == "streaming" else 1)
+
+
 class FragmentReduce(Reducer):
     """An all-reduce of its own for each fragment: with the fragment's residuals, which wait for its next turn."""
 
-    def __init__(self, parts: Context, fragments: Sequence[Fragment]) -> None:
+    def __init__(self, parts: Context) -> None:
         super().__init__(parts, parameters=0)
-        self._fragments = fragments
+        self._fragments = fragments = by_turns(parts)
         self._each = [AllReduce(parts, fragment.size) for fragment in fragments]
         self._size = parts.trainer.layout.parameters
 
@@ -102,9 +108,9 @@ class FragmentReduce(Reducer):
 class StreamingRounds(DilocoRounds):
     """One node's rounds: each exchanges one fragment, and leaves the local parameters where training has them."""
 
-    def __init__(self, parts: Context, agreement: Agreement, allreduce: Reducer, fragments: Sequence[Fragment]) -> None:
+    def __init__(self, parts: Context, agreement: Agreement, allreduce: Reducer) -> None:
         super().__init__(parts, agreement, allreduce)
-        self._fragments = fragments
+        self._fragments = fragments = by_turns(parts)
         self._work = Unsettled(np.zeros(0, np.float32))
         self._samples = [0] * len(fragments)  # that this node's unsettled work in each fragment comes from
         self._turns = Turns(parts.trainer)
@@ -294,20 +300,10 @@ class Streaming(Diloco):
 
     name = "streaming"
     rounds: StreamingRounds
-
-    def __init__(self, parts: Context) -> None:
-        self._fragments = self.cut(parts)
-        super().__init__(parts)
-
-    def cut(self, parts: Context) -> tuple[Fragment, ...]:
-        """What is exchanged by turns."""
-        return fragments_of(parts.trainer.layout, parts.spec.exchange.fragments)
+    rounds_class = StreamingRounds
 
     def make_reducer(self) -> Reducer:
-        return FragmentReduce(self._parts, self._fragments)
-
-    def make_rounds(self) -> StreamingRounds:
-        return StreamingRounds(self._parts, self.agreement, self.allreduce, self._fragments)
+        return FragmentReduce(self._parts)
 
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
         return self.rounds.lent()

@@ -398,8 +398,8 @@ class Ledger:
         return {
             "version": EXPORT,
             "round": self.round,
-            "chain": {peer: _plain(account) for peer, account in sorted(chain.items())},
-            "seen": {peer: _plain(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
+            "chain": {peer: asdict(account) for peer, account in sorted(chain.items())},
+            "seen": {peer: asdict(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
             "owed": {peer: seen.owed for peer, seen in self._seen.items() if seen.owed},
         }
 
@@ -437,10 +437,6 @@ def _findings(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
 def _subjects(members: int) -> int:
     """How many subjects a node attests in one epoch, so that the swarm's attestations stay within NEWS."""
     return max(1, min(WHOSE_NEWS, NEWS // max(1, members)))
-
-
-def _plain(account: Account) -> dict[str, Any]:
-    return asdict(account)
 
 
 def _account(fields: Mapping[str, Any]) -> Account:

@@ -31,19 +31,17 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.context import NOBODY, Context, Observer
 from swarmnode.protocols.methods.known.messages import MAX_ROUND
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.peers.liveness import Liveness, PeerGoneSilent
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.shard_manifest import HASH, MAX_SIZE, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import ShardError
-from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.options import number_of
-from swarmnode.training.outer import Layout, OuterState, state_hash
+from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
@@ -91,32 +89,14 @@ class _Attempt:
 
 
 class CatchUp:
-    def __init__(
-        self, *, run_id: str, rpc: Rpc, shards: Shards, liveness: Liveness, runner: Runner, layout: Layout
-    ) -> None:
-        self._run_id = run_id
-        self._rpc = rpc
-        self._shards = shards
-        self._liveness = liveness
-        self._runner = runner
-        self._layout = layout
+    def __init__(self, parts: Context) -> None:
+        self._run_id, self._rpc, self._shards = parts.run_id, parts.rpc, parts.shards
+        self._liveness, self._runner, self._layout = parts.liveness, parts.runner, parts.trainer.layout
         self._served: OrderedDict[str, _Served] = OrderedDict()
         self._unfinished: _Attempt | None = None
         self._fetching = trio.Lock()
         self._hashing = trio.Lock()
-        rpc.serve("catchup.state", StateQuery, self._on_query)
-
-    @classmethod
-    def of(cls, parts: Context) -> CatchUp:
-        """For a method that is built from these."""
-        return cls(
-            run_id=parts.run_id,
-            rpc=parts.rpc,
-            shards=parts.shards,
-            liveness=parts.liveness,
-            runner=parts.runner,
-            layout=parts.trainer.layout,
-        )
+        parts.rpc.serve("catchup.state", StateQuery, self._on_query)
 
     # --- serving ----------------------------------------------------------------------------------------------------
 
@@ -257,25 +237,11 @@ class CatchUp:
             self._drop(manifest)
 
     async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, StateManifest]:
-        manifests: dict[PeerId, StateManifest] = {}
-
-        async def ask(peer: PeerId) -> None:
-            query = StateQuery(self._run_id, wanted)
-            try:
-                manifests[peer] = await self._rpc.call(
-                    peer, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT
-                )
-                self._liveness.heard_from(peer)
-            except CallError as error:
-                logger.info("no manifest from %s: %s", peer, error)
-
-        with trio.move_on_after(MANIFEST_TIMEOUT):
-            async with trio.open_nursery() as nursery:
-                for peer in peers:
-                    nursery.start_soon(ask, peer)
-        if wanted is not None:
-            return {p: m for p, m in manifests.items() if m.state_hash == wanted}
-        return manifests
+        query = StateQuery(self._run_id, wanted)
+        answers = await self._rpc.call_all(peers, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT)
+        for peer, _ in answers:
+            self._liveness.heard_from(peer)
+        return {peer: manifest for peer, manifest in answers if wanted in (None, manifest.state_hash)}
 
     def _fits(self, manifest: StateManifest) -> bool:
         return (

@@ -59,7 +59,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     RUN,
     RUN_BYTES,
     Have,
-    Holding,
     Holdings,
     Piece,
     ShardError,
@@ -307,6 +306,7 @@ class Shards:
             store,
             self.memory,
         )
+        self.ask_holdings = self._context.ask_holdings
         self.server = ShardServer(self._context, standings, self._random)
 
     # -- lifetime
@@ -442,10 +442,6 @@ class Shards:
             raise Unavailable(f"{peer} sent chunks that are not those asked for: {error}") from None
         except (NetworkError, CallError) as error:
             raise Unavailable(f"{peer} does not send the chunk: {error}") from error
-
-    async def ask_holdings(self, peer: PeerId, *shards: ShardId) -> tuple[Holding, ...]:
-        """What `peer` says it has of each, `limits.asked` at most; nothing where it is silent or makes no sense."""
-        return await self._context.ask_holdings(peer, *shards)
 
     async def _carry_out(self, fetch: ShardFetch) -> None:
         try:

@@ -42,7 +42,6 @@ import numpy as np
 import trio
 
 from swarmnode.protocols import wire
-from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.btard.statements import (
     BtardAttempt,
     Bundle,
@@ -422,17 +421,8 @@ class Bans:
 
     async def publish(self, evidence: LieEvidence, peers: tuple[PeerId, ...]) -> None:
         """Give a proof to these peers; who does not answer learns it from records."""
-
-        async def tell(peer: PeerId) -> None:
-            try:
-                proof = Proof(self._parts.run_id, evidence)
-                await self._parts.rpc.call(peer, "btard.proof", proof, Noted, timeout=PROOF_WITHIN)
-            except CallError as error:
-                logger.debug("a proof did not reach %s: %s", peer, error)
-
-        async with trio.open_nursery() as nursery:
-            for peer in peers:
-                nursery.start_soon(tell, peer)
+        proof = Proof(self._parts.run_id, evidence)
+        await self._parts.rpc.call_all(peers, "btard.proof", proof, Noted, timeout=PROOF_WITHIN)
 
     async def look(self, members: tuple[PeerId, ...]) -> None:
         """Write what this node found, and read what the others did. Raises StateError."""

@@ -32,7 +32,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +54,7 @@ from swarmnode.protocols.methods.gossip.meeting import (
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
 from swarmnode.protocols.methods.method import Begin, Completed, Method, Overtaken, Place, RoundResult, Saved
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Vector, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
@@ -94,7 +93,7 @@ class Gossip(Method):
         self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
         self._codec, self._weights = codec(parts.spec.exchange.codec), weights_codec(parts.spec.exchange.codec)
         self.feedback = ErrorFeedback(self._codec, parts.trainer.layout.parameters)
-        self.catch_up = CatchUp.of(parts)
+        self.catch_up = CatchUp(parts)
         self.lies = Violations("gossip")
         self.violations = (self.lies,)
         self.meeting: Meeting | None = None
@@ -435,9 +434,6 @@ class Gossip(Method):
         await self._parts.runner(add)
 
     # --- what is shown and kept -------------------------------------------------------------------------------------
-
-    def lent(self) -> AbstractAsyncContextManager[Trainer]:
-        return nullcontext(self._trainer)
 
     def saved(self) -> Saved:
         place = self.place

@@ -70,7 +70,7 @@ from swarmnode.protocols.methods.known.messages import (
 )
 from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline, PeerGoneSilent
 
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
@@ -262,7 +262,7 @@ class Agreement:
                 rates,
                 joiners,
                 acceptor.accepted,
-                tuple(peer for peer in self._parts.relayed() if peer in candidates),
+                tuple(peer for peer in relayed_peers(self._parts.network) if peer in candidates),
                 steering.due(here.round + 1) if steering.heard is not steering.now else b"",
             )
             decision: Decision | None = None

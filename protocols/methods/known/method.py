@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 
@@ -32,7 +31,6 @@ from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.steering import REFUSED, SteeringWatch
-from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUpFailed
@@ -67,28 +65,23 @@ class Diloco(Method):
     name = "diloco"
     steering: SteeringWatch
 
+    agreement_class: ClassVar[type[Agreement]] = Agreement  # what brings members to one result a round
+    rounds_class: ClassVar[type[DilocoRounds]] = DilocoRounds  # what trains, and does what members agree on
+
     def __init__(self, parts: Context) -> None:
-        self._parts = parts
-        self.agreement = self.make_agreement()
+        self._parts, self._trainer = parts, parts.trainer
+        self.agreement = self.agreement_class(parts)
         self.allreduce = self.make_reducer()
         self.steering = self.agreement.acceptor.steering
-        self.rounds = self.make_rounds()
+        self.rounds = self.rounds_class(parts, self.agreement, self.allreduce)
         self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
         self._looking: set[PeerId] = set()  # who stood nowhere yet either, when it was asked last
 
-    def make_agreement(self) -> Agreement:
-        """What brings members to one result a round; other methods have another, as of the two below."""
-        return Agreement(self._parts)
-
     def make_reducer(self) -> Reducer:
         """What brings the members' work to one vector; other methods have another."""
         return AllReduce(self._parts)
-
-    def make_rounds(self) -> DilocoRounds:
-        """What trains, and does what members agree on."""
-        return DilocoRounds(self._parts, self.agreement, self.allreduce)
 
     @property
     def phase(self) -> str:
@@ -171,9 +164,6 @@ class Diloco(Method):
         if self.rounds.stands:
             await self.agreement.say_goodbye()
             await self.rounds.return_local_work()
-
-    def lent(self) -> AbstractAsyncContextManager[Trainer]:
-        return nullcontext(self._parts.trainer)
 
     def saved(self) -> Saved:
         here = self.agreement.acceptor.position

@@ -57,7 +57,7 @@ class DilocoRounds:
         self.population = Population(parts) if parts.spec.inner.population and parts.sync is not None else None
         self._agreement, self._acceptor = agreement, agreement.acceptor
         self._allreduce = allreduce
-        self._catch_up = CatchUp.of(parts)
+        self._catch_up = CatchUp(parts)
         self._proposed: tuple[str, OuterState] | None = None  # with its hash, until the round is decided
         self._gradient: Vector = np.zeros(0, np.float32)  # (P,), this call's work, which `reduce` offers
         self._offered: Vector | None = None  # the work that the others were given in this round

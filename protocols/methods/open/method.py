@@ -76,15 +76,8 @@ class Open(Method):
         if parts.state is None or parts.sync is None:
             raise ValueError("the open exchange needs the replicated state")
         self._parts, self._state = parts, parts.sync
-        spec, run_id, layout = parts.spec, parts.run_id, parts.trainer.layout
-        self.catch_up = CatchUp.of(parts)
-        self.contributions = self.contributions_class(
-            run_id=run_id,
-            bulk=parts.bulk,
-            runner=parts.runner,
-            codec_name=spec.exchange.codec,
-            elements=layout.parameters,
-        )
+        self.catch_up = CatchUp(parts)
+        self.contributions = self.contributions_class(parts)
         self.store = ChainStore(parts, self.contributions)
         self.sync = ChainSync(parts, self.store, parts.state, self.catch_up)
         self.local = self._make_local(parts)

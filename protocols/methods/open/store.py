@@ -34,8 +34,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
-from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.transfer.bulk import Bulk, Key
+from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.training import mapped
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.open_step import Factor, Raw, Sparse, apply_contributions, exact_norm, norm_of, opened
@@ -103,11 +102,10 @@ class Contributions:
     first. What no encoder makes is remembered as malformed, without its bytes.
     """
 
-    def __init__(self, *, run_id: str, bulk: Bulk, runner: Runner, codec_name: str, elements: int) -> None:
-        """`elements`: values in each of them."""
-        self._run_id, self._bulk, self._runner = run_id, bulk, runner
-        self._codec_name, self._elements = codec_name, elements
-        self.size = codec(codec_name).encoded_size(elements)  # bytes of each
+    def __init__(self, parts: Context) -> None:
+        self._run_id, self._bulk, self._runner = parts.run_id, parts.bulk, parts.runner
+        self._codec_name, self._elements = parts.spec.exchange.codec, parts.trainer.layout.parameters
+        self.size = codec(self._codec_name).encoded_size(self._elements)  # bytes of each
         self._within = FETCH_WITHIN + self.size / SLOWEST  # seconds
         self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
         self._malformed = Recent[bytes, None](MALFORMED_REMEMBERED)

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
@@ -55,7 +54,7 @@ from swarmnode.protocols.methods.rollouts.weights import (
     hash_of,
     open_weights,
 )
-from swarmnode.protocols.methods.trainer import Answered, Sampled, Trainer, TrainerDied, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Sampled, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -113,9 +112,6 @@ class _ByRollouts(Method):
 
     async def leave(self) -> None:
         """Nobody waits for this node, and no work is in hand that it could lose."""
-
-    def lent(self) -> AbstractAsyncContextManager[Trainer]:
-        return nullcontext(self._trainer)
 
     def saved(self) -> Saved:
         place, parameters = self._stands(), self._trainer.parameters()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,9 +47,9 @@ class Node:
         self.network, self.me, self.rpc = network, network.me, Rpc(network)
         self.shards = Shards(network, self.rpc, MemoryShards(), runner=inline, seed=1)
         self.liveness = Liveness(self.rpc)
-        self.catch_up = CatchUp(
-            run_id=RUN, rpc=self.rpc, shards=self.shards, liveness=self.liveness, runner=inline, layout=LAYOUT
-        )
+        common = {"run_id": RUN, "runner": inline, "trainer": SimpleNamespace(layout=LAYOUT)}
+        parts: Any = SimpleNamespace(rpc=self.rpc, shards=self.shards, liveness=self.liveness, **common)
+        self.catch_up = CatchUp(parts)
 
 
 async def nodes(world: SimWorld, nursery: trio.Nursery, count: int) -> list[Node]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +47,9 @@ class Swarm:
         shards, liveness = Shards(network, rpc, MemoryShards(), runner=inline, seed=len(self.fetchers)), Liveness(rpc)
         for part in (network.run, rpc.run, shards.run, liveness.run):
             await self._nursery.start(part)
-        fetcher = CatchUp(run_id=RUN, rpc=rpc, shards=shards, liveness=liveness, runner=inline, layout=LAYOUT)
+        common = {"run_id": RUN, "runner": inline, "trainer": SimpleNamespace(layout=LAYOUT)}
+        parts: Any = SimpleNamespace(rpc=rpc, shards=shards, liveness=liveness, **common)
+        fetcher = CatchUp(parts)
         self.fetchers[network.me] = fetcher
         return network, fetcher
 

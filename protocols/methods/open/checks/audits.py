@@ -329,17 +329,8 @@ class Audits(WorkCheck):
         for id, content in (have if shown else {}).items():
             self._parts.bulk.offer((*self._prefix(me, roster), id.hex()), content, to=others)
             ours.held[id] = len(content)
-
-        async def tell(peer: PeerId) -> None:
-            try:
-                accusation = Accusation(self._parts.run_id, roster, shown)
-                await self._parts.rpc.call(peer, ACCUSE, accusation, Showing, timeout=TO_ACCUSE)
-            except CallError as error:
-                logger.debug("%s does not hear of the lie of %s: %s", peer, work.author, error)
-
-        async with trio.open_nursery() as nursery:
-            for peer in others:
-                nursery.start_soon(tell, peer)
+        accusation = Accusation(self._parts.run_id, roster, shown)
+        await self._parts.rpc.call_all(others, ACCUSE, accusation, Showing, timeout=TO_ACCUSE)
 
     async def _on_accuse(self, peer: PeerId, accusation: Accusation) -> Showing:
         """Whom the draw named as an auditor may have the others look as well, once for each roster."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,10 @@ async def shelf(world: SimWorld, nursery: trio.Nursery, name: str) -> Contributi
     bulk = Bulk(world.node(name), runner=inline)
     await nursery.start(world.node(name).run)
     await nursery.start(bulk.run)
-    return Contributions(run_id=RUN, bulk=bulk, runner=inline, codec_name="topk", elements=ELEMENTS)
+    trainer = SimpleNamespace(layout=SimpleNamespace(parameters=ELEMENTS))
+    spec = SimpleNamespace(exchange=SimpleNamespace(codec="topk"))
+    parts: Any = SimpleNamespace(run_id=RUN, bulk=bulk, runner=inline, spec=spec, trainer=trainer)
+    return Contributions(parts)
 
 
 async def with_one(world: SimWorld, nursery: trio.Nursery, *names: str) -> bytes:
