@@ -779,7 +779,7 @@ def loads_http_clients(imported: str) -> bool:
 
 
 def test_stock_libp2p_still_loads_http_clients() -> None:
-    assert loads_http_clients("libp2p"), GONE.format("autotls")
+    assert loads_http_clients("libp2p"), GONE.format("leave_out_autotls")
 
 
 def test_a_node_loads_no_http_clients() -> None:
