@@ -28,7 +28,7 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.node.host.addresses import DNSADDR, EXPECTED, parse, peer_of, public_key, with_peer
+from swarmnode.node.host.addresses import DNSADDR, EXPECTED, key_hex, parse, peer_of, with_peer
 from swarmnode.node.invite import RUN_PREFIX
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerEvent, PeerId, Unreachable
@@ -176,13 +176,15 @@ class Discovery:
     def _came(self, peer: PeerId) -> None:
         self._came_at[peer] = trio.current_time()
         for candidate in self._candidates.values():
-            if candidate.begins and public_key(peer).public_bytes_raw().hex().startswith(candidate.begins):
+            if candidate.begins and key_hex(peer).startswith(candidate.begins):
                 candidate.peer = peer
             if candidate.peer == peer and candidate.join is not None:
                 self._failures.pop(candidate.join, None)
         self._note(peer)
 
     def _note(self, peer: PeerId) -> None:
+        if not key_hex(peer):  # of another program, which is in no run
+            return
         view = next((view for view in self._network.peers() if view.peer == peer), None)
         addresses = tuple(dict.fromkeys((view.addresses if view else ()) + self._network.known_addresses(peer)))
         self._book.answered(peer, addresses, view.group if view else None)

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-import base58
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.abc import IHost, INetStream
@@ -50,6 +49,7 @@ log = logging.getLogger(__name__)
 ASKS = 4  # questions of ours in flight to one peer: half of what a peer of our kind admits
 ASK = 2.0  # seconds to open a stream, dialling included
 REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
+MAX_ID = 64  # bytes of a peer id
 CLOSER = 20  # closer peers taken from an answer: Kademlia's k
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
 PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
@@ -246,7 +246,7 @@ class Walk:
     def _named(self, peers: Sequence[Any]) -> Iterator[tuple[PeerId, tuple[Address, ...]]]:
         """Peers in an answer, but for this node, each with those of its addresses that can be read."""
         for named in peers[:CLOSER]:
-            peer = base58.b58encode(named.id).decode()
+            peer = str(ID(named.id)) if len(named.id) <= MAX_ID else self._network.me
             if peer != self._network.me:
                 yield peer, tuple(with_peer(place, peer) for place in places_in(named.addrs[:16]))
 
@@ -370,7 +370,7 @@ class ContentRouting:
         me = self._host.get_id()
         for provider in self._kademlia.provider_store.get_providers(key):
             if provider.peer_id != me:
-                found[str(provider.peer_id)] = tuple(str(address) for address in provider.addrs[:16])
+                found[str(provider.peer_id)] = places_in(address.to_bytes() for address in provider.addrs[:16])
         if len(found) < limit:
             question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
             await self._kademlia.walk(Walk(self._kademlia, question, found, limit))

@@ -60,6 +60,14 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(raw[len(ED25519_PREFIX) :])
 
 
+def key_hex(peer: PeerId) -> str:
+    """The Ed25519 key that a peer id contains, in hex; "" where it is of another kind."""
+    try:
+        return public_key(peer).public_bytes_raw().hex()
+    except ValueError:
+        return ""
+
+
 def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     """Whether `signature` is `peer`'s, Ed25519, over `message`; False for anything malformed."""
     from cryptography.exceptions import InvalidSignature

@@ -29,8 +29,8 @@ from swarmnode.node.host.addresses import (
     FAMILIES,
     Endpoint,
     by_turns,
+    key_hex,
     parse,
-    public_key,
     with_peer,
     without_peer,
 )
@@ -38,6 +38,7 @@ from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
 from swarmnode.node.host.muxed import RATE_AGE
 from swarmnode.node.host.quic import QuicSession
+from swarmnode.node.host.stream import multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, PeerId, Unreachable
@@ -75,7 +76,7 @@ class Dialler:
         known = tuple(dict.fromkeys(fresh + list(self._known.get(peer, ()))))[:MAX_ADDRESSES]
         if known:
             self._known[peer] = known
-            self._swarm.peerstore.add_addrs(peer_id(peer), [Multiaddr(without_peer(a)) for a in known], KEPT)
+            self._swarm.peerstore.add_addrs(peer_id(peer), multiaddrs_of(map(without_peer, known)), KEPT)
 
     def known(self, peer: PeerId) -> tuple[Address, ...]:
         places = list(self._known.get(peer, ()))
@@ -305,7 +306,7 @@ class Dialler:
         """Raises Unreachable where whoever answered is not to be connected."""
         if peer == self._me:
             raise Unreachable("it is this node itself")
-        if not public_key(peer).public_bytes_raw().hex().startswith(endpoint.begins):
+        if not key_hex(peer).startswith(endpoint.begins):
             raise Unreachable(f"answers as another peer than the one that made the link, {peer}")
 
 

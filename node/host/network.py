@@ -49,7 +49,7 @@ from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, ch
 from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
-from swarmnode.node.host.stream import agree
+from swarmnode.node.host.stream import agree, multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
@@ -381,7 +381,7 @@ class Libp2pNetwork:
             self._routing.peer_arrived()
 
     def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
-        return [Multiaddr(without_peer(address)) for address in self.addresses]
+        return multiaddrs_of(map(without_peer, self.addresses))
 
     def _addresses_of(self, peer: PeerId, connection: Connection) -> tuple[Address, ...]:
         told = self.known_addresses(peer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 import trio
@@ -101,10 +102,21 @@ def places_in(packed: Iterable[bytes]) -> tuple[str, ...]:
     places = []
     for raw in packed:
         try:
-            places.append(str(Multiaddr(bytes(raw))).partition("/p2p/")[0])
+            place = str(Multiaddr(bytes(raw))).partition("/p2p/")[0]
+            Multiaddr(place)  # what is read from bytes may be no text, such as a host that is called tcp
+            places.append(place)
         except Exception as error:  # multiaddr raises many kinds for what it cannot read
             log.debug("an unreadable address: %r", error)
     return tuple(dict.fromkeys(places))
+
+
+def multiaddrs_of(addresses: Iterable[str]) -> list[Multiaddr]:
+    """As py-libp2p has them; those that it cannot read are left out, such as names with an underscore."""
+    found = []
+    for address in addresses:
+        with suppress(ValueError):
+            found.append(Multiaddr(address))
+    return found
 
 
 async def _delimited(stream: Stream, limit: int) -> bytes:

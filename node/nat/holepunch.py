@@ -21,7 +21,6 @@ from collections import Counter
 from functools import partial
 
 import trio
-from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
@@ -159,8 +158,8 @@ class HolePuncher:
             try:
                 source = self._network.dial_source(place.split("/")[2]) if punches else None
                 await dial(Multiaddr(place), ID.from_string(peer), source=source)
-            except (SwarmException, OSError) as error:
-                logger.debug("dial of %s at %s failed: %s", peer, place, error)
+            except Exception as error:  # whatever answers there may say anything
+                logger.debug("dial of %s at %s failed: %r", peer, place, error)
             else:
                 done.cancel()
 

@@ -54,7 +54,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.stream import BadMessage, agree, ask, peer_bytes, places_in, receive, send
+from swarmnode.node.host.stream import BadMessage, agree, ask, multiaddrs_of, peer_bytes, places_in, receive, send
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, PeerId, Stream
 from swarmnode.protocols.peers.diversity import ip_of
@@ -324,9 +324,8 @@ class AutoNat:
     async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
         """Whether and where `helper` reached this node. Raises NetworkError where it does not answer sensibly."""
         asked = tuple(dict.fromkeys(place.partition("/p2p/")[0] for place in places if "/tcp/" in place))
-        me = pb.Message.PeerInfo(
-            id=peer_bytes(self._network.me), addrs=[Multiaddr(place).to_bytes() for place in asked]
-        )
+        readable = [place.to_bytes() for place in multiaddrs_of(asked)]
+        me = pb.Message.PeerInfo(id=peer_bytes(self._network.me), addrs=readable)
         question = pb.Message(type=pb.Message.DIAL, dial=pb.Message.Dial(peer=me))
         answer = await ask(self._network, helper, AUTONAT, question, pb.Message, within=ANSWER_WITHIN)
         if answer.type != pb.Message.DIAL_RESPONSE:

@@ -228,15 +228,17 @@ class UdpPuncher:
             async with trio.open_nursery() as nursery:
                 for made in sockets:
                     nursery.start_soon(listen, made, nursery.cancel_scope)
-            [(made, remote)] = found
+            if not found:  # no socket could be opened
+                return
+            made, remote = found[0]
             sockets.remove(made)
             if dials:
                 await self._network.quic.dial_from(made, remote, peer, self._network.swarm)
             else:
                 made.sendto(_noise(self._random), remote)
                 await self._network.quic.answer_from(made)
-        except (SwarmException, OSError) as error:
-            log.debug("no connection to %s through the hole: %s", peer, error)
+        except Exception as error:  # whatever answers there may say anything
+            log.debug("no connection to %s through the hole: %r", peer, error)
         finally:
             for made in sockets:
                 made.close()

@@ -63,7 +63,7 @@ class Upnp:
     def _map(self, transport: str, port: int, wanted: int) -> Lease:
         try:
             igd = self._igd or find_igd()
-            outer = igd.externalipaddress()
+            outer = str(ipaddress.ip_address(igd.externalipaddress()))
             for chosen in (wanted, *range(wanted + 1, min(wanted + 1 + OTHER_PORTS, 65536))):
                 if _add(igd, transport, chosen, port):
                     self._igd = igd

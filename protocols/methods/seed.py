@@ -39,7 +39,7 @@ import numpy as np
 import trio
 
 from swarmnode.crdt.kinds import KINDS, key_of
-from swarmnode.crdt.record import Element, Record
+from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.gossip.meeting import StandQuery
@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 KIND = "probe"
 MOST = 1024  # bytes of one record; longer rounds are cut to so many steps
 FIRST = -1  # stands for the round before an author's first record
+LAST = 10**8 - 1  # a key has eight digits of its round
 LOOKED_AT = 1 << 18  # records that are read at once
 UNSAID = 64  # records that wait to be signed, where the clock or the disk is wrong
 ASK_EVERY = 0.5  # seconds between looks for members, or at where they are
@@ -172,7 +173,7 @@ class Seed(Method):
         author, (before, told) = element.author, (FIRST, b"")
         round = int(element.key.split("/")[1])
         match element.value:
-            case (int() as before, bytes() as told) if FIRST <= before < round and 0 < len(told) <= MOST:
+            case (int() as before, bytes() as told) if FIRST <= before < round < LAST and 0 < len(told) <= MOST:
                 if before >= self._chains.get(author, Chain()).round:
                     waiting = self._waiting.setdefault(author, {})
                     if before in waiting or len(waiting) < KINDS[KIND].slots:
@@ -223,8 +224,8 @@ class Seed(Method):
             try:
                 before = self._chains.get(self._parts.me, Chain()).round
                 record = await self._sync.write(key_of(KIND, round, 0), (before, self._unsaid[round]))
-            except AlreadyWritten as error:  # in an earlier life, as peers remember
-                logger.warning("round %d was told before, and its steps are dropped: %s", round, error)
+            except (AlreadyWritten, InvalidRecord) as error:  # in an earlier life, as peers remember; or after LAST
+                logger.warning("the steps of round %d cannot be told, and are dropped: %s", round, error)
             except StateError as error:
                 logger.warning("round %d is told later: %s", round, error)
                 return
@@ -425,4 +426,11 @@ class Seed(Method):
 
 def _chains(packed: bytes) -> dict[PeerId, Chain]:
     """Raises ValueError, TypeError."""
-    return {author: Chain(round, records, digest) for author, round, records, digest in msgpack.unpackb(packed)}
+    found = {}
+    for row in msgpack.unpackb(packed):
+        match row:
+            case [str() as author, int() as round, int() as records, bytes() as digest] if FIRST <= round < LAST:
+                found[author] = Chain(round, records, digest)
+            case _:
+                raise ValueError("a chain of records has another form")
+    return found

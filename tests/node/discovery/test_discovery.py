@@ -251,6 +251,20 @@ def test_restarted_node_finds_its_swarm_without_the_one_that_introduced_it(tmp_p
     simulate(main)
 
 
+def test_a_peer_with_another_kind_of_key_ends_nothing(tmp_path: Path) -> None:
+    other = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"  # an RSA key
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node = world.node("node")
+        notes = AddressBook(tmp_path / "book.json")
+        discovery = Discovery(node, notes, join=("/ip4/192.0.2.1/tcp/4077/key/0123456789abcdef",))
+        discovery._came(other)
+        assert not notes.entries()
+        await trio.lowlevel.checkpoint()
+
+    simulate(main)
+
+
 def test_a_peer_that_answers_while_the_book_is_written_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

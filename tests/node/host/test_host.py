@@ -7,18 +7,22 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
+from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
-from swarmnode.node.host.stream import agree
+from swarmnode.node.host.stream import agree, places_in
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
@@ -500,3 +504,46 @@ def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.Mo
         assert caught.value.subgroup(RuntimeError)
 
     run(main)
+
+
+# --- addresses that nobody can read -----------------------------------------------------------------------------------
+
+UNREADABLE = ("/dns4/my_seed/tcp/4077", "/dns4/tcp/tcp/1", "/ip6/fe80::1%a/tcp/1")
+OTHER = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
+
+
+def test_what_libp2p_cannot_read_of_a_peers_addresses_is_left_out() -> None:
+    async def main() -> None:
+        node = network(announce=(f"/dns4/my_seed/tcp/4077/p2p/{OTHER}", "/ip4/192.0.2.7/tcp/4077"))
+        node.learn(OTHER, (*UNREADABLE, "/ip4/192.0.2.1/tcp/1/p2p/0/p2p-circuit", "/ip4/192.0.2.1/tcp/1"))
+        assert f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}" in node.known_addresses(OTHER)
+        assert list(map(str, node._announced([]))) == ["/ip4/192.0.2.7/tcp/4077"]
+
+    trio.run(main)
+
+
+def test_addresses_in_a_message_can_be_read_as_text_as_well() -> None:
+    named = Multiaddr("/dns4/abc/tcp/1").to_bytes()
+    assert places_in([named, named.replace(b"abc", b"tcp"), b"\xff"]) == ("/dns4/abc/tcp/1",)
+
+
+def test_a_provider_whose_address_cannot_be_read_is_found_all_the_same() -> None:
+    async def main() -> None:
+        node = network()
+        async with running(node):
+            key = os.urandom(32)
+            node._routing._kademlia.provider_store.add_provider(
+                key, PeerInfo(ID.from_string(OTHER), [Multiaddr(b"\xff")])
+            )
+            assert await node.find_providers(key) == (OTHER,)
+
+    trio.run(main)
+
+
+def test_a_closer_peer_with_an_endless_id_is_left_out() -> None:
+    walk: Any = SimpleNamespace(_network=SimpleNamespace(me="me"))
+    named = [
+        SimpleNamespace(id=bytes(1 << 18), addrs=[]),
+        SimpleNamespace(id=ID.from_string(OTHER).to_bytes(), addrs=[]),
+    ]
+    assert list(Walk._named(walk, named)) == [(OTHER, ())]

@@ -19,6 +19,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.host.stream import receive, send
 from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.nat import udp
 from swarmnode.node.nat.holepunch import (
     ANSWERS_AT_ONCE,
     ATTEMPTS,
@@ -43,6 +44,7 @@ class Dials:
     """Stands for py-libp2p's swarm: notes what is dialled, when, and in which role."""
 
     works: bool = False
+    raises: Exception | None = None  # else that nobody answers
     direct: bool = False
     made: list[tuple[float, str, str]] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)  # what is dialled from another port than the listening one
@@ -61,7 +63,7 @@ class Dials:
         self.made.append((trio.current_time(), role, str(place)))
         await trio.lowlevel.checkpoint()
         if not self.works:
-            raise SwarmException("nobody answers")
+            raise self.raises or SwarmException("nobody answers")
         self.direct = True
 
 
@@ -150,6 +152,27 @@ def test_a_pair_that_cannot_be_punched_is_tried_a_few_times_and_then_left_alone(
             assert b.puncher.worth_trying(peer)
 
     run_simulation(main)
+
+
+def test_whatever_a_dial_raises_it_has_failed() -> None:
+    """Who answers at the address that a peer named may say anything."""
+
+    async def main() -> None:
+        garbage = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        async with two(raises=garbage) as (b, a):
+            assert not await b.puncher.punch(a.network.me)
+            assert b.puncher.failed == 1
+
+    run_simulation(main)
+
+
+def test_where_no_further_socket_can_be_opened_nothing_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        network: Any = SimpleNamespace(me="me")
+        await udp.UdpPuncher(network)._open_many("peer", ("192.0.2.1", 4077), dials=True)
+
+    monkeypatch.setattr(udp, "SOCKETS", 0)
+    trio.run(main)
 
 
 def test_each_failure_is_remembered_longer_up_to_a_bound() -> None:

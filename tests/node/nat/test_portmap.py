@@ -294,6 +294,17 @@ def test_upnp_is_asked_where_nat_pmp_is_not_spoken_and_unmapped_at_the_end(igd: 
     under_jumping_clock(main)
 
 
+def test_a_upnp_router_that_tells_no_address_maps_nothing(igd: list[Igd], monkeypatch: pytest.MonkeyPatch) -> None:
+    igd.append(Igd())
+    monkeypatch.setattr(Igd, "externalipaddress", lambda self: "x")
+
+    async def main() -> None:
+        async with lab(silent=True) as it:
+            assert await it.settled() is None and not igd[0].mapped
+
+    under_jumping_clock(main)
+
+
 def test_a_upnp_router_without_leases_maps_all_the_same(igd: list[Igd]) -> None:
     igd.append(Igd(permanent_only=True))
 

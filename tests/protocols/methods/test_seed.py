@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import simswarm
@@ -22,7 +23,7 @@ from tripwire import Tripwire, spread
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.methods.seed import KIND, Seed
+from swarmnode.protocols.methods.seed import KIND, Chain, Seed, _chains
 from swarmnode.training.options import describe
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import ExchangeSection
@@ -409,6 +410,26 @@ def test_what_builds_on_nothing_waits_up_to_a_bound_and_holds_up_nobody_else(mon
         assert method._chains[swarm.peer("b")].records > before
 
     simulate(body)
+
+
+@pytest.mark.parametrize("round", [10**8 - 2, 10**8 - 1])
+def test_a_record_of_the_last_round_that_there_can_be_ends_nobody(round: int) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        liar = seed_of(swarm.nodes["c"])
+        await liar._sync.write(key_of(KIND, round, 0), (liar._chains[swarm.peer("c")].round, b"x"))
+        await trio.sleep(60)
+        assert all(swarm.nodes[name].session.place is not None for name in NAMES[:2])
+
+    simulate(body)
+
+
+def test_chains_of_another_form_are_none() -> None:
+    row = ["author", 3, 2, b"digest"]
+    assert _chains(msgpack.packb([row])) == {"author": Chain(3, 2, b"digest")}
+    for place, wrong in enumerate((7, "3", None, 5)):
+        with pytest.raises(ValueError, match="another form"):
+            _chains(msgpack.packb([[*row[:place], wrong, *row[place + 1 :]]]))
 
 
 def test_a_step_costs_a_byte_and_its_share_of_a_record() -> None:
