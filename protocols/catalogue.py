@@ -34,7 +34,7 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import network_of, spread
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
-from swarmnode.protocols.wire import WireError, decode, plain
+from swarmnode.protocols.wire import Empty, WireError, decode, plain
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.runspec import decode as decode_spec
@@ -78,11 +78,6 @@ class DatedListing:
 
     listing: ListedRun
     signed: int  # ms since 1970, by the author's clock; it is good for LIFETIME from then on
-
-
-@dataclass(frozen=True)
-class ListingsQuery:
-    pass
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ class Catalogue:
         self._signed: tuple[SignedListing, float] | None = None  # the last of its own, and when, s since 1970
         self._kept: dict[PeerId, tuple[GenuineListing, str]] = {}  # by author, with the network that it connected from
         self._due: dict[PeerId, float] = {}  # connected peers, and when to ask them; trio time
-        rpc.serve("listings", ListingsQuery, self._on_listings)
+        rpc.serve("listings", Empty, self._on_listings)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce that there is a listing here, and ask new peers for theirs where they are kept."""
@@ -224,7 +219,7 @@ class Catalogue:
         kept.sort(key=lambda each: -len(networks[each[0].listing.run_id]))
         return [entry for entry, _ in spread(kept, lambda each: each[0].listing.run_id.hex())]
 
-    async def _on_listings(self, peer: PeerId, query: ListingsQuery) -> Listings:
+    async def _on_listings(self, peer: PeerId, query: Empty) -> Listings:
         own = [self._own()] if self.listing is not None else []
         others = [SignedListing(entry.author, entry.record) for entry in self._ranked() if entry.author != peer]
         return Listings((*own, *others)[:KEPT])
@@ -239,7 +234,7 @@ class Catalogue:
     async def _ask(self, peer: PeerId) -> list[GenuineListing]:
         """The genuine listings that a peer tells, in its order."""
         try:
-            told = await self._rpc.call(peer, "listings", ListingsQuery(), Listings, timeout=ANSWER)
+            told = await self._rpc.call(peer, "listings", Empty(), Listings, timeout=ANSWER)
         except CallError as error:
             log.debug("%s tells no listings: %s", peer, error)
             return []

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
@@ -146,6 +146,11 @@ def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
 
 
 # -- what an annotation allows
+
+
+@dataclass(frozen=True)
+class Empty:
+    """What says all by being sent."""
 
 
 class _Form:

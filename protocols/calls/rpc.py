@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trio
@@ -55,7 +54,7 @@ from swarmnode.protocols.frames import close
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.wire import encode
+from swarmnode.protocols.wire import Empty, encode
 
 __all__ = [
     "CALL",
@@ -88,16 +87,6 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-@dataclass(frozen=True)
-class Ping:
-    """Asks for a Pong."""
-
-
-@dataclass(frozen=True)
-class Pong:
-    """Says that the peer's event loop is alive."""
-
-
 class Rpc:
     """Both sides of calls: serve methods before or during `run`, call during it."""
 
@@ -109,7 +98,7 @@ class Rpc:
         self._served: dict[ServerConnection, None] = {}
         self.violations = Violations(PROTOCOL)
         self._server = CallServer(limits, self.violations)
-        self.serve(PING, Ping, _pong)
+        self.serve(PING, Empty, _pong)
         network.serve(PROTOCOL, self._serve_stream)
 
     def serve(
@@ -161,7 +150,7 @@ class Rpc:
     async def ping(self, peer: PeerId, *, timeout: float) -> float:
         """Seconds from asking to the answer. Raises as `call` does."""
         began = trio.current_time()
-        await self.call(peer, PING, Ping(), Pong, timeout=timeout)
+        await self.call(peer, PING, Empty(), Empty, timeout=timeout)
         return trio.current_time() - began
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -225,5 +214,5 @@ class Rpc:
             await close(stream)
 
 
-async def _pong(_peer: PeerId, _request: Ping) -> Pong:
-    return Pong()
+async def _pong(_peer: PeerId, _request: Empty) -> Empty:
+    return Empty()

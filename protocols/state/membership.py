@@ -36,6 +36,7 @@ from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.state.backend import Change, StateBackend, StateError
 from swarmnode.protocols.state.sync import StateSync
+from swarmnode.protocols.wire import Empty
 from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -56,11 +57,6 @@ MAX_GONE = 256  # of them at the most, those who went last
 MAX_RIVALS = 16  # earlier lives of this node whose leases are answered once
 CONNECT_TO = 48  # members to keep connections to; beyond that a round's group is reached when it is needed
 _ED25519 = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key (libp2p spec, peer-ids)
-
-
-@dataclass(frozen=True)
-class RunsQuery:
-    pass
 
 
 @dataclass(frozen=True)
@@ -363,7 +359,7 @@ def work_of_key(public_key: bytes) -> int:
 def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Callable[[str], bytes | None]) -> None:
     """Answer `runs` and `spec` from these callables; `spec(run_id)` is the encoded RunSpec or None."""
 
-    async def on_runs(peer: PeerId, query: RunsQuery) -> Runs:
+    async def on_runs(peer: PeerId, query: Empty) -> Runs:
         return Runs(runs())
 
     async def on_spec(peer: PeerId, query: SpecQuery) -> Spec:
@@ -372,13 +368,13 @@ def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Calla
             raise Refuse("unknown-run", "this node does not know that run")
         return Spec(encoded)
 
-    rpc.serve("runs", RunsQuery, on_runs)
+    rpc.serve("runs", Empty, on_runs)
     rpc.serve("spec", SpecQuery, on_spec)
 
 
 async def ask_runs(rpc: Rpc, peer: PeerId) -> tuple[RunListing, ...]:
     """The runs that `peer` takes part in. Raises CallError."""
-    return (await rpc.call(peer, "runs", RunsQuery(), Runs, timeout=CALL_TIMEOUT)).runs
+    return (await rpc.call(peer, "runs", Empty(), Runs, timeout=CALL_TIMEOUT)).runs
 
 
 async def ask_spec(rpc: Rpc, peer: PeerId, run_id: str) -> bytes:

@@ -29,8 +29,8 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.calls.rpc import PROTOCOL, REPLY, Frame, Pong, Rpc
-from swarmnode.protocols.wire import encode
+from swarmnode.protocols.calls.rpc import PROTOCOL, REPLY, Frame, Rpc
+from swarmnode.protocols.wire import Empty, encode
 
 NAP = 10.0  # seconds that `sleep` takes
 LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -150,7 +150,7 @@ async def undefended() -> None:
             if not isinstance(call, dict):
                 continue
             if call["method"] == "ping":
-                answer: Any = Pong()
+                answer: Any = Empty()
             else:
                 body = msgpack.unpackb(call["body"])
                 answer = await getattr(methods, call["method"])("", Blob(**body))

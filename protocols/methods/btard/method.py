@@ -64,11 +64,12 @@ from swarmnode.protocols.methods.btard.statements import (
     seen,
 )
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.messages import Noted, Part, PartsMissing, RoundRoster, parts
+from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded, shares_in
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
+from swarmnode.protocols.wire import Empty
 from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_suspect, residual
 from swarmnode.training.codecs import CodecError
 
@@ -394,7 +395,7 @@ REASON = 120  # characters of a reason in a record
 
 @dataclass(frozen=True)
 class Proof:
-    """`btard.proof`, to members: somebody lied. Answered with Noted."""
+    """`btard.proof`, to members: somebody lied. Answered with Empty."""
 
     run_id: str
     evidence: LieEvidence
@@ -422,7 +423,7 @@ class Bans:
     async def publish(self, evidence: LieEvidence, peers: tuple[PeerId, ...]) -> None:
         """Give a proof to these peers; who does not answer learns it from records."""
         proof = Proof(self._parts.run_id, evidence)
-        await self._parts.rpc.call_all(peers, "btard.proof", proof, Noted, timeout=PROOF_WITHIN)
+        await self._parts.rpc.call_all(peers, "btard.proof", proof, Empty, timeout=PROOF_WITHIN)
 
     async def look(self, members: tuple[PeerId, ...]) -> None:
         """Write what this node found, and read what the others did. Raises StateError."""
@@ -453,13 +454,13 @@ class Btard(Diloco):
         self.reduction = BtardReduce(self._parts, self.bans)
         return self.reduction
 
-    async def _take_proof(self, peer: PeerId, proof: Proof) -> Noted:
+    async def _take_proof(self, peer: PeerId, proof: Proof) -> Empty:
         if proof.run_id == self._parts.run_id:
             liar = convicts(proof.evidence, self._parts.network.verify)
             if liar is not None and liar not in self.bans:
                 self.bans.convict(liar, "told contradictory things, as two statements prove")
                 self._shut_out(liar)
-        return Noted()
+        return Empty()
 
     def _shut_out(self, liar: PeerId) -> None:
         self.reduction.stop_with(liar)

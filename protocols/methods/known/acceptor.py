@@ -24,7 +24,6 @@ from swarmnode.protocols.methods.known.messages import (
     Goodbye,
     HeadQuery,
     LeaderReply,
-    Noted,
     Owner,
     Position,
     Ready,
@@ -37,6 +36,7 @@ from swarmnode.protocols.methods.known.messages import (
 )
 from swarmnode.protocols.methods.steering import SteeringWatch
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.wire import Empty
 
 HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
 SHOWN_HISTORY = 16  # of them in a RoundHead
@@ -284,7 +284,7 @@ class Acceptor:
             self._joining[peer] = trio.current_time()
         self.notify()
 
-    async def _on_goodbye(self, peer: PeerId, goodbye: Goodbye) -> Noted:
+    async def _on_goodbye(self, peer: PeerId, goodbye: Goodbye) -> Empty:
         self._check(goodbye.run_id, peer)
         self._joining.pop(peer, None)
         # its round may have ended there a moment before it ends here
@@ -293,7 +293,7 @@ class Acceptor:
             self._excused[peer] = goodbye.round
             self._parts.liveness.suspect(peer)
             self.notify()
-        return Noted()
+        return Empty()
 
     async def _on_summon(self, peer: PeerId, summon: Summon) -> RoundHead:
         self._check(summon.run_id, peer)

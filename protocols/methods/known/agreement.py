@@ -56,7 +56,6 @@ from swarmnode.protocols.methods.known.messages import (
     HeadQuery,
     LeaderReply,
     LeftOut,
-    Noted,
     PartsMissing,
     Ready,
     Report,
@@ -72,6 +71,7 @@ from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
 from swarmnode.protocols.network import PeerId, relayed_peers
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline, PeerGoneSilent
+from swarmnode.protocols.wire import Empty
 
 LONGEST_WAIT = 500.0  # seconds of one call; below the limit that `rpc` puts on handlers
 WINDOW_SLACK = 2.0  # members may train this multiple of the median member's time in the next round
@@ -231,7 +231,7 @@ class Agreement:
         """Tell the other candidates, in parallel and within a second, not to wait for this node in this round."""
         message = Goodbye(self._run_id, self.acceptor.position.round)
         others = [peer for peer in self.acceptor.candidates() if peer != self._me]
-        await self._rpc.call_all(others, "round.goodbye", message, Noted, timeout=1.0)
+        await self._rpc.call_all(others, "round.goodbye", message, Empty, timeout=1.0)
 
     # --- one round --------------------------------------------------------------------------------------------------
 

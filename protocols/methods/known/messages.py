@@ -390,11 +390,6 @@ class Goodbye(Message):
     round: Counter
 
 
-@dataclass(frozen=True)
-class Noted:
-    """An empty reply."""
-
-
 class Behind(Exception):
     """The round was decided elsewhere, or others stand on another state: catch up with `head` before going on."""
 

@@ -1,8 +1,8 @@
 """A rollout group as it travels, and what nodes say to one another about groups, as calls of `protocols.calls`.
 
     rollouts.offer    these I have for you: ids, authors, sizes     OfferAnswer: send these, I have those
-    rollouts.give     the groups that were asked for                Thanks
-    rollouts.recent   I have too few: offer me what is recent       Thanks
+    rollouts.give     the groups that were asked for                Empty
+    rollouts.recent   I have too few: offer me what is recent       Empty
 
 A group is small fields about it and its content, signed together:
 
@@ -210,11 +210,6 @@ class Give:
         size = sum(len(payload) + len(signature) for payload, signature in self.groups)
         if len(self.groups) > MAX_OFFERED or (size > MAX_GIVEN and len(self.groups) > 1):
             raise WireError(f"Give: {len(self.groups)} groups of {size} bytes in one message")
-
-
-@dataclass(frozen=True)
-class Thanks:
-    pass
 
 
 @dataclass(frozen=True)

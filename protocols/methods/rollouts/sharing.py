@@ -40,7 +40,6 @@ from swarmnode.protocols.methods.rollouts.messages import (
     OfferedGroup,
     RecentQuery,
     SignedGroup,
-    Thanks,
     seal,
 )
 from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool, SharingRules
@@ -49,6 +48,7 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.runner import TimedRunner
+from swarmnode.protocols.wire import Empty
 from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, score, told
 from swarmnode.training.rl.tasks import checked_here
 
@@ -336,7 +336,7 @@ class Rollouts:
             given += 1
         handed = [(load, load.copies // 2) for load in wanted[:given]]
         give = Give(self._parts.run_id, tuple(load.group.sealed for load, _ in handed))
-        await self._parts.rpc.call(peer, GIVE, give, Thanks, timeout=TIMEOUT + size / SLOWEST)
+        await self._parts.rpc.call(peer, GIVE, give, Empty, timeout=TIMEOUT + size / SLOWEST)
         for load, copies in handed:
             load.known.add(peer)
             load.copies -= copies
@@ -356,7 +356,7 @@ class Rollouts:
         """Have a peer offer what is recent."""
         try:
             query = RecentQuery(self._parts.run_id, count)
-            await self._parts.rpc.call(peer, RECENT, query, Thanks, timeout=TIMEOUT)
+            await self._parts.rpc.call(peer, RECENT, query, Empty, timeout=TIMEOUT)
         except CallError as error:
             log.debug("%s does not offer what rollouts are recent: %s", peer, error)
         else:
@@ -375,16 +375,16 @@ class Rollouts:
         with self.runner.counted():
             return self._intake.weigh(peer, offer)
 
-    async def _on_give(self, peer: PeerId, give: Give) -> Thanks:
+    async def _on_give(self, peer: PeerId, give: Give) -> Empty:
         admit(self._parts, peer, give.run_id)
         for group, copies in await self._intake.take(peer, give.groups):
             if checked_here(group.packed.task[0]):
                 self._hand_on(group, copies, peer)
             else:
                 self._unchecked.append((group, copies, peer))
-        return Thanks()
+        return Empty()
 
-    async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Thanks:
+    async def _on_recent(self, peer: PeerId, query: RecentQuery) -> Empty:
         """Offer one copy of each: whoever asks has them, and hands none on."""
         admit(self._parts, peer, query.run_id)
         if not self._queries.take(peer, 1):
@@ -393,7 +393,7 @@ class Rollouts:
             recent = [*self.pool.own()[-max(1, query.count // 8) :], *self.pool.drawn(query.count, self._parts.rng)]
             loads = [_Load(group, 2, {group.author}) for group in recent if group.author != peer]
             self._nursery.start_soon(self._offer, peer, loads[: query.count])
-        return Thanks()
+        return Empty()
 
 
 def admit(parts: Context, peer: PeerId, run_id: str) -> None:

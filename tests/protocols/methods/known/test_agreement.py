@@ -19,7 +19,6 @@ from swarmnode.protocols.methods.known.messages import (
     Goodbye,
     LeaderReply,
     LeftOut,
-    Noted,
     Owner,
     PartsMissing,
     Position,
@@ -34,6 +33,7 @@ from swarmnode.protocols.methods.known.messages import (
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
+from swarmnode.protocols.wire import Empty
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.runspec import ExchangeSection
@@ -323,7 +323,7 @@ def test_who_says_goodbye_is_not_waited_for_even_a_round_early(simulated: Simula
         leaver = swarm.members[3]
         for member in swarm.members[:3]:
             goodbye = Goodbye(RUN, 1)
-            await leaver.rpc.call(member.me, "round.goodbye", goodbye, Noted, timeout=1)
+            await leaver.rpc.call(member.me, "round.goodbye", goodbye, Empty, timeout=1)
             member.agreement.acceptor.advance(swarm.position(round=1))
         swarm.begin(*swarm.members[:3])
         await swarm.decided(*swarm.members[:3], within=1)

@@ -25,11 +25,11 @@ from swarmnode.protocols.methods.rollouts.messages import (
     OfferedGroup,
     RecentQuery,
     SignedGroup,
-    Thanks,
     seal,
 )
 from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
 from swarmnode.protocols.runner import TimedRunner, in_thread, inline
+from swarmnode.protocols.wire import Empty
 from swarmnode.testing.simnet import SimWorld
 
 Main = Callable[[SimWorld, trio.Nursery], Awaitable[None]]
@@ -62,7 +62,7 @@ class Liar:
         return await self.node.rpc.call(victim.me, OFFER, offer, OfferAnswer, timeout=5)
 
     async def gives(self, victim: RolloutNode, give: Give) -> None:
-        await self.node.rpc.call(victim.me, GIVE, give, Thanks, timeout=5)
+        await self.node.rpc.call(victim.me, GIVE, give, Empty, timeout=5)
 
     async def brings(self, victim: RolloutNode, *groups: SignedGroup) -> None:
         """GroupOffer, and give what is wanted."""
@@ -364,7 +364,7 @@ def test_nobody_asks_for_what_is_recent_on_and_on(simulated: Simulated) -> None:
         await victim.rollouts.publish([group(seed) for seed in range(100)])
 
         async def ask() -> None:
-            await liar.node.rpc.call(victim.me, RECENT, RecentQuery(RUN), Thanks, timeout=5)
+            await liar.node.rpc.call(victim.me, RECENT, RecentQuery(RUN), Empty, timeout=5)
 
         await ask()
         await trio.sleep(1)
