@@ -145,7 +145,7 @@ class PeersApi:
             peer = await self._resolve(name)
             try:
                 if peer not in network.connections and not network.known_addresses(peer):
-                    await self._walk(_key_hex(peer))
+                    await self._walk(_key_of(peer))
                 await network.connect(peer, timeout=CONNECT_WITHIN)
             except NetworkError as error:
                 raise Declined(f"{peer} cannot be reached: {error}. swarmnode netcheck PEER tries each way") from error
@@ -214,7 +214,7 @@ class PeersApi:
         answer: dict[str, Any]
         if name := params.get("find"):
             peer = which_peer(self._node.network, str(name))
-            walk, asked = await self._walk(_key_hex(peer))
+            walk, asked = await self._walk(_key_of(peer))
             answer = {"peer_id": peer, "addresses": list(walk.closer.get(peer, ()))}
         elif name := params.get("providers"):
             walk, asked = await self._walk(self._key(str(name)), providers=True)
@@ -248,7 +248,7 @@ class PeersApi:
                 return KEYS[text]
             if text.startswith("run/"):
                 return rendezvous_of(text.removeprefix("run/"))
-            return bytes.fromhex(text) if len(text) == 64 else _key_hex(which_peer(self._node.network, text))
+            return bytes.fromhex(text) if len(text) == 64 else _key_of(which_peer(self._node.network, text))
         except (ValueError, Declined) as error:
             raise Declined(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}", exit_code=USAGE) from error
 
@@ -302,7 +302,7 @@ def which_peer(network: Libp2pNetwork, name: str) -> PeerId:
     return name
 
 
-def _key_hex(peer: PeerId) -> bytes:
+def _key_of(peer: PeerId) -> bytes:
     key: bytes = ID.from_string(peer).to_bytes()
     return key
 
