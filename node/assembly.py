@@ -343,7 +343,8 @@ class Node:
             self.text_event = event
         self.events.put(event)
         if self.options.json_events:
-            print(json.dumps(event, allow_nan=False), flush=True)
+            with suppress(OSError):  # who read it is gone, or the disk that keeps it is full
+                print(json.dumps(event, allow_nan=False), flush=True)
 
     def doing(self) -> str:
         """What it does now and how long it will take, for people; empty where it waits for nothing."""

@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import trio
@@ -316,7 +316,8 @@ class Daemon:
         if node.options.json_events:
             return
         told = [] if node.greeted.exists() else greeting(node)
-        node.greeted.touch()
+        with suppress(OSError):  # a disk that takes nothing: it is told again at the next start
+            node.greeted.touch()
         self._say("\n".join([first, *told, *lines]))
 
     async def _invite_again(self) -> None:
@@ -336,4 +337,5 @@ class Daemon:
             logger.info("%s", text)
         else:
             show_ahead("")
-            print(text, flush=True)
+            with suppress(OSError):  # nobody reads it, or the disk that keeps it is full
+                print(text, flush=True)

@@ -56,7 +56,7 @@ from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.state.backend import StateBackend
+from swarmnode.protocols.state.backend import StateBackend, StateError
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
@@ -484,7 +484,10 @@ class SuccessorWatch:
             return
         with self._state.watch(KEY) as changes:
             while True:
-                self.said = read(await self._state.get(self._spec.owner, KEY), self._spec)
+                try:
+                    self.said = read(await self._state.get(self._spec.owner, KEY), self._spec)
+                except StateError as error:
+                    logger.warning("what the run's owner says of it cannot be read now: %s", error)
                 with trio.move_on_after(LOOK_EVERY):
                     await changes.receive()
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.crdt.record import Element, Evidence, Record
+from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record
 from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
@@ -198,8 +198,8 @@ class Reputation:
             try:
                 await self._sync.write(attestation.key, attestation.value)
                 self._counts["written"] += 1
-            except AlreadyWritten:
-                log.debug("%s was said before a restart, and nothing else is", attestation.key)
+            except (AlreadyWritten, InvalidRecord) as error:  # said before a restart; a name that fits no key
+                log.debug("%s is not said: %s", attestation.key, error)
             except StateError as error:
                 log.info("nothing can be attested now: %s", error)
                 return

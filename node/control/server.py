@@ -101,21 +101,17 @@ class ControlServer:
                 os.umask(mask)
             bound = self.path.lstat().st_ino
             listener.listen(MAX_CLIENTS)
-            try:
-                async with trio.open_nursery() as nursery:
-                    task_status.started()
-                    while True:
-                        connection, _ = await listener.accept()
-                        nursery.start_soon(self._client, connection)
+            task_status.started()
+            try:  # where there are too few descriptors, clients wait
+                await trio.serve_listeners(self._client, [trio.SocketListener(listener)])
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     if self.path.lstat().st_ino == bound:
                         self.path.unlink()
 
-    async def _client(self, connection: trio.socket.SocketType) -> None:
-        stream = trio.SocketStream(connection)
+    async def _client(self, stream: trio.SocketStream) -> None:
         async with stream:
-            uid = peer_uid_of(connection)
+            uid = peer_uid_of(stream.socket)
             if not may_connect(uid, os.getuid()):
                 log.warning("a process of user %s was refused at the control socket", uid)
                 return
@@ -219,7 +215,7 @@ class ControlServer:
 
 async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
     with trio.fail_after(SEND_LIMIT):
-        await stream.send_all(json.dumps(message, ensure_ascii=False).encode() + b"\n")
+        await stream.send_all(json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
 
 def _error(key: Any, code: int, text: str, *, exit_code: int | None = None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ each dial, by the system's resolver (so /etc/hosts and a container's service nam
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Iterable
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from swarmnode.protocols.network import Address, PeerId
+
+_known: dict[str, tuple[str, ...]] = {}  # what `interface_addresses` found last, by family
+_warn_once = lru_cache(maxsize=1)(logging.getLogger(__name__).warning)
 
 CIRCUIT = "/p2p-circuit"  # stands between a relay and the peer behind it
 BEGINS, FINGERPRINT = "key", 8  # how a key begins stands behind the word; bytes of it
@@ -155,18 +159,22 @@ def interface_addresses(family: str) -> tuple[str, ...]:
     """Addresses of this machine's interfaces that are there to stay; `family` is "ip4" or "ip6".
 
     Left out are link-local ones, and of IPv6 those that the kernel made for a while (RFC 8981), is about to drop or
-    still tries out, where it says so.
+    still tries out, where it says so. Where they cannot be read, they are what they were.
     """
     import ifaddr
 
     found = []
     passing = _passing_addresses() if family == "ip6" else frozenset()
-    for adapter in ifaddr.get_adapters():
-        for entry in adapter.ips:
-            host = str(entry.ip if entry.is_IPv4 else entry.ip[0])
-            if entry.is_IPv4 == (family == "ip4") and not ipaddress.ip_address(host).is_link_local:
-                found.append(host)
-    return tuple(host for host in found if host not in passing)
+    try:
+        for adapter in ifaddr.get_adapters():
+            for entry in adapter.ips:
+                host = str(entry.ip if entry.is_IPv4 else entry.ip[0])
+                if entry.is_IPv4 == (family == "ip4") and not ipaddress.ip_address(host).is_link_local:
+                    found.append(host)
+        _known[family] = tuple(host for host in found if host not in passing)
+    except OSError as error:  # too few descriptors
+        _warn_once(f"the addresses of this machine cannot be read, and count as they were: {error}")
+    return _known.get(family, ())
 
 
 def _passing_addresses() -> frozenset[str]:

@@ -53,6 +53,7 @@ KINDS = ("opening", "probing", "further sockets")
 OPENINGS = 40  # packets sent to each place of the other side, at most
 PAUSE = (0.01, 0.2)  # s between them, as the specification says
 SOCKETS = 256  # opened where this node's port is not known, at most: a quarter of the files that it may open
+OPENED_AT_ONCE = 2  # times SOCKETS, whoever asks for holes and whatever places they name
 PROBES = 512  # packets sent where the other's port is not known, at most, in one attempt
 STEP = 16  # between the ports after those that were seen that are tried, up to SOCKETS after: those are open in a row
 BATCH, EVERY = 8, 0.02  # packets sent at once, and s between: PROBES in 1.3 s
@@ -69,6 +70,7 @@ class UdpPuncher:
         self._seen: OrderedDict[str, Address] = OrderedDict()  # where the socket is seen, by host of the observer
         self._random = random.Random(network.me)
         self.packets: Counter[str] = Counter()
+        self._opening = trio.Semaphore(OPENED_AT_ONCE)
 
     async def look(self, host: str, peer: PeerId) -> None:
         """Learn where `peer`, at `host`, sees the socket, by a QUIC connection. It stays: NATs forget.
@@ -212,6 +214,7 @@ class UdpPuncher:
                 found.append((made, (remote[0], remote[1])))
                 done.cancel()
 
+        await self._opening.acquire()
         try:
             for _ in range(most):
                 try:
@@ -240,6 +243,7 @@ class UdpPuncher:
         except Exception as error:  # whatever answers there may say anything
             log.debug("no connection to %s through the hole: %r", peer, error)
         finally:
+            self._opening.release()
             for made in sockets:
                 made.close()
 

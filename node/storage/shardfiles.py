@@ -12,7 +12,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from swarmnode.node.storage.datadir import DataDirError, NoSpace, explain
@@ -35,6 +36,15 @@ def explained(error: OSError | DataDirError, path: Path) -> ShardError:
     """`error`, met at `path`, as what the callers of the store expect."""
     said = explain(error, path) if isinstance(error, OSError) else error
     return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
+
+
+@contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """What goes wrong with the disk in the block, as the callers of the store expect it."""
+    try:
+        yield
+    except (OSError, DataDirError) as error:
+        raise explained(error, path) from error
 
 
 def read_tree(path: Path) -> ShardManifest:

@@ -32,6 +32,7 @@ from swarmnode.node.storage.shardfiles import (
     StoreFull,
     Unreadable,
     explained,
+    explaining,
     hashed,
     read_tree,
     verified_chunks,
@@ -97,11 +98,9 @@ class ShardStore:
         self._entries: dict[ShardId, ShardEntry] = {}
         self._taking_in: dict[Path, int] = {}  # files on their way in, and the bytes reserved for them
         self._trees = Recent[ShardId, ShardManifest](TREES)
-        try:
+        with explaining(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._list()
-        except OSError as error:
-            raise explained(error, folder) from error
 
     def _list(self) -> None:
         """Make the index from the folder; files that belong to nothing are deleted."""
@@ -168,18 +167,16 @@ class ShardStore:
                 raise ShardNotHeld(f"shard {shard.hex()} is not here; get it first")
             if entry.pinned == pinned:
                 return
-            try:
+            with explaining(path):
                 if pinned:
                     path.touch(mode=0o600)
                 else:
                     path.unlink(missing_ok=True)
                 sync_directory(self.folder)
-            except OSError as error:
-                raise explained(error, path) from error
             entry.pinned = pinned
 
     def drop(self, shard: ShardId) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # what cannot be deleted is found again at the next start
             entry = self._entries.get(shard)
             if entry is not None and not entry.pinned and not entry.fetches:
                 self._forget(shard)
@@ -241,7 +238,7 @@ class ShardStore:
 
     def _damaged(self, shard: ShardId) -> None:
         """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
-        with self._lock:
+        with self._lock, explaining(self._file(shard, "part")):
             entry = self._entries.get(shard)
             if entry is not None:
                 if entry.complete:
@@ -254,7 +251,7 @@ class ShardStore:
         if entry.used - entry.stamped >= STAMP_EVERY:
             entry.stamped, entry.checked = entry.used, 0
             if entry.complete:
-                with contextlib.suppress(FileNotFoundError):  # evicted in this moment
+                with contextlib.suppress(OSError):  # evicted in this moment, or the disk takes nothing
                     os.utime(self._file(shard, "shard"), (entry.used, entry.used))
 
     def _file(self, shard: ShardId, suffix: str) -> Path:
@@ -334,12 +331,9 @@ class ShardStore:
     def export(self, shard: ShardId, target: Path) -> None:
         """Copy a complete shard to a file, which appears whole. Raises ShardNotHeld, NoRoom or Unreadable."""
         self.path(shard)
-        try:
-            with exporting(target) as file:
-                for part in parts_of(self, shard):
-                    write_all(file, part)
-        except DataDirError as error:
-            raise explained(error, target) from error
+        with explaining(target), exporting(target) as file:
+            for part in parts_of(self, shard):
+                write_all(file, part)
 
     # -- fetching
 
@@ -352,7 +346,8 @@ class ShardStore:
         with self._lock:
             entry = self._entries.get(shard)
             if entry is None:
-                self._make_room(manifest.size)
+                with explaining(self.folder):
+                    self._make_room(manifest.size)
                 entry = self._entries[shard] = ShardEntry(shard, manifest.size, False, time.time())
                 fresh = True
             else:
@@ -367,17 +362,15 @@ class ShardStore:
         except (OSError, DataDirError) as error:
             self.suspend(shard)
             if fresh:
-                self._forget(shard)
+                self.drop(shard)
             raise explained(error, self._file(shard, "part")) from error
         self._remember(manifest)
         return (1 << manifest.chunks) - 1 if entry.complete else entry.have
 
     def write(self, shard: ShardId, verified: Sequence[tuple[int, memoryview]]) -> None:
         path = self._file(shard, "part")
-        try:
+        with explaining(path):
             write_pieces(path, [(index * CHUNK, chunks) for index, chunks in verified])
-        except OSError as error:
-            raise explained(error, path) from error
         with self._lock:
             for index, chunks in verified:
                 self._entries[shard].have |= bits_of(index, chunk_count(len(chunks)))
@@ -385,14 +378,12 @@ class ShardStore:
     def finish(self, shard: ShardId) -> None:
         entry = self._entries[shard]
         part = self._file(shard, "part")
-        try:
+        with explaining(part):
             if not entry.complete:
                 with open(part, "r+b") as file:
                     os.fsync(file.fileno())
                 os.replace(part, self._file(shard, "shard"))  # a power cut may undo this: it is then hashed again
             part.unlink(missing_ok=True)  # where the same shard was put meanwhile
-        except OSError as error:
-            raise explained(error, part) from error
         with self._lock:
             entry.complete, entry.used = True, time.time()
             entry.fetches -= 1
@@ -410,11 +401,8 @@ class ShardStore:
             file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:
             raise explained(unusable(error, source, "read"), source) from error
-        with file:
-            try:
-                yield from self._copied(file, os.fstat(file.fileno()).st_size)
-            except (OSError, DataDirError) as error:
-                raise explained(error, self.folder) from error
+        with file, explaining(self.folder):
+            yield from self._copied(file, os.fstat(file.fileno()).st_size)
 
     def _copied(self, source: BinaryIO, size: int) -> Generator[ShardId | None, None, None]:
         """Copy and hash a file of `size` bytes, sync it and let it be a shard."""
@@ -476,12 +464,10 @@ class ShardStore:
     def _hashed_again(self, shard: ShardId) -> ShardManifest:
         """The manifest of a complete shard whose tree was lost. Raises ShardNotHeld for bytes of another id."""
         path = self.path(shard)
-        try:
+        with explaining(path):
             manifest = hashed(path)
             if manifest.id != shard:
                 self._forget(shard)
                 raise ShardNotHeld(f"{path} does not hold the shard of its name and was deleted")
             write_tree(self._file(shard, "tree"), manifest)
-        except OSError as error:
-            raise explained(error, path) from error
         return manifest

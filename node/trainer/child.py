@@ -255,25 +255,29 @@ class TrainerChild:
 
     @asynccontextmanager
     async def running(self, memory_fd: int, rules: Rules, environment: Mapping[str, str]) -> AsyncIterator[None]:
-        """Start the process under `rules`; at the end of the block ask it to quit, then make sure that it is gone."""
-        ours, theirs = trio.socket.socketpair()
-        arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid()), json.dumps(asdict(rules))]
-        # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the child
-        # ends, and trio's worker threads end when they are idle.
-        self.process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-P", "-u", "-m", "swarmnode.training.confined", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno(), memory_fd],
-            env=environment,
-            process_group=0,  # all ranks are stopped together
-        )
-        theirs.close()
-        assert self.process.stdout is not None  # asked for above
-        self._stream = trio.SocketStream(ours)
-        words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
-        self.process.stdout.close()
+        """Start the process under `rules`, or raise OSError; at the end of the block have it quit, or kill it."""
+        try:
+            ours, theirs = trio.socket.socketpair()
+            arguments = [str(theirs.fileno()), str(memory_fd), str(os.getpid()), json.dumps(asdict(rules))]
+            # Started from this thread, not by trio.run_process: PDEATHSIG fires when the *thread* that started the
+            # child ends, and trio's worker threads end when they are idle.
+            self.process = subprocess.Popen(  # noqa: ASYNC220
+                [sys.executable, "-P", "-u", "-m", "swarmnode.training.confined", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno(), memory_fd],
+                env=environment,
+                process_group=0,  # all ranks are stopped together
+            )
+            theirs.close()
+            assert self.process.stdout is not None  # asked for above
+            self._stream = trio.SocketStream(ours)
+            words = trio.lowlevel.FdStream(os.dup(self.process.stdout.fileno()))
+            self.process.stdout.close()
+        except OSError as error:
+            self._reason = f"no process could be started: {error}"
+            raise
         async with self._stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, words)
             nursery.start_soon(self._keep_to_cap)

@@ -317,28 +317,29 @@ class TrainerProcess(Trainer):
             # What libraries print is of no use to most; what the author of a task prints is meant to be read.
             child = TrainerChild(logging.INFO if self._settings.task else logging.DEBUG)
             failure: TrainerFailed | None = None
-            introduced = 0  # answers until it was ready; 0: it never was
+            introduced = -1  # answers until it was ready; 0: it never was; -1: there was no process
             await trio.to_thread.run_sync(empty, self._settings.scratch)
-            async with child.running(memory_fd, self.rules, environment(self._settings)):
-                self._process, child.cores = child, self._cores
-                try:
-                    await self._introduce(child, memory_fd)
-                    introduced = child.answered
-                    if not started:
-                        task_status.started()
-                        started = True
-                    await child.ended.wait()
-                except TrainerFailed as error:
-                    failure = error  # raised below, outside the nursery, which would wrap it in a group
-                except TrainerDied:
-                    pass  # before it was ready; counted below
-                finally:
-                    self._spent_before = self.spent
-                    self._cpu_before = self.cpu_seconds
-                    self._child = self._process = None
+            with suppress(OSError):  # it could not be started, for want of memory or descriptors
+                async with child.running(memory_fd, self.rules, environment(self._settings)):
+                    self._process, child.cores, introduced = child, self._cores, 0
+                    try:
+                        await self._introduce(child, memory_fd)
+                        introduced = child.answered
+                        if not started:
+                            task_status.started()
+                            started = True
+                        await child.ended.wait()
+                    except TrainerFailed as error:
+                        failure = error  # raised below, outside the nursery, which would wrap it in a group
+                    except TrainerDied:
+                        pass  # before it was ready; counted below
+                    finally:
+                        self._spent_before = self.spent
+                        self._cpu_before = self.cpu_seconds
+                        self._child = self._process = None
             if failure is not None:
                 raise failure
-            failed_starts = 0 if introduced else failed_starts + 1
+            failed_starts = failed_starts + 1 if introduced == 0 or not started else 0
             if failed_starts and self._may_take_vllm():
                 # Whatever made for another processor or more memory does to a process, it must not cost the training.
                 self._settings = replace(self._settings, sampling="torch")

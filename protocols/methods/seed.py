@@ -49,7 +49,7 @@ from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.state.backend import AlreadyWritten, StateError
+from swarmnode.protocols.state.backend import READ_AGAIN, AlreadyWritten, StateError
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.training.outer import OuterState, state_hash
 from swarmnode.training.seed import Tally
@@ -182,8 +182,17 @@ class Seed(Method):
                 self.lies.note(author, f"signed a record that tells nothing: {element.key}", Kind.BREACH)
 
     async def _look_at_all(self) -> None:
-        for element in await self._records.select(f"{KIND}/", limit=LOOKED_AT):
+        for element in await self._kept():
             self._take(element)
+
+    async def _kept(self, author: PeerId | None = None) -> list[Element]:
+        """The records that are here, once the disk gives them."""
+        while True:
+            try:
+                return await self._records.select(f"{KIND}/", author=author, limit=LOOKED_AT)
+            except StateError as error:
+                logger.warning("the records of the run cannot be read now: %s", error)
+                await trio.sleep(READ_AGAIN)
 
     async def _add(self) -> None:
         """Add what came in, and have the trainer stand where that leads."""
@@ -369,7 +378,7 @@ class Seed(Method):
         except (CallError, CatchUpFailed, ValueError, TypeError, KeyError) as error:
             logger.warning("the state of %s could not be fetched, trying again: %s", peer, error)
             return False
-        own = {int(e.key.split("/")[1]) for e in await self._records.select(f"{KIND}/", author=me, limit=LOOKED_AT)}
+        own = {int(e.key.split("/")[1]) for e in await self._kept(me)}
         mine, theirs = self._chains.get(me, Chain()), chains.get(me, Chain())
         if theirs.round < mine.round and theirs.round not in own:
             text = "others lack records of this node that are kept no more, and it lacks theirs: it goes on apart"

@@ -23,9 +23,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import trio
+
 from swarmnode.crdt.record import InvalidRecord, Record, parse
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, Metric
+from swarmnode.protocols.state.backend import READ_AGAIN, StateError
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
@@ -107,7 +110,12 @@ class SteeringWatch:
             return
         with state.watch(KEY) as changes:
             while True:
-                said = await state.get(owner, KEY)
+                try:
+                    said = await state.get(owner, KEY)
+                except StateError as error:
+                    logger.warning("what the run's owner changes cannot be read now: %s", error)
+                    await trio.sleep(READ_AGAIN)
+                    continue
                 self.heard = (self.read(said.sealed) if said is not None and not said.tombstone else None) or self.now
                 while (change := await changes.receive()).element.author != owner:
                     self._refuse("stranger", f"{change.element.author} is not the run's owner")

@@ -38,6 +38,7 @@ WAITING = 256  # changes kept for one reader; some 200 kB of notes
 MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
 ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
 CLOCKS = 32  # peers whose clocks are remembered, those whose time came last
+READ_AGAIN = 5.0  # s after which what could not be read of the state is read again
 Rank = bytes
 
 

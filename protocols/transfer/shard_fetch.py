@@ -54,7 +54,6 @@ from swarmnode.protocols.transfer.shard_wire import (
     Piece,
     ShardError,
     ShardLimits,
-    ShardNotHeld,
     ShardWant,
     Store,
     Unavailable,
@@ -213,7 +212,7 @@ class ShardFetch:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._scout, nursery)
-                with suppress(ShardNotHeld):  # the manifest is here where an earlier fetch began
+                with suppress(ShardError):  # the manifest is here where an earlier fetch began, and can be read
                     await self._begin(await self._context.runner(lambda: self.store.manifest(self.shard)))
                 await self._done.wait()
                 nursery.cancel_scope.cancel()

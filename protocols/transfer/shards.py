@@ -427,12 +427,12 @@ class Shards:
     async def read(self, peer: PeerId, shard: ShardId, index: int, count: int = 1) -> bytes:
         """Chunks from `peer`, at most RUN in a row, verified against the id and not stored. Raises Unavailable.
 
-        The list of their hashes is the own one where the shard is here, and else the peer's.
+        The list of their hashes is the own one where the shard is here and can be read, and else the peer's.
         """
         try:
             try:
                 manifest = await self._runner(lambda: self._context.store_of(shard).manifest(shard))
-            except ShardNotHeld:
+            except ShardError:
                 manifest = await self._context.ask_manifest(peer, shard)
             if not 0 <= index <= index + count <= manifest.chunks:
                 raise Unavailable(f"shard {shard.hex()} has {manifest.chunks} chunks")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from swarmnode.node import assembly
-from swarmnode.node.assembly import invitation, make_trainer
+from swarmnode.node import assembly, daemon
+from swarmnode.node.assembly import Node, invitation, make_trainer
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.daemon import Daemon
 from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
@@ -47,3 +52,28 @@ def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
 def test_nobody_is_told_to_join_by_an_address_that_does_not_reach(address: str, said: str) -> None:
     told = invitation(f"swarmnode join {address}" if address else "", (address,) if address else ())
     assert said in told and not told.endswith(("\n", " ")) and ("swarmnode id --join" in told) == (not address)
+
+
+class Full(io.StringIO):
+    """Standard output on a disk that is full."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_under_standard_output_ends_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    node: Any = SimpleNamespace(
+        config=SimpleNamespace(log_format="text"),
+        options=SimpleNamespace(json_events=False),
+        greeted=tmp_path / "no folder" / "greeted",
+        events=SimpleNamespace(put=told.append),
+    )
+    monkeypatch.setattr(daemon, "greeting", lambda _: ["you"])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Full())
+        Daemon(node)._greet("Run a run.")
+        assert "Run a run.\nyou\n" in sys.stdout.getvalue()  # type: ignore[attr-defined]
+        node.options.json_events = True
+        Node.emit(node, {"event": "round", "round": 1})
+    assert told == [{"event": "round", "round": 1}]

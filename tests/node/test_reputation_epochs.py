@@ -178,3 +178,18 @@ def test_a_peer_that_goes_on_doing_harm_becomes_an_offender() -> None:
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
+
+
+def test_a_name_too_long_to_be_attested_is_passed_over() -> None:
+    async def main() -> None:
+        state, ledger = new()
+        ledger.observe("x" * 200, Saw.PROOF, good=9)
+        ledger.observe(BOB, Saw.PROOF, good=8)
+        watch = watching(state, ledger, Sees(4))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(state.run)
+            await watch.end_epoch()
+            assert [one.key.rpartition("/")[2] for one in await state.select("attestation/", limit=9)] == [BOB]
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)

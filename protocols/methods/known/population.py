@@ -128,5 +128,9 @@ class Population:
 
     async def _heard(self, peer: PeerId) -> Trial | None:
         assert self._parts.state is not None
-        said = await self._parts.state.get(peer, KEY)
+        try:
+            said = await self._parts.state.get(peer, KEY)
+        except StateError as error:  # the round does not wait for the disk
+            logger.warning("the learning rate of %s cannot be read: %s", peer, error)
+            return None
         return Trial.read(said.value) if said is not None and not said.tombstone else None

@@ -394,8 +394,8 @@ class ChainStore:
 
     def checks_seed(self, block: Block) -> bytes:
         """What draws who looks at whose work of the round that a block ended; `measured` has something of it."""
-        log, roster = self.logs[block.parent], block.roster
-        if roster is None or block.id not in log.rosters:
+        log, roster = self.logs.get(block.parent), block.roster
+        if log is None or roster is None or block.id not in log.rosters:
             return block.chain.seed
         quoted = [log.scores[id] for id in roster.scores if id in log.scores]
         return checks_seed(log.chain, self.rules, block.chain.seed, log.rosters[block.id].author, quoted)

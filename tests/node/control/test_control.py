@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -181,6 +182,33 @@ def test_a_broken_or_endless_line_ends_only_its_connection(tmp_path: Path, line:
         assert await trio.to_thread.run_sync(lambda: ControlClient(home.path).call("echo", a=1)) == {"a": 1}
 
     serve(tmp_path, check)
+
+
+def test_half_a_character_in_a_request_is_answered_as_it_came(tmp_path: Path) -> None:
+    async def check(home: DataDir) -> None:
+        (answer,) = await talk(home, b'{"id":"\\ud800","method":"echo","params":{"a":"\\udfff"}}\n', 1)
+        assert answer["id"] == "\ud800" and answer["result"] == {"a": "\udfff"}
+
+    serve(tmp_path, check)
+
+
+def test_without_a_descriptor_for_a_client_the_server_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, left = trio._socket._SocketType.accept, [None, None]
+
+    async def short(listener: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(listener)
+
+    async def check(home: DataDir) -> None:
+        assert await trio.to_thread.run_sync(lambda: ControlClient(home.path).call("echo", a=1)) == {"a": 1}
+
+    monkeypatch.setattr(trio._socket._SocketType, "accept", short)
+    serve(tmp_path, check)
+    assert not left
 
 
 def test_only_the_owner_and_root_may_connect() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_without_ipv6_that_leads_anywhere_only_ipv4_is_announced(
 def test_loopback_is_announced_for_want_of_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     interfaces(monkeypatch, "127.0.0.1", "::1", "fe80::1")
     assert announced(("/ip4/0.0.0.0/tcp/1", "/ip6/::/tcp/1")) == ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1")
+
+
+def test_without_a_descriptor_for_it_addresses_stay_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    interfaces(monkeypatch, "192.168.1.2", "2a10::1")
+    before = announced(("/ip4/0.0.0.0/tcp/1", "/ip6/::/tcp/1"))
+    monkeypatch.setattr(ifaddr, "get_adapters", refused)
+    for _ in range(3):
+        assert announced(("/ip4/0.0.0.0/tcp/1", "/ip6/::/tcp/1")) == before
+    assert len(before) == 2 and caplog.text.count("Too many open files") == 1
 
 
 def test_families_take_turns_and_keep_their_order() -> None:

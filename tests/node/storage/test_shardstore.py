@@ -303,6 +303,37 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
     assert read(store, shard) == content(2)
 
 
+def test_a_disk_that_fails_is_a_typed_error_wherever_it_does(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    shard, half = put(store, content(1)), fetched(store, content(2), chunks=1)
+    store.suspend(half)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", failed)
+        with pytest.raises(Unreadable, match="Input/output"):
+            store.begin(manifest_of(content(3)))
+        with pytest.raises(Unreadable, match="Input/output"):
+            put(store, content(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", failed)
+        assert read(store, shard) == content(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failed)
+        store.drop(half)
+        patch.setattr(shardstore, "write_tree", failed)
+        with pytest.raises(Unreadable, match="Input/output"):
+            store.begin(manifest_of(content(3)))
+    assert [kept.shard for kept in store.kept()] == [shard]
+    with store.path(shard).open("r+b") as file:
+        file.write(b"rot")
+    monkeypatch.setattr(os, "replace", failed)
+    with pytest.raises(Unreadable, match="Input/output"):
+        chunk_of(store, shard, 0)
+
+
 def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStore) -> None:
     shard = put(store, content(1))
     with store.path(shard).open("r+b") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -419,6 +421,43 @@ def test_child_that_never_comes_up_fails_with_its_last_words(
     assert "3 times" in failure
     assert "exit code 7" in failure
     assert "no luck today" in failure
+
+
+def test_a_machine_that_can_start_no_process_for_a_while_costs_neither_node_nor_parameters(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        refused = [OSError(errno.ENOMEM, "Cannot allocate memory") for _ in range(trainer_module.MAX_FAILED_STARTS + 1)]
+
+        def short(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+            if refused:
+                raise refused.pop()
+            return start(*arguments, **options)
+
+        monkeypatch.setattr(trainerchild.subprocess, "Popen", short)
+        kept = trainer.parameters()
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        while trainer.restarts <= trainer_module.MAX_FAILED_STARTS + 1:  # noqa: ASYNC110 (there is no event)
+            await trio.sleep(0.01)
+        await trainer.evaluate(thorough=False)
+        assert not refused and np.array_equal(trainer.parameters(), kept)
+
+    start = subprocess.Popen
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    _with_trainer(settings, use)
+
+
+def test_a_machine_that_can_start_no_process_at_all_is_told_so(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    monkeypatch.setattr(trainerchild.subprocess, "Popen", refused)
+    failure = _failure(settings)
+    assert "3 times" in failure and "Too many open files" in failure
 
 
 @pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock, so nothing is out of reach")

@@ -127,6 +127,20 @@ def test_a_promise_is_tested_with_one_chunk_that_its_hash_ties_to_the_shard(node
     nodes(main)
 
 
+def test_a_promise_is_tested_though_the_own_files_of_the_shard_are_lost(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        receipts = Receipts()
+        honest, me = await swarm.start("a", holds=CONTENT), await swarm.start("me", holds=CONTENT)
+        await me.network.connect(honest.me)
+        for file in me.store.folder.iterdir():
+            file.unlink()
+        me.store._trees.pop(SHARD, None)
+        await PromiseChecks(me.shards, me.store, receipts, seed=1).test_one()
+        assert told(receipts, honest.me) == (Finding(Saw.KEPT, 1, 0, EVIDENCE),)
+
+    nodes(main)
+
+
 def test_tests_find_who_lies_about_having_it_and_spare_who_says_that_it_is_gone(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
         receipts = Receipts()

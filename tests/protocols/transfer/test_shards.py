@@ -24,6 +24,7 @@ from shardnodes import (
     truth,
 )
 
+from swarmnode.node.storage.shardfiles import Unreadable
 from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken
@@ -639,6 +640,21 @@ def test_malformed_requests_end_their_stream_only(nodes: Callable[..., None], ra
         with pytest.raises(Refused):
             await me.rpc.call(server.me, HAVE, Have((SHARD,) * 65), Holdings, timeout=5)
         assert await me.shards.read(server.me, SHARD, 0) == chunk(0)
+
+    nodes(main)
+
+
+def test_a_manifest_that_cannot_be_read_here_is_asked_for(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        def failed(shard: bytes) -> ShardManifest:
+            raise Unreadable("Input/output error")
+
+        server, me = await swarm.start("a", holds=CONTENT), await swarm.start("me")
+        known, me.store.manifest = me.store.manifest, failed  # type: ignore[method-assign]
+        await me.shards.fetch(SHARD, providers=[server.me])
+        assert await me.shards.read(server.me, SHARD, 1) == chunk(1)
+        me.store.manifest = known  # type: ignore[method-assign]
+        assert is_whole(me)
 
     nodes(main)
 

@@ -164,6 +164,7 @@ class _Work:
     reveal: Reveal
     auditor: PeerId  # whom the draw names
     source: PeerId  # who shows the work: the author, or the auditor who says that it lied
+    seed: bytes  # of the draw, whose log may be gone before this is looked at
 
 
 class Audits(WorkCheck):
@@ -288,7 +289,8 @@ class Audits(WorkCheck):
     def _work(self, block: Block, author: PeerId, commit: bytes, by: PeerId = "", shown: bool = False) -> _Work:
         """What this node looks at, or what another one accuses an author of, and perhaps shows."""
         reveal = self._store.logs[block.parent].reveals[commit].what
-        return _Work(block, author, commit, reveal, by or self._parts.me, by if shown else author)
+        source, seed = by if shown else author, self._store.checks_seed(block)
+        return _Work(block, author, commit, reveal, by or self._parts.me, source, seed)
 
     async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
         if self.budget.affords(self._cost):
@@ -351,8 +353,8 @@ class Audits(WorkCheck):
         return Showing((True,))
 
     def _blank(self, work: _Work, verdict: Verdict = Verdict.HELD, why: str = "") -> Audit:
-        round, seed = work.block.chain.round - 1, self._store.checks_seed(work.block)
-        return Audit(round, work.author, verdict, why, work.commit, work.reveal.trace, seed)
+        round = work.block.chain.round - 1
+        return Audit(round, work.author, verdict, why, work.commit, work.reveal.trace, work.seed)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
@@ -362,7 +364,7 @@ class Audits(WorkCheck):
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
             trace = await self._record(work, work.reveal.trace)
-            stretch = which(self._store.checks_seed(work.block), work.auditor, work.author, trace)
+            stretch = which(work.seed, work.auditor, work.author, trace)
             self._check_form(work, trace)
             linked = await self._check_residual(work, trace)
             if stretch is not None:

@@ -1,0 +1,49 @@
+"""How many sockets a node opens to get through routers, whatever others name."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from swarmnode.node.nat import udp
+from swarmnode.node.nat.udp import OPENED_AT_ONCE, UdpPuncher
+
+PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+
+
+def test_who_names_many_places_has_few_sockets_opened_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class Counted(socket.socket):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+        def sendto(self, *arguments: Any) -> int:
+            return 0
+
+    async def main() -> None:
+        network: Any = SimpleNamespace(me=PEER)
+        puncher = UdpPuncher(network)
+        for port, observer in enumerate(("45.0.0.1", "45.0.0.2")):
+            puncher._seen[observer] = f"/ip4/45.80.10.3/udp/{port + 1}/quic-v1"
+        assert puncher.is_symmetric
+        places = tuple(f"/ip4/45.0.0.{number}/udp/4077/quic-v1" for number in range(16))
+        for _ in range(2):  # those of the first are given back
+            made.clear()
+            with trio.move_on_after(0.5):
+                await puncher.punch(PEER, places, dials=True)
+            assert len(made) == OPENED_AT_ONCE * 4 and all(each.fileno() == -1 for each in made)
+
+    monkeypatch.setattr(udp, "SOCKETS", 4)
+    monkeypatch.setattr(UdpPuncher, "_dial", _nothing)
+    monkeypatch.setattr(udp.socket, "socket", Counted)
+    trio.run(main)
+
+
+async def _nothing(*_: Any) -> None:
+    await trio.lowlevel.checkpoint()
