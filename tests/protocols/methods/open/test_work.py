@@ -82,6 +82,25 @@ def test_a_step_that_does_not_end_holds_up_no_round() -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+def test_training_goes_on_after_several_who_had_the_trainer_at_once() -> None:
+    async def main() -> None:
+        work = work_of(toy())
+
+        async def hold(after: float, seconds: float) -> None:
+            await trio.sleep(after)
+            async with work.held():
+                await trio.sleep(seconds)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, 0.5, 10)
+            nursery.start_soon(hold, 5.5, 1)  # who trains waits for the first by now
+            with trio.move_on_after(30):
+                await work.run(0)
+        assert work.since_offer.steps == 1 + 18
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
 class Broken(SimTrainer):
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         raise ValueError("it cannot")
