@@ -399,7 +399,7 @@ class TracedTrainer(LocalTrainer):
     async def _mark(self) -> None:
         """Add the stretches since the last mark. A trainer tells them once, so its answer is awaited in any case."""
         marked = None
-        with suppress(TrainerDied), trio.CancelScope(shield=True), trio.move_on_after(LET_GO):
+        with suppress(TrainerDied), trio.CancelScope(shield=True):
             marked = await self.audited.mark()
         if marked is None:
             self.unlink()

@@ -278,13 +278,17 @@ def test_a_record_ends_where_the_offer_does_whoever_has_the_trainer_while_that_i
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_no_steps_are_missing_in_a_record_when_a_round_ends_while_the_trainer_tells_them() -> None:
-    """Who had all steps of a round too late for it is asked for them as the round ends, and offers them in the next."""
+@pytest.mark.parametrize("seconds", [5.0, 50.0])
+def test_no_steps_are_missing_in_a_record_when_a_round_ends_while_the_trainer_tells_them(seconds: float) -> None:
+    """Who had all steps of a round too late for it is asked for them as the round ends, and offers them in the next.
+
+    A trainer may still measure for a judge that was cancelled, and tell them after that.
+    """
 
     class SlowToTell(SimTrainer):
         async def mark(self) -> Marked:
             told = await super().mark()
-            await trio.sleep(5.0)
+            await trio.sleep(seconds)
             return told
 
     async def main() -> None:
