@@ -20,7 +20,7 @@ Where the run has audits, `TracedTrainer` keeps the record of that work, to whic
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from math import nan
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.runner import Runner, T
 from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
@@ -188,7 +188,7 @@ class LocalTrainer:
             delta = np.subtract(start, local, out=mapped.zeros(local.size))
             return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
 
-        return await self._runner(encode)
+        return await self._surely(encode)
 
     async def _to_offer(self) -> Vector:
         """The local parameters (P,), between two steps."""
@@ -219,7 +219,7 @@ class LocalTrainer:
         else:
             self.feedback.rollback()
             self.feedback.fade()
-            await self._return_difference(self.start, offer.local)
+            await self._surely(lambda: self.feedback.give_back(self.start - offer.local))
 
     def take_back(self) -> None:
         """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
@@ -236,11 +236,12 @@ class LocalTrainer:
             norm = norm_in_float64(decoded)
             self.feedback.give_back(np.multiply(decoded, np.float32(share), out=decoded), norm)
 
-        await self._runner(add)
+        await self._surely(add)
 
-    async def _return_difference(self, before: Vector, after: Vector) -> None:
-        """Put the work that led from one (P,) to the other into the residual: it is in no result."""
-        await self._runner(lambda: self.feedback.give_back(before - after))
+    async def _surely(self, work: Callable[[], T]) -> T:
+        """Run what belongs to a change that has begun, and is done also where whoever waits for it is cancelled."""
+        with trio.CancelScope(shield=True):
+            return await self._runner(work)
 
     async def move(self, state: OuterState, round: int) -> float:
         """Go on from a new shared state with what was trained since the offer.
@@ -288,7 +289,7 @@ class LocalTrainer:
         self._stand(self.base, self.base.parameters)
         self.offer = None
         self.since_offer = NOTHING
-        await self._return_difference(since, local)
+        await self._surely(lambda: self.feedback.give_back(since - local))
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Trainer]:

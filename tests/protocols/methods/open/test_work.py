@@ -188,6 +188,38 @@ def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+@pytest.mark.parametrize("offers, call", [*((True, call) for call in range(6)), (False, 0), (False, 1)])
+def test_no_work_is_lost_where_a_call_is_cancelled_as_it_gives_work_to_a_thread(offers: bool, call: int) -> None:
+    async def main() -> None:
+        trainer, scope, left = toy(), trio.CancelScope(), -1
+
+        async def threaded(work: Callable[[], Any]) -> Any:
+            nonlocal left
+            if not left:
+                scope.cancel()
+            left -= 1
+            await trio.lowlevel.checkpoint()
+            return work()
+
+        work = LocalTrainer(trainer, threaded, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
+        size = trainer.layout.parameters
+        await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
+        done = np.linspace(1, 2, size, dtype=np.float32)
+        trainer.load(-done)
+        left = call
+        with scope:
+            if offers:
+                await work.contribute(b"parent", 0)
+                await work.settle(accepted=False)
+            await work.stand_on(OuterState.start(np.ones(size, np.float32)))
+        assert scope.cancel_called
+        await work.leave()
+        assert work.base is not None and np.array_equal(trainer.parameters(), work.base.parameters)
+        assert np.allclose(work.feedback.export(), done)
+
+    trio.run(main)
+
+
 class Away(SimTrainer):
     """Died, and is back in a minute."""
 
