@@ -20,8 +20,8 @@ Where the run has audits, `TracedTrainer` keeps the record of that work, to whic
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from math import nan
 from weakref import WeakValueDictionary
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
-from swarmnode.protocols.runner import Runner, T
+from swarmnode.protocols.runner import Runner, surely
 from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
@@ -160,11 +160,9 @@ class LocalTrainer:
         if failure is not None:
             raise failure
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    def held(self) -> AbstractAsyncContextManager[None]:
         """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
-        async with self._turns.lent():
-            yield
+        return self._turns.lent()
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
@@ -188,7 +186,7 @@ class LocalTrainer:
             delta = np.subtract(start, local, out=mapped.zeros(local.size))
             return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
 
-        return await self._surely(encode)
+        return await surely(self._runner(encode))
 
     async def _to_offer(self) -> Vector:
         """The local parameters (P,), between two steps."""
@@ -219,7 +217,7 @@ class LocalTrainer:
         else:
             self.feedback.rollback()
             self.feedback.fade()
-            await self._surely(lambda: self.feedback.give_back(self.start - offer.local))
+            await surely(self._runner(lambda: self.feedback.give_back(self.start - offer.local)))
 
     def take_back(self) -> None:
         """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
@@ -236,12 +234,7 @@ class LocalTrainer:
             norm = norm_in_float64(decoded)
             self.feedback.give_back(np.multiply(decoded, np.float32(share), out=decoded), norm)
 
-        await self._surely(add)
-
-    async def _surely(self, work: Callable[[], T]) -> T:
-        """Run what belongs to a change that has begun, and is done also where whoever waits for it is cancelled."""
-        with trio.CancelScope(shield=True):
-            return await self._runner(work)
+        await surely(self._runner(add))
 
     async def move(self, state: OuterState, round: int) -> float:
         """Go on from a new shared state with what was trained since the offer.
@@ -287,9 +280,8 @@ class LocalTrainer:
             local = self._trainer.parameters()
             self._trainer.load(self.base.parameters)
         self._stand(self.base, self.base.parameters)
-        self.offer = None
-        self.since_offer = NOTHING
-        await self._surely(lambda: self.feedback.give_back(since - local))
+        self.offer, self.since_offer = None, NOTHING
+        await surely(self._runner(lambda: self.feedback.give_back(since - local)))
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Trainer]:
