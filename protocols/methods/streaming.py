@@ -176,22 +176,19 @@ class StreamingRounds(DilocoRounds):
                     taken += self._count(more)
 
         samples = self._weight_in(here.round)
-        decision: Decision | None = None
-        failure: Behind | LeftOut | None = None
+        found: Decision | Behind | LeftOut
         async with trio.open_nursery() as nursery:
             nursery.start_soon(train_on)
             try:
-                decision = await self._agree(replace(worked, samples=samples))
+                found = await self._agree(replace(worked, samples=samples))
             except (Behind, LeftOut) as error:
-                failure, least = error, 0
+                found, least = error, 0
             over = True
             if taken.steps >= least:
                 await self._trainer.interrupt()
-        if failure is not None:
-            raise failure
-        if decision is None:
-            raise RuntimeError("members agreed upon nothing")
-        return decision, taken
+        if isinstance(found, Exception):
+            raise found
+        return found, taken
 
     async def _train(self, here: Position, steps: int) -> TrainStats:
         worked = await super()._train(here, steps) if steps else NOTHING
