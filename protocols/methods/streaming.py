@@ -157,8 +157,7 @@ class StreamingRounds(DilocoRounds):
         """Have the round decided, and take at the least so many steps beside. Raises as `Agreement.agree`."""
         most = least + self._spec.inner.steps_in(here.round)
         until = trio.current_time() + here.window
-        taken = NOTHING
-        over = False
+        taken, over = NOTHING, False
 
         async def train_on() -> None:
             nonlocal taken
@@ -240,6 +239,8 @@ class StreamingRounds(DilocoRounds):
 
     async def return_local_work(self) -> None:
         async with self._turns.training():
+            if self._offered is not None and (done := self._acceptor.decision_of(self._acceptor.position.round)):
+                await self._account(self._gradient, self._allreduce.commit(done.roster))  # the steps beside lasted on
             await super().return_local_work()
 
     def _begin_anew(self) -> None:
