@@ -7,7 +7,7 @@ runner. The daemon gives `in_thread`, simulations give `inline`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -30,6 +30,13 @@ async def inline(work: Callable[[], T]) -> T:
     """Run `work` here and now, then let other tasks go on."""
     result = work()
     await trio.lowlevel.checkpoint()
+    return result
+
+
+async def surely(work: Awaitable[T]) -> T:
+    """What `work` gives. It is done to its end also where whoever waits for it is cancelled."""
+    with trio.CancelScope(shield=True):
+        result = await work
     return result
 
 

@@ -326,8 +326,7 @@ class MuxedStream(IMuxedStream):
     def end(self) -> None:
         """Finish sending and stop reading: what was queued still arrives."""
         self.send_eof_nowait()
-        if not self._finished_receiving:
-            self.abort()
+        self.abort()
 
     def abort(self) -> None:
         """Drop the stream in both directions, at once and without waiting."""

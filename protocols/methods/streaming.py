@@ -157,8 +157,7 @@ class StreamingRounds(DilocoRounds):
         """Have the round decided, and take at the least so many steps beside. Raises as `Agreement.agree`."""
         most = least + self._spec.inner.steps_in(here.round)
         until = trio.current_time() + here.window
-        taken = NOTHING
-        over = False
+        taken, over = NOTHING, False
 
         async def train_on() -> None:
             nonlocal taken
@@ -176,22 +175,19 @@ class StreamingRounds(DilocoRounds):
                     taken += self._count(more)
 
         samples = self._weight_in(here.round)
-        decision: Decision | None = None
-        failure: Behind | LeftOut | None = None
+        found: Decision | Behind | LeftOut
         async with trio.open_nursery() as nursery:
             nursery.start_soon(train_on)
             try:
-                decision = await self._agree(replace(worked, samples=samples))
+                found = await self._agree(replace(worked, samples=samples))
             except (Behind, LeftOut) as error:
-                failure, least = error, 0
+                found, least = error, 0
             over = True
             if taken.steps >= least:
                 await self._trainer.interrupt()
-        if failure is not None:
-            raise failure
-        if decision is None:
-            raise RuntimeError("members agreed upon nothing")
-        return decision, taken
+        if isinstance(found, Exception):
+            raise found
+        return found, taken
 
     async def _train(self, here: Position, steps: int) -> TrainStats:
         worked = await super()._train(here, steps) if steps else NOTHING
@@ -243,6 +239,8 @@ class StreamingRounds(DilocoRounds):
 
     async def return_local_work(self) -> None:
         async with self._turns.training():
+            if self._offered is not None and (done := self._acceptor.decision_of(self._acceptor.position.round)):
+                await self._account(self._gradient, self._allreduce.commit(done.roster))  # the steps beside lasted on
             await super().return_local_work()
 
     def _begin_anew(self) -> None:

@@ -309,8 +309,8 @@ class Turns:
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
         """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
+        self._free = self._free if self._wanted else trio.Event()
         self._wanted += 1
-        self._free = trio.Event()
         try:
             while True:
                 await self._trainer.interrupt()

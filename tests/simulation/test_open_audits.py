@@ -125,6 +125,30 @@ def method_of(swarm: SimSwarm, name: str) -> Open:
     return method
 
 
+@pytest.mark.parametrize("every", [3, 5, 7])
+def test_the_work_of_a_round_that_was_cut_and_is_begun_anew_holds_up(every: int) -> None:
+    """It is cut, as by a pause that is over by then, as work is given to a thread."""
+
+    async def body(swarm: AuditedSwarm) -> None:
+        local, session, calls = method_of(swarm, "c").local, swarm.nodes["c"].session, 0
+
+        async def cutting(work: Callable[[], Any]) -> Any:
+            nonlocal calls
+            calls += 1
+            if not calls % every:
+                session._training.cancel()
+            await trio.lowlevel.checkpoint()
+            return work()
+
+        local._runner = cutting
+        await swarm.round_done(12, *NAMES)
+        found = swarm.verdicts("c")
+        assert not found[Verdict.LIED], [audit.why for audit in swarm.audits("c")]
+        assert found[Verdict.HELD] >= 3
+
+    simulate(body)
+
+
 @pytest.mark.parametrize("turns", [False, True])
 def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> None:
     async def body(swarm: AuditedSwarm) -> None:

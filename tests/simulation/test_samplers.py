@@ -15,7 +15,7 @@ from simswarm import SimSwarm
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
 from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES
-from swarmnode.protocols.methods.trainer import Answered, TrainerDied, Vector
+from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
@@ -152,6 +152,42 @@ def test_who_picks_its_questions_is_refused_before_anybody_looks_at_its_answers(
         assert tally(swarm, "c").accepted > 0
 
     simulate(body, trainers="a", samplers="cd", odd={"d": PicksQuestions})
+
+
+class HeldAsItLearns(SimPolicy):
+    """The first time that it is to learn from what others sampled, its owner pauses it, or it dies."""
+
+    error: type[TrainerDied] = TrainerHeld
+
+    async def learn(
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
+    ) -> Learned:
+        self.given = [*getattr(self, "given", ()), *([sampled] if sampled else ())]
+        if len(self.given) == 1 and sampled:
+            raise self.error("the simulation says so")
+        return await super().learn(pool, sampled, probation)
+
+
+class DiesAsItLearns(HeldAsItLearns):
+    error = TrainerDied
+
+
+@pytest.mark.parametrize("kind", [HeldAsItLearns, DiesAsItLearns])
+def test_what_others_sampled_is_learned_from_after_a_pause_and_given_once_to_what_dies(
+    kind: type[HeldAsItLearns],
+) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        policy = swarm.nodes["a"].trainer
+        assert isinstance(policy, HeldAsItLearns)
+        await swarm.until(lambda: len(getattr(policy, "given", ())) > 2)
+        first, *later = policy.given
+        again = [group for group in first if any(group in groups for groups in later)]
+        assert len(again) == (len(first) if kind is HeldAsItLearns else 0)
+
+    simulate(body, trainers="a", samplers="bc", odd={"a": kind})
 
 
 class DiesLate(SimPolicy):

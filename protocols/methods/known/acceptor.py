@@ -368,8 +368,7 @@ class Acceptor:
 
     async def _on_report(self, peer: PeerId, report: Report) -> LeaderReply:
         self._check(report.run_id, peer)
-        decision = self._decision_of(report.round)
-        if decision is not None:
+        if (decision := self.decision_of(report.round)) is not None:
             return LeaderReply("decided", decision=decision)
         box = self.boxes.get(report.ballot) if report.round == self.position.round else None
         if box is None or box.proposal.value is None:
@@ -380,8 +379,8 @@ class Acceptor:
         return await box.ruling.wait()
 
     def _verdict_for_past(self, round: int) -> LeaderReply:
-        return LeaderReply("decided", decision=self._decision_of(round), head=self.head())
+        return LeaderReply("decided", decision=self.decision_of(round), head=self.head())
 
-    def _decision_of(self, round: int) -> Decision | None:
+    def decision_of(self, round: int) -> Decision | None:
         """How a round ended, where that is remembered: the last time that it was done."""
         return next((d for d in reversed(self._decisions) if d.roster.round == round), None)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from math import nan
 from weakref import WeakValueDictionary
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.runner import Runner, surely
 from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
@@ -160,11 +160,9 @@ class LocalTrainer:
         if failure is not None:
             raise failure
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    def held(self) -> AbstractAsyncContextManager[None]:
         """Have the trainer for oneself, after its step in hand; training goes on afterwards."""
-        async with self._turns.lent():
-            yield
+        return self._turns.lent()
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
@@ -188,7 +186,7 @@ class LocalTrainer:
             delta = np.subtract(start, local, out=mapped.zeros(local.size))
             return bytes(self.feedback.encode(delta)) if delta.any() or not self.feedback.is_zero() else None
 
-        return await self._runner(encode)
+        return await surely(self._runner(encode))
 
     async def _to_offer(self) -> Vector:
         """The local parameters (P,), between two steps."""
@@ -219,7 +217,7 @@ class LocalTrainer:
         else:
             self.feedback.rollback()
             self.feedback.fade()
-            await self._return_difference(self.start, offer.local)
+            await surely(self._runner(lambda: self.feedback.give_back(self.start - offer.local)))
 
     def take_back(self) -> None:
         """The round passed the offer over: it stays in the local parameters, and is part of the next contribution."""
@@ -236,11 +234,7 @@ class LocalTrainer:
             norm = norm_in_float64(decoded)
             self.feedback.give_back(np.multiply(decoded, np.float32(share), out=decoded), norm)
 
-        await self._runner(add)
-
-    async def _return_difference(self, before: Vector, after: Vector) -> None:
-        """Put the work that led from one (P,) to the other into the residual: it is in no result."""
-        await self._runner(lambda: self.feedback.give_back(before - after))
+        await surely(self._runner(add))
 
     async def move(self, state: OuterState, round: int) -> float:
         """Go on from a new shared state with what was trained since the offer.
@@ -286,9 +280,8 @@ class LocalTrainer:
             local = self._trainer.parameters()
             self._trainer.load(self.base.parameters)
         self._stand(self.base, self.base.parameters)
-        self.offer = None
-        self.since_offer = NOTHING
-        await self._return_difference(since, local)
+        self.offer, self.since_offer = None, NOTHING
+        await surely(self._runner(lambda: self.feedback.give_back(since - local)))
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Trainer]:
@@ -399,7 +392,7 @@ class TracedTrainer(LocalTrainer):
     async def _mark(self) -> None:
         """Add the stretches since the last mark. A trainer tells them once, so its answer is awaited in any case."""
         marked = None
-        with suppress(TrainerDied), trio.CancelScope(shield=True), trio.move_on_after(LET_GO):
+        with suppress(TrainerDied), trio.CancelScope(shield=True):
             marked = await self.audited.mark()
         if marked is None:
             self.unlink()

@@ -80,6 +80,7 @@ from swarmnode.protocols.methods.open.sync import ChainSync, Lost
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.runner import surely
 from swarmnode.protocols.state.backend import AlreadyWritten, StateError
 from swarmnode.protocols.state.sync import StateSync
 
@@ -134,7 +135,7 @@ class OpenRounds:
                     match action:
                         case WriteCommit():
                             context.stages.setdefault("commit", trio.current_time())
-                            await self.commit(context)
+                            await surely(self.commit(context))
                         case WriteAvailabilityVote(commits):
                             await self.cut(context, commits)
                         case WriteReveal():
@@ -159,7 +160,7 @@ class OpenRounds:
         if found is None:
             store.out_of_sync = False
             raise Overtaken("others are further than rosters can be replayed")
-        return await self._move(context, found)
+        return await surely(self._move(context, found))
 
     def _begin(self) -> RoundContext:
         """Take up the round on the present block, with what this node has already said in it."""

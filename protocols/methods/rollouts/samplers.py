@@ -163,17 +163,20 @@ class Samplers:
 
     def drawn(self, most: int, *, version: int) -> tuple[SignedGroup, ...]:
         """Take up to `most` groups, at most `staleness` updates behind `version`; those further behind are let go."""
-        decks: list[list[SignedGroup]] = []
         for author in self._authors.values():
             fresh = [group for group in author.waiting if self._is_fresh(group, version)]
             author.tally.refuse("stale", len(author.waiting) - len(fresh))
             author.waiting = sorted(fresh, key=lambda group: group.version)
-            decks.append(author.waiting)
-        chosen: list[SignedGroup] = []
+        decks, chosen = [author.waiting for author in self._authors.values()], list[SignedGroup]()
         while len(chosen) < most and any(decks):
-            for deck in [deck for deck in decks if deck][: most - len(chosen)]:
-                chosen.append(deck.pop())
+            chosen += [deck.pop() for deck in [deck for deck in decks if deck][: most - len(chosen)]]
         return tuple(chosen)
+
+    def put_back(self, groups: Sequence[SignedGroup]) -> None:
+        """Keep these, which were taken and not looked at; of who was caught lying meanwhile none."""
+        for group in groups:
+            if not self.tally(group.author).caught:
+                self._author(group.author).waiting.append(group)
 
     def _is_fresh(self, group: SignedGroup, version: int) -> bool:
         versions = self._versions.get(group.packed.policy)
@@ -192,8 +195,7 @@ class Samplers:
             author.tally.refuse(reason, sum(group.author == peer for group in groups))
             author.condemn(reason)
         for group in groups:
-            if group.author not in caught:
-                self._author(group.author).tally.accepted += 1
+            self._author(group.author).tally.accepted += group.author not in caught
         for peer, count in (checked or {}).items():
             if peer not in caught:
                 self._author(peer).tally.proved += count

@@ -54,7 +54,7 @@ from swarmnode.protocols.methods.rollouts.weights import (
     hash_of,
     open_weights,
 )
-from swarmnode.protocols.methods.trainer import Answered, Sampled, TrainerDied, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Sampled, TrainerDied, TrainerHeld, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -254,22 +254,23 @@ class Sapo(_ByRollouts):
         drawn = pool.candidates(CANDIDATES * self._settings.batch, self._parts.rng)
         sampled = self.samplers.drawn(self._settings.sampled, version=version)
         self._is_sampled_for = bool(sampled)
-        learned = await self._trainer.learn(
-            [(signed.author, signed.group) for signed in drawn],
-            [(signed.author, signed.group) for signed in sampled],
-            probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
-        )
+        try:
+            learned = await self._trainer.learn(
+                [(signed.author, signed.group) for signed in drawn],
+                [(signed.author, signed.group) for signed in sampled],
+                probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
+            )
+        except (TrainerHeld, trio.Cancelled):  # as by a pause; what a trainer died of is not given to it again
+            self.samplers.put_back(sampled)
+            raise
         pool.used(signed.id for signed in drawn)
         pool.learned(learned.taken_of)
         self.samplers.settle(sampled, caught=learned.caught, checked=learned.checked)
         for author, reason in learned.caught.items():
             pool.note(author, reason)
-            log.warning(
-                "%s did not sample with this node's weights (%s): it is not listened to any more", author, reason
-            )
+            log.warning("%s did not sample with this node's weights (%s): it is heard no more", author, reason)
         if sampled:
-            behind = sum(version - signed.version for signed in sampled) / len(sampled)
-            learned = replace(learned, staleness=behind)
+            learned = replace(learned, staleness=sum(version - each.version for each in sampled) / len(sampled))
         for author, count in learned.refused_answers.items():
             if count:
                 pool.note(author, "strange-answer", count)

@@ -517,6 +517,25 @@ def test_finished_stream_is_read_to_its_end_though_the_sender_dropped_it() -> No
     run(main)
 
 
+def test_what_was_left_unread_counts_no_more_once_both_sides_have_finished() -> None:
+    async def main() -> None:
+        async with pair(YamuxSession) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(b"question, and more than was asked for")
+            await out.send_eof()
+            await trio.sleep(1)
+            assert await back.receive_some(8) == b"question"
+            await back.send_all(b"answer")
+            back.end()
+            assert right.allowance.idle
+            await trio.sleep(1)
+            assert await out.receive_some(100) == b"answer"
+            assert await out.receive_some(100) == b""
+            assert not left._streams
+
+    run(main)
+
+
 def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _):

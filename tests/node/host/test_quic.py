@@ -368,6 +368,26 @@ def test_a_reader_that_takes_nothing_keeps_one_window_and_other_streams_go_on() 
     run(main)
 
 
+def test_what_a_handler_left_unread_counts_no_more_when_it_is_done() -> None:
+    async def answer(stream: Stream) -> None:
+        while not stream.finished:  # type: ignore[attr-defined]  # noqa: ASYNC110 (it has no event)
+            await trio.sleep(0.01)
+        await stream.send_all(b"answer")
+
+    async def main() -> None:
+        a, b = network(), network()
+        async with connected(a, b):
+            b.serve(IGNORE, answer)
+            stream = await a.open_stream(b.me, IGNORE)
+            await stream.send_all(b"more than was asked for")
+            await stream.send_eof()
+            assert await stream.receive_some(100) == b"answer"
+            assert await stream.receive_some(100) == b""
+            await until(lambda: session(b, a).allowance.idle)
+
+    run(main)
+
+
 def test_who_sends_beyond_its_window_is_disconnected_and_noted() -> None:
     async def main() -> None:
         a, b = network(), network()

@@ -13,7 +13,9 @@ import trio
 from signature import AXES, STRIDE, SignatureModel
 from simswarm import Body, SimSwarm
 
+from swarmnode.node.session import LEAVE_WITHIN
 from swarmnode.protocols.methods.streaming import Streaming
+from swarmnode.protocols.methods.trainer import TrainStats
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -33,10 +35,12 @@ def simulate(
     method: str = "streaming",
     step: float = 0.4,
     model: Callable[[str, str], ToyModel] | None = None,
+    trainer: Callable[[str, str], SimTrainer] | None = None,
     **exchange: Any,
 ) -> None:
     given = {"fragments": FRAGMENTS, "tau": 3, **exchange} if method == "streaming" else exchange
     options = {"method": method, "world": world, "steps": STEPS, "seconds_per_step": step, "exchange": given}
+    options["trainer"] = trainer
     simswarm.simulate(body, *NAMES, model=model or signature, **options)
 
 
@@ -71,6 +75,41 @@ def test_all_work_counts_once_however_results_are_taken_over(taken_over: dict[st
             assert len(NAMES) * shared + left == pytest.approx(model.work, abs=3 * STRIDE), name
 
     simulate(body, codec="fp32", **taken_over)
+
+
+class Holding(SimTrainer):
+    """Takes no step while it is held, as a trainer process."""
+
+    goes = trio.Event()
+
+    async def hold(self) -> None:
+        self.goes = trio.Event()
+        await self.interrupt()
+
+    async def release(self) -> None:
+        self.goes.set()
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
+        await self.goes.wait()
+        return await super().train(round=round, steps=steps, seconds=seconds)
+
+
+def test_work_that_a_result_has_is_not_returned_where_a_pause_came_before_the_steps_beside() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(FRAGMENTS - 1, *NAMES)  # the next fragment has the axes
+        node, model = swarm.nodes["c"], model_of(swarm, "c")
+        await trio.sleep(1.0)
+        while node.session.phase != "exchanging":  # noqa: ASYNC110 (it has no event)
+            await trio.sleep(0.01)
+        await node.session.pause()
+        await swarm.round_done(FRAGMENTS + 2, "a")
+        assert FRAGMENTS not in node.rounds
+        await trio.sleep(LEAVE_WITHIN)
+        shared = swarm.nodes["a"].method.saved().state.parameters[model.axis]
+        residual = node.method.saved().residual[model.axis]
+        assert len(NAMES) * shared - residual == pytest.approx(model.work, abs=STRIDE)
+
+    simulate(body, trainer=lambda name, peer: Holding(signature(name, peer), seconds_per_step=0.4), codec="fp32")
 
 
 def test_a_round_moves_its_fragment_and_nothing_else() -> None:

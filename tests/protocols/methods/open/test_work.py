@@ -82,6 +82,25 @@ def test_a_step_that_does_not_end_holds_up_no_round() -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+def test_training_goes_on_after_several_who_had_the_trainer_at_once() -> None:
+    async def main() -> None:
+        work = work_of(toy())
+
+        async def hold(after: float, seconds: float) -> None:
+            await trio.sleep(after)
+            async with work.held():
+                await trio.sleep(seconds)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, 0.5, 10)
+            nursery.start_soon(hold, 5.5, 1)  # who trains waits for the first by now
+            with trio.move_on_after(30):
+                await work.run(0)
+        assert work.since_offer.steps == 1 + 18
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
 class Broken(SimTrainer):
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         raise ValueError("it cannot")
@@ -167,6 +186,38 @@ def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
         assert np.allclose(trainer.parameters(), -1)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("offers, call", [*((True, call) for call in range(6)), (False, 0), (False, 1)])
+def test_no_work_is_lost_where_a_call_is_cancelled_as_it_gives_work_to_a_thread(offers: bool, call: int) -> None:
+    async def main() -> None:
+        trainer, scope, left = toy(), trio.CancelScope(), -1
+
+        async def threaded(work: Callable[[], Any]) -> Any:
+            nonlocal left
+            if not left:
+                scope.cancel()
+            left -= 1
+            await trio.lowlevel.checkpoint()
+            return work()
+
+        work = LocalTrainer(trainer, threaded, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
+        size = trainer.layout.parameters
+        await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
+        done = np.linspace(1, 2, size, dtype=np.float32)
+        trainer.load(-done)
+        left = call
+        with scope:
+            if offers:
+                await work.contribute(b"parent", 0)
+                await work.settle(accepted=False)
+            await work.stand_on(OuterState.start(np.ones(size, np.float32)))
+        assert scope.cancel_called
+        await work.leave()
+        assert work.base is not None and np.array_equal(trainer.parameters(), work.base.parameters)
+        assert np.allclose(work.feedback.export(), done)
+
+    trio.run(main)
 
 
 class Away(SimTrainer):
@@ -259,13 +310,17 @@ def test_a_record_ends_where_the_offer_does_whoever_has_the_trainer_while_that_i
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_no_steps_are_missing_in_a_record_when_a_round_ends_while_the_trainer_tells_them() -> None:
-    """Who had all steps of a round too late for it is asked for them as the round ends, and offers them in the next."""
+@pytest.mark.parametrize("seconds", [5.0, 50.0])
+def test_no_steps_are_missing_in_a_record_when_a_round_ends_while_the_trainer_tells_them(seconds: float) -> None:
+    """Who had all steps of a round too late for it is asked for them as the round ends, and offers them in the next.
+
+    A trainer may still measure for a judge that was cancelled, and tell them after that.
+    """
 
     class SlowToTell(SimTrainer):
         async def mark(self) -> Marked:
             told = await super().mark()
-            await trio.sleep(5.0)
+            await trio.sleep(seconds)
             return told
 
     async def main() -> None:
