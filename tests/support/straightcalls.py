@@ -23,11 +23,11 @@ import trio
 from swarmnode.crdt.record import parse
 from swarmnode.protocols.calls.rpc import DeadlineExceeded, PeerGone, Refuse, Refused, Rpc
 from swarmnode.protocols.chain.statements import HASH
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import FETCH_WITHIN, OFFERED_WITHIN, Contributions
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.state.intake import CHUNK
 from swarmnode.protocols.state.wire import Push
-from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.wire import encode
 from swarmnode.testing.simnode import OVERHEAD, Answer, Connection, SimNetwork
 
@@ -89,10 +89,10 @@ def straight_calls() -> Iterator[Counts]:
         init(self, network, **options)
         served[network] = self
 
-    def shelve(self: Contributions, *, bulk: Bulk, **options: Any) -> None:
-        hold(self, bulk=bulk, **options)
-        assert isinstance(bulk._network, SimNetwork)
-        shelves[bulk._network] = self
+    def shelve(self: Contributions, parts: Context) -> None:
+        hold(self, parts)
+        assert isinstance(parts.network, SimNetwork)
+        shelves[parts.network] = self
 
     async def call(self: Rpc, peer: PeerId, method: str, request: Any, reply: type[Any], *, timeout: float) -> Any:
         assert isinstance(self._network, SimNetwork)
