@@ -19,7 +19,7 @@ from swarmnode.cli.main import COMMANDS
 for module, attribute in COMMANDS.values():
     getattr(import_module(module), attribute)
 import swarmnode.cli.views, swarmnode.node.logs, swarmnode.node.identity
-print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+print(json.dumps(sorted(sys.modules)))
 """
 
 RUN_ONE = """
@@ -29,7 +29,7 @@ try:
     main(sys.argv[1:])
 except SystemExit:
     pass
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
+print(*sorted(sys.modules))
 """
 
 
