@@ -276,6 +276,7 @@ class MuxedStream(IMuxedStream):
             return
         self._unread -= cost
         self._allowance.give_back(cost)
+        self._forget_if_done()
         self._unannounced += size
         self._taken += size
         if self._finished_receiving or self._unannounced < self._target // 2:
@@ -356,7 +357,7 @@ class MuxedStream(IMuxedStream):
         return StreamClosed(f"stream to {self.peer}: it is closed for sending")
 
     def _forget_if_done(self) -> None:
-        if self._finished_sending and self._finished_receiving:
+        if self._finished_sending and self._finished_receiving and not self._chunks:
             self.muxed_conn.forget(self)
 
     # The names that py-libp2p calls.

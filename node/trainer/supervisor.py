@@ -100,6 +100,7 @@ class TrainerProcess(Trainer):
         self._cores = 0.0
         self._cpu_before = 0.0  # seconds, of children that ended
         self._held = self._to_hold = False  # whether it computes nothing; and whether that shall last
+        self._holding = trio.CancelScope()  # of `hold`, until the child stands
         self._changed = trio.Event()  # a child is ready, or what was asked of it changed
         self.restarts = 0
         self.device, self.ranks = settings.device, settings.ranks
@@ -190,10 +191,12 @@ class TrainerProcess(Trainer):
     async def hold(self) -> None:
         self._held = self._to_hold = True
         if self._process is not None:
-            await self._process.freeze()
+            with trio.CancelScope() as self._holding:
+                await self._process.freeze()
 
     async def release(self) -> None:
         self._to_hold = False
+        self._holding.cancel()
         if (child := self._process) is not None and child.frozen:
             loaded = self.parameters() if self._vector is not None else None
             await child.thaw()

@@ -536,6 +536,24 @@ def test_what_was_left_unread_counts_no_more_once_both_sides_have_finished() -> 
     run(main)
 
 
+def test_what_stays_unread_of_a_stream_that_is_closed_is_given_back_with_the_connection() -> None:
+    """As where a handler of py-libp2p's closes a stream on which its peer said more than it reads."""
+
+    async def main() -> None:
+        async with pair(YamuxSession) as (left, right, _, _):
+            out, back = await open_pair(left, right)
+            await out.send_all(b"question, and more than was asked for")
+            await out.send_eof()
+            await trio.sleep(1)
+            await back.close()
+            assert right.allowance.unread and back.stream_id in right._streams
+            await left.close()
+            await trio.sleep(1)
+            assert right.allowance.idle
+
+    run(main)
+
+
 def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _):

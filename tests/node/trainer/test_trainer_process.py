@@ -153,6 +153,23 @@ def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings
     _with_trainer(settings, use)
 
 
+def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(settings: TrainerSettings) -> None:
+    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 96})  # seconds a step
+
+    async def use(trainer: TrainerProcess) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trainer.train, round=0, steps=1, seconds=60))
+            await trio.sleep(0.2)
+            nursery.start_soon(trainer.hold)
+            await trio.sleep(0.2)
+            await trainer.release()
+        with trio.fail_after(60):
+            assert await trainer.evaluate(thorough=False) > 0
+            await trainer.train(round=0, steps=1, seconds=60)
+
+    _with_trainer(settings, use, spec)
+
+
 def test_a_trainer_takes_the_cpu_time_that_it_may(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:
