@@ -61,7 +61,7 @@ STAND_AGAIN = 2.0  # s until a node that ended by itself is started again
 SETTLE_WITHIN = 120.0  # s after the last repair until all are in step
 STALL = 60.0  # s without a round of the swarm, at the most
 SILENCE = 90.0  # s without a round of a node that stands, at the most
-AT_ONCE = 3  # nodes that are struck at a time, at the most
+AT_ONCE = 3  # nodes that are struck at a time, at the most; in `open` no third of all, or there is no quorum
 
 MODEL = {"layers": 2, "heads": 2, "width": 64, "context": 64}
 INNER = {"batch": 4, "steps": 60}
@@ -109,9 +109,7 @@ def build(stack: ExitStack, folder: Path, options: argparse.Namespace, lab: Lab 
             what = ("--join", join) if number else first
             wrapper = with_clock(homes[number].with_suffix(".clock")) if FAKETIME.exists() else ()
             source = None if number else text
-            return node_at(
-                sites[number], homes[number], *what, "--nice", "0", "--cpu", cpu, corpus=source, wrapper=wrapper
-            )
+            return node_at(sites[number], homes[number], *what, "--cpu", cpu, corpus=source, wrapper=wrapper)
 
         return Member(number, sites[number], homes[number], new_node, mounted=mounted[number])
 
@@ -132,6 +130,7 @@ class Soak:
         self.longest_silence = 0.0  # s of a node that stands, without a round
         self.silent: dict[str, Any] = {}  # who that was
         self.began = time.monotonic()
+        self._at_once = min(AT_ONCE, (len(members) - 1) // 3) if options.method == "open" else AT_ONCE
         self._lab = lab
         self._options = options
         self._read = [0] * len(members)  # events of the present life that were taken
@@ -163,11 +162,13 @@ class Soak:
             member.repair_at = 0.0
         self._tick()
         repaired = self.now
-        while self.now < repaired + SETTLE_WITHIN:
+        settled = None
+        while settled is None and self.now < repaired + SETTLE_WITHIN:
             self._tick()
             if self.history.in_step(len(self.members), repaired) is not None:
-                return self.now - repaired
-        return None
+                settled = self.now - repaired
+        self.history.end(self.now)
+        return settled
 
     def _tick(self) -> None:
         self._repair()
@@ -182,7 +183,7 @@ class Soak:
         struck = sum(not member.stands for member in self.members)
         order = (self.members[number] for number in strike.order)
         fitting = (member for member in order if member.may_be(strike.kind, spared=member.number in spared))
-        victim = next(fitting, None) if struck < AT_ONCE else None
+        victim = next(fitting, None) if struck < self._at_once else None
         if victim is None:
             self.skipped += 1
             return
@@ -251,7 +252,6 @@ class Soak:
 def summary(soak: Soak, settled: float | None, codes: list[int | None], options: argparse.Namespace) -> dict[str, Any]:
     """The figures, and in `failed` what did not hold."""
     history = soak.history
-    history.end(soak.now)
     forks, contradictions = history.forks(), history.contradictions()
     elders = {n: growth([held[n] for held in soak.samples]) for n in range(SPARED)}
     tracebacks = [found for member in soak.members for found in member.tracebacks()]
