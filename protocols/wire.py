@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgpack
 
@@ -146,6 +147,55 @@ def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
 
 
 # -- what an annotation allows
+
+
+# -- what every message may use
+
+Check = Callable[[str, Any], None]  # raises WireError, with what it is told the value is
+
+
+def check_range(what: str, value: float, low: float, high: float) -> None:
+    """Raise WireError unless `low <= value <= high`; NaN never is."""
+    if not low <= value <= high:
+        raise WireError(f"{what} is {value}, allowed are {low} to {high}")
+
+
+def within(low: float, high: float) -> Check:
+    """A check that a number lies there, or a length does."""
+
+    def check(what: str, value: Any) -> None:
+        check_range(what, value if isinstance(value, int | float) else len(value), low, high)
+
+    return check
+
+
+class Message:
+    """A dataclass none of whose fields is what no honest node sends: each is checked as its type is annotated."""
+
+    _checks: ClassVar[tuple[tuple[str, Check], ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls._checks = tuple(
+            (name, check)
+            for name, hint in typing.get_type_hints(cls, include_extras=True).items()
+            for option in (hint, *typing.get_args(hint))  # the type of a field that may be None is one of two options
+            if typing.get_origin(option) is Annotated
+            for check in option.__metadata__
+        )
+
+    def __post_init__(self) -> None:
+        """Raises WireError."""
+        for name, check in self._checks:
+            value = getattr(self, name)
+            if value is not None:
+                check(f"{type(self).__name__}.{name}", value)
+
+
+@dataclass(frozen=True)
+class RunQuery:
+    """What asks no more than its call's name says, about one run."""
+
+    run_id: str
 
 
 @dataclass(frozen=True)

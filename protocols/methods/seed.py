@@ -42,8 +42,7 @@ from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.gossip.meeting import StandQuery
-from swarmnode.protocols.methods.known.messages import Counter, Hash, Message, within
+from swarmnode.protocols.methods.known.messages import Counter, Hash
 from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
@@ -51,6 +50,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.state.backend import READ_AGAIN, AlreadyWritten, StateError
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.wire import Message, RunQuery, within
 from swarmnode.training.outer import OuterState, state_hash
 from swarmnode.training.seed import Tally
 
@@ -133,12 +133,12 @@ class Seed(Method):
         self._asked: set[PeerId] = set()  # who looked for a place here, while this node waits for such
         self._news = trio.Event()  # there is another one
         self._ended = trio.current_time()
-        parts.rpc.serve("seed.stand", StandQuery, self._on_stand)
-        parts.rpc.serve("seed.offer", StandQuery, self._on_offer)
+        parts.rpc.serve("seed.stand", RunQuery, self._on_stand)
+        parts.rpc.serve("seed.offer", RunQuery, self._on_offer)
 
     # --- what others ask --------------------------------------------------------------------------------------------
 
-    async def _on_stand(self, peer: PeerId, query: StandQuery) -> SeedStand:
+    async def _on_stand(self, peer: PeerId, query: RunQuery) -> SeedStand:
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
             self._news.set()
@@ -146,7 +146,7 @@ class Seed(Method):
         self._check(query)
         return SeedStand(self._round, self._hash, self._initial, self._added)
 
-    async def _on_offer(self, peer: PeerId, query: StandQuery) -> Offer:
+    async def _on_offer(self, peer: PeerId, query: RunQuery) -> Offer:
         layout = self._trainer.layout
         async with self._adding:
             tally = self._check(query)
@@ -155,7 +155,7 @@ class Seed(Method):
         self.catch_up.serve_state(round, hash, state)
         return Offer(hash, chains)
 
-    def _check(self, query: StandQuery) -> Tally:
+    def _check(self, query: RunQuery) -> Tally:
         if query.run_id != self._parts.run_id or self._tally is None or not self._hash:
             raise Refuse("starting", "this node has no state of that run")
         return self._tally
@@ -350,7 +350,7 @@ class Seed(Method):
     async def _stands(self, peers: Sequence[PeerId]) -> list[tuple[PeerId, SeedStand]]:
         """Where some of these stand."""
         asked = self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers)))
-        query = StandQuery(self._parts.run_id)
+        query = RunQuery(self._parts.run_id)
         return await self._parts.rpc.call_all(asked, "seed.stand", query, SeedStand, timeout=TIMEOUT)
 
     async def _reach(self, peer: PeerId, stand: SeedStand) -> bool:
@@ -370,7 +370,7 @@ class Seed(Method):
 
     async def _fetch(self, peer: PeerId) -> bool:
         """Take theta_0, S and the chains of a member in place of the own, unless own work would be lost by that."""
-        query, me = StandQuery(self._parts.run_id), self._parts.me
+        query, me = RunQuery(self._parts.run_id), self._parts.me
         try:
             offer = await self._parts.rpc.call(peer, "seed.offer", query, Offer, timeout=TIMEOUT)
             chains = _chains(offer.chains)

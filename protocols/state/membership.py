@@ -36,7 +36,7 @@ from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.state.backend import Change, StateBackend, StateError
 from swarmnode.protocols.state.sync import StateSync
-from swarmnode.protocols.wire import Empty
+from swarmnode.protocols.wire import Empty, RunQuery
 from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -70,11 +70,6 @@ class RunListing:
 @dataclass(frozen=True)
 class Runs:
     runs: tuple[RunListing, ...]
-
-
-@dataclass(frozen=True)
-class SpecQuery:
-    run_id: str
 
 
 @dataclass(frozen=True)
@@ -362,14 +357,14 @@ def serve_runs(rpc: Rpc, runs: Callable[[], tuple[RunListing, ...]], spec: Calla
     async def on_runs(peer: PeerId, query: Empty) -> Runs:
         return Runs(runs())
 
-    async def on_spec(peer: PeerId, query: SpecQuery) -> Spec:
+    async def on_spec(peer: PeerId, query: RunQuery) -> Spec:
         encoded = spec(query.run_id)
         if encoded is None:
             raise Refuse("unknown-run", "this node does not know that run")
         return Spec(encoded)
 
     rpc.serve("runs", Empty, on_runs)
-    rpc.serve("spec", SpecQuery, on_spec)
+    rpc.serve("spec", RunQuery, on_spec)
 
 
 async def ask_runs(rpc: Rpc, peer: PeerId) -> tuple[RunListing, ...]:
@@ -379,4 +374,4 @@ async def ask_runs(rpc: Rpc, peer: PeerId) -> tuple[RunListing, ...]:
 
 async def ask_spec(rpc: Rpc, peer: PeerId, run_id: str) -> bytes:
     """The encoded specification of a run, as the peer sends it: check it with `runspec.decode`. Raises CallError."""
-    return (await rpc.call(peer, "spec", SpecQuery(run_id), Spec, timeout=CALL_TIMEOUT)).encoded
+    return (await rpc.call(peer, "spec", RunQuery(run_id), Spec, timeout=CALL_TIMEOUT)).encoded

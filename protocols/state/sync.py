@@ -44,7 +44,6 @@ from swarmnode.protocols.state.repair import Repair
 from swarmnode.protocols.state.wire import (
     Elements,
     OwnElements,
-    OwnQuery,
     Push,
     Pushed,
     RepairAnswer,
@@ -54,6 +53,7 @@ from swarmnode.protocols.state.wire import (
     joined,
     split,
 )
+from swarmnode.protocols.wire import RunQuery
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class StateSync:
         rpc.serve("state.push", Push, self._on_push, guard=self._guard)
         rpc.serve("state.fetch", StateFetch, self._on_fetch, guard=self._guard)
         rpc.serve("state.repair", RepairStep, self._on_step, guard=self._guard)
-        rpc.serve("state.own", OwnQuery, self._on_own, guard=self._guard)
+        rpc.serve("state.own", RunQuery, self._on_own, guard=self._guard)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(REPAIRS, lambda: {"begun": self.begun, "ended": self.repairs})
@@ -255,7 +255,7 @@ class StateSync:
         """Ask `peer` what this node signed before, and advance past it."""
         with self.neighbours.talking_to(peer):
             asked = trio.current_time()
-            query = OwnQuery(self._backend.run_id)
+            query = RunQuery(self._backend.run_id)
             own = await self._rpc.call(peer, "state.own", query, OwnElements, timeout=OWN_TIMEOUT)
             self._repair.record_time(peer, own.time + int(500 * (trio.current_time() - asked)))
             await self.intake.insert(peer, own.sealed)
@@ -299,7 +299,7 @@ class StateSync:
         self._admit(peer, step.run_id)
         return await self._repair.on_step(peer, step)
 
-    async def _on_own(self, peer: PeerId, query: OwnQuery) -> OwnElements:
+    async def _on_own(self, peer: PeerId, query: RunQuery) -> OwnElements:
         """The newest elements of the caller; more than one message holds is not told."""
         if query.run_id != self._backend.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")

@@ -8,7 +8,7 @@ Elements travel sealed, as their author signed them. What a node may or may not 
 | `state.push` | `Push`: elements, and ranks of others that the sender holds | `Pushed`: those of the ranks it lacks |
 | `state.fetch` | `StateFetch`: ranks that the other is known to hold | `Elements`: as many as fit, in that order |
 | `state.repair` | `RepairStep`: a frame of `crdt.reconcile` | `RepairAnswer`: the next frame |
-| `state.own` | `OwnQuery`: what did I sign? | `OwnElements`: the newest elements of the caller |
+| `state.own` | `RunQuery`: what did I sign? | `OwnElements`: the newest elements of the caller |
 
 All four are refused with "unknown-run" by a node of another run, and with "refused" to a peer whose conduct was bad.
 """
@@ -17,44 +17,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from swarmnode.crdt.ranges import RANK
 from swarmnode.protocols.state.backend import Rank
+from swarmnode.protocols.wire import Message
 
 MAX_BATCH = 256 * 1024  # bytes of elements in one message: four of them are a second's worth of what one peer may send
 MAX_RANKS = 512  # in one message: 20 KiB, which name some 200 KiB of elements
 MAX_ELEMENTS = 1024  # in one message
 
+Ranks = Annotated[bytes, lambda what, ranks: split(ranks)]
+
 
 @dataclass(frozen=True)
-class Push:
+class Push(Message):
     """Elements that are news here, and the ranks of more; both may be empty."""
 
     run_id: str
     sealed: tuple[bytes, ...] = ()
-    ranks: bytes = b""
-
-    def __post_init__(self) -> None:
-        split(self.ranks)
+    ranks: Ranks = b""
 
 
 @dataclass(frozen=True)
-class Pushed:
+class Pushed(Message):
     """The ranks that were offered and are wanted."""
 
-    wanted: bytes = b""
-
-    def __post_init__(self) -> None:
-        split(self.wanted)
+    wanted: Ranks = b""
 
 
 @dataclass(frozen=True)
-class StateFetch:
+class StateFetch(Message):
     run_id: str
-    ranks: bytes
-
-    def __post_init__(self) -> None:
-        split(self.ranks)
+    ranks: Ranks
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,6 @@ class RepairStep:
 class RepairAnswer:
     frame: bytes
     time: int  # ms since the epoch, by the clock of who answers
-
-
-@dataclass(frozen=True)
-class OwnQuery:
-    run_id: str
 
 
 @dataclass(frozen=True)

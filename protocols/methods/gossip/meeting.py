@@ -1,7 +1,7 @@
 """One meeting of two nodes: each gets what the other has, and both count it or neither does.
 
 Messages, all calls; `round` is that in which they meet:
-- gossip.stand: StandQuery -> Stand        where a member stands, for who looks for a place
+- gossip.stand: RunQuery -> Stand        where a member stands, for who looks for a place
 - gossip.meet: MeetRequest -> MeetReply    "my steps are done"; whether the other comes, who ends with the one in hand
 - gossip.settle: SettleRequest -> SettleReply    "I have all of yours; have you mine?", by the one with the lesser id
 
@@ -26,10 +26,11 @@ import trio
 from swarmnode.protocols.calls.rpc import CallError, Refused
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.messages import Counter, Hash, Message
+from swarmnode.protocols.methods.known.messages import Counter, Hash
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.bulk import Corrupt, Key, NotOffered, StreamingBuffer
+from swarmnode.protocols.wire import Message
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,6 @@ AGAIN = 0.5  # seconds between two tries to fetch what is not offered yet, or br
 IN_DOUBT = 1.5  # seconds for the answer of whoever did not say whether the meeting counts
 AWAY = "away"  # the code by which a node refuses that takes no part
 PAST = 64  # meetings whose end is remembered, for who asks again
-
-
-@dataclass(frozen=True)
-class StandQuery(Message):
-    run_id: str
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ from swarmnode.protocols.methods.gossip.meeting import (
     SettleReply,
     SettleRequest,
     Stand,
-    StandQuery,
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
 from swarmnode.protocols.methods.method import Begin, Completed, Method, Overtaken, Place, RoundResult, Saved
@@ -60,6 +59,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.wire import RunQuery
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
 from swarmnode.training.gossip import gossip_step, weights_codec
@@ -113,13 +113,13 @@ class Gossip(Method):
         self._settled: Vector | None = None  # of the trainer's work since phi, what the residual has already
         self._ended = trio.current_time()
         self._begun = trio.Event()  # the next meeting can be asked for
-        parts.rpc.serve("gossip.stand", StandQuery, self._on_stand)
+        parts.rpc.serve("gossip.stand", RunQuery, self._on_stand)
         parts.rpc.serve("gossip.meet", MeetRequest, self._on_meet)
         parts.rpc.serve("gossip.settle", SettleRequest, self._on_settle)
 
     # --- what others ask --------------------------------------------------------------------------------------------
 
-    async def _on_stand(self, peer: PeerId, query: StandQuery) -> Stand:
+    async def _on_stand(self, peer: PeerId, query: RunQuery) -> Stand:
         self._check(query.run_id, moving=False)
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
@@ -377,7 +377,7 @@ class Gossip(Method):
 
     async def _stands(self) -> list[tuple[PeerId, Stand]]:
         """Where some members stand, who are furthest first."""
-        peers, query = self._parts.nearby(), StandQuery(self._parts.run_id)
+        peers, query = self._parts.nearby(), RunQuery(self._parts.run_id)
         asked = self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers)))
         stands = await self._parts.rpc.call_all(asked, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
         return sorted(stands, key=lambda each: each[1].round, reverse=True)

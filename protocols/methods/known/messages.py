@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from statistics import median, median_low
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.wire import Message, WireError, check_range, within
 
 MAX_PEERS = 1024  # in any list of peers in a message
 MAX_SEATS = 256  # in a roster: its leader waits for all of them, and everybody holds its bytes
@@ -31,24 +31,6 @@ MAX_SECONDS = 1e9  # of any duration; thirty years
 LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
 
 _HASH = re.compile("[0-9a-f]{64}")
-
-Check = Callable[[str, Any], None]  # raises WireError, with what it is told the value is
-
-
-def check_range(what: str, value: float, low: float, high: float) -> None:
-    """Raise WireError unless `low <= value <= high`; NaN never is."""
-    if not low <= value <= high:
-        raise WireError(f"{what} is {value}, allowed are {low} to {high}")
-
-
-def within(low: float, high: float) -> Check:
-    """A check that a number lies there, or a length does."""
-
-    def check(what: str, value: Any) -> None:
-        check_range(what, value if isinstance(value, int | float) else len(value), low, high)
-
-    return check
-
 
 check_seconds = within(0.0, MAX_SECONDS)  # a duration that is negative, NaN or absurd is refused
 
@@ -71,28 +53,6 @@ Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
 Hash = Annotated[str, check_hash]
 Peers = Annotated[tuple[PeerId, ...], check_peers]
 Seconds = Annotated[float, check_seconds]
-
-
-class Message:
-    """A dataclass none of whose fields is what no honest node sends: each is checked as its type is annotated."""
-
-    _checks: ClassVar[tuple[tuple[str, Check], ...]]
-
-    def __init_subclass__(cls) -> None:
-        cls._checks = tuple(
-            (name, check)
-            for name, hint in get_type_hints(cls, include_extras=True).items()
-            for option in (hint, *get_args(hint))  # the type of a field that may be None is one of two options
-            if get_origin(option) is Annotated
-            for check in option.__metadata__
-        )
-
-    def __post_init__(self) -> None:
-        """Raises WireError."""
-        for name, check in self._checks:
-            value = getattr(self, name)
-            if value is not None:
-                check(f"{type(self).__name__}.{name}", value)
 
 
 PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that encoding a part equals encoding the whole

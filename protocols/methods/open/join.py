@@ -39,7 +39,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import trio
 
@@ -50,14 +50,14 @@ from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
-from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
+from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, OtherHistory
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost, check_id
+from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.wire import Message, within
 from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -87,20 +87,14 @@ class TipQuery:
 
 
 @dataclass(frozen=True)
-class Tip:
+class Tip(Message):
     """The roster that a node follows, and a state some rounds before it that the node serves."""
 
-    tip: bytes
-    round: int  # rounds done at the tip
-    elapsed: float  # seconds since the node came there
+    tip: Annotated[bytes, within(HASH, HASH)]
+    round: Annotated[int, within(0, MAX_ROUND)]  # rounds done at the tip
+    elapsed: Annotated[float, within(0, LONGEST)]  # seconds since the node came there
     base: bytes  # an encoded ChainState
-    base_state: bytes  # the state hash there
-
-    def __post_init__(self) -> None:
-        check_id(self.tip)
-        check_id(self.base_state)
-        if not (0 <= self.round <= MAX_ROUND and 0 <= self.elapsed <= LONGEST):
-            raise WireError(f"round {self.round} for {self.elapsed} s")
+    base_state: Annotated[bytes, within(HASH, HASH)]  # the state hash there
 
 
 @dataclass(frozen=True)

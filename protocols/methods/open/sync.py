@@ -32,7 +32,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import trio
 
@@ -56,7 +56,7 @@ from swarmnode.protocols.methods.open.store import (
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateBackend, StateError
 from swarmnode.protocols.transfer.catchup import CatchUp
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)
@@ -107,13 +107,9 @@ class Path:
 
 
 @dataclass(frozen=True)
-class RecordsQuery:
+class RecordsQuery(Message):
     run_id: str
-    rosters: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.rosters) > MAX_PATH:
-            raise WireError(f"more than {MAX_PATH} rosters asked about")
+    rosters: Annotated[tuple[bytes, ...], within(0, MAX_PATH)]
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ Nothing here is believed: `open_group` raises InvalidGroup for what is malformed
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.wire import WireError, decode, plain
+from swarmnode.protocols.wire import Message, WireError, decode, plain, within
 from swarmnode.training.rl.groups import LOGPROB, MAX_ANSWERS, MAX_TOKENS, GroupError, RolloutGroup
 
 OFFER, GIVE, RECENT = "rollouts.offer", "rollouts.give", "rollouts.recent"
@@ -157,33 +157,23 @@ def _require(holds: bool, what: str) -> None:
 
 
 @dataclass(frozen=True)
-class OfferedGroup:
+class OfferedGroup(Message):
     """One group. `size` is that of all its bytes; `copies` is for how many nodes it would be handed over."""
 
-    id: bytes
-    author: str
-    size: int
-    copies: int
-
-    def __post_init__(self) -> None:
-        if len(self.id) != 32 or not 0 < len(self.author) <= MAX_AUTHOR:
-            raise WireError("OfferedGroup: no id and author of a group")
-        if not 0 < self.size <= LARGEST or not 0 < self.copies <= MAX_COPIES:
-            raise WireError(f"OfferedGroup: {self.copies} copies of {self.size} bytes")
+    id: Annotated[bytes, within(32, 32)]
+    author: Annotated[str, within(1, MAX_AUTHOR)]
+    size: Annotated[int, within(1, LARGEST)]
+    copies: Annotated[int, within(1, MAX_COPIES)]
 
 
 @dataclass(frozen=True)
-class GroupOffer:
+class GroupOffer(Message):
     run_id: str
-    groups: tuple[OfferedGroup, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.groups) <= MAX_OFFERED:
-            raise WireError(f"GroupOffer: {len(self.groups)} groups, 1 to {MAX_OFFERED} allowed")
+    groups: Annotated[tuple[OfferedGroup, ...], within(1, MAX_OFFERED)]
 
 
 @dataclass(frozen=True)
-class OfferAnswer:
+class OfferAnswer(Message):
     """Indices into the offer: `wants` to be given now, `has` here already; all others it has no room for.
 
     `wait`: seconds after which it has room again; until then it is left alone.
@@ -191,14 +181,13 @@ class OfferAnswer:
 
     wants: tuple[int, ...] = ()
     has: tuple[int, ...] = ()
-    wait: float = 0.0
+    wait: Annotated[float, within(0.0, LONGEST_WAIT)] = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         both = self.wants + self.has
         if len(both) > MAX_OFFERED or len(set(both)) != len(both) or any(not 0 <= i < MAX_OFFERED for i in both):
             raise WireError("OfferAnswer: not indices of an offer")
-        if not math.isfinite(self.wait) or not 0 <= self.wait <= LONGEST_WAIT:
-            raise WireError(f"OfferAnswer: a wait of {self.wait} s")
 
 
 @dataclass(frozen=True)
@@ -213,10 +202,6 @@ class Give:
 
 
 @dataclass(frozen=True)
-class RecentQuery:
+class RecentQuery(Message):
     run_id: str
-    count: int = MAX_OFFERED
-
-    def __post_init__(self) -> None:
-        if not 0 < self.count <= MAX_OFFERED:
-            raise WireError(f"RecentQuery: {self.count} groups, 1 to {MAX_OFFERED} allowed")
+    count: Annotated[int, within(1, MAX_OFFERED)] = MAX_OFFERED

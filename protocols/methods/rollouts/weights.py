@@ -21,9 +21,10 @@ import hashlib
 import logging
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import trio
@@ -41,7 +42,7 @@ from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
-from swarmnode.protocols.wire import WireError, decode, plain
+from swarmnode.protocols.wire import Message, WireError, decode, plain, within
 from swarmnode.training.rl.patches import BadPatch, Words, applied, between, widened
 
 log = logging.getLogger(__name__)
@@ -63,38 +64,29 @@ class NoWeights(Exception):
     """What came are not the weights that the trainer signed. The message says why."""
 
 
+Digest = Annotated[bytes, within(32, 32)]
+
+
 @dataclass(frozen=True)
-class Patch:
+class Patch(Message):
     """What makes one version of another."""
 
-    base: bytes  # sha-256 of the version before
-    shard: bytes
+    base: Digest  # sha-256 of the version before
+    shard: Digest
 
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(Message):
     """What a trainer signs: one version of its policy."""
 
-    trainer: str
-    counter: int  # grows with each version of this trainer's, over its restarts too
-    version: int  # updates that the policy has seen
-    policy: str  # sha-256 of all bytes, hex
-    shape: str  # of the policy, such as gpt:2x48: who samples has one of the same
-    shard: bytes
-    size: int  # bytes
-    patches: tuple[Patch, ...] = ()  # each from the version that the one before it leads to; the last leads here
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.trainer) <= MAX_AUTHOR or len(self.policy) != 64 or len(self.shape) > MAX_AUTHOR:
-            raise WireError("Weights: no trainer, hash or shape")
-        if not (0 <= self.counter <= MAX_COUNTER and 0 <= self.version <= MAX_COUNTER and 0 < self.size <= 1 << 40):
-            raise WireError("Weights: counter, version or size out of range")
-        if len(self.patches) > MAX_PATCHES or {len(self.shard), *(len(part) for part in self._parts())} != {32}:
-            raise WireError("Weights: no shard, or no patches")
-
-    def _parts(self) -> Iterator[bytes]:
-        for patch in self.patches:
-            yield from (patch.base, patch.shard)
+    trainer: Annotated[str, within(1, MAX_AUTHOR)]
+    counter: Annotated[int, within(0, MAX_COUNTER)]  # grows with each version of this trainer's, over its restarts too
+    version: Annotated[int, within(0, MAX_COUNTER)]  # updates that the policy has seen
+    policy: Annotated[str, within(64, 64)]  # sha-256 of all bytes, hex
+    shape: Annotated[str, within(0, MAX_AUTHOR)]  # of the policy, such as gpt:2x48: who samples has one of the same
+    shard: Digest
+    size: Annotated[int, within(1, 1 << 40)]  # bytes
+    patches: Annotated[tuple[Patch, ...], within(0, MAX_PATCHES)] = ()  # each from the version before; the last is this
 
     @property
     def shards(self) -> set[bytes]:

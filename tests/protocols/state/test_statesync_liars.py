@@ -20,13 +20,13 @@ from swarmnode.protocols.state.sync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
 from swarmnode.protocols.state.wire import (
     Elements,
     OwnElements,
-    OwnQuery,
     Push,
     Pushed,
     RepairAnswer,
     RepairStep,
     StateFetch,
 )
+from swarmnode.protocols.wire import RunQuery
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -60,13 +60,13 @@ class Liar:
         async def on_push(peer: str, push: Push) -> Pushed:
             return Pushed(push.ranks)
 
-        async def on_own(peer: str, query: OwnQuery) -> OwnElements:
+        async def on_own(peer: str, query: RunQuery) -> OwnElements:
             return OwnElements((), now())
 
         self.rpc.serve("state.repair", RepairStep, on_step)
         self.rpc.serve("state.fetch", StateFetch, on_fetch)
         self.rpc.serve("state.push", Push, on_push)
-        self.rpc.serve("state.own", OwnQuery, on_own)
+        self.rpc.serve("state.own", RunQuery, on_own)
 
     async def run(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.network.run)
