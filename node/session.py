@@ -204,7 +204,12 @@ class RunSession(Observer):
 
     async def _hold_at_stop(self) -> None:
         await self._stopping.wait()
-        await self._context.trainer.hold()  # or a step of minutes would be waited for
+        await self._hold()  # or a step of minutes would be waited for
+
+    async def _hold(self) -> None:
+        await self._context.trainer.hold()
+        if self.paused or self._stopping.is_set():  # still
+            await self.method.say_away()
 
     async def pause(self, hold: Hold = OWNERS) -> None:
         """Stop training within two seconds, until `resume` for each cause; the others do not wait for this node."""
@@ -218,7 +223,7 @@ class RunSession(Observer):
         if self._resumed.is_set():
             self._resumed = trio.Event()
         self._cut_short()
-        await self._context.trainer.hold()
+        await self._hold()
 
     def resume(self, cause: str = OWNERS.cause) -> None:
         """Take part again, where no other cause is left."""

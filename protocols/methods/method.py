@@ -204,6 +204,9 @@ class Method(ABC):
     async def watch(self) -> None:
         """Answer others and notice better histories, until cancelled."""
 
+    async def say_away(self) -> None:  # noqa: B027 (in most methods nobody waits for another's trainer)
+        """The trainer is held: tell the others not to wait for what this node needs it for in the round under way."""
+
     @abstractmethod
     async def leave(self) -> None:
         """Tell the others not to wait for this node, and put what it trained since the last round into the residual.

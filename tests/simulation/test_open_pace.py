@@ -6,12 +6,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import simswarm
+import trio
 from simswarm import RUN, SimSwarm
 
 from swarmnode.protocols.chain.state import decode
 from swarmnode.protocols.methods.open.join import TipQuery
 from swarmnode.protocols.methods.open.method import Open
+from swarmnode.protocols.methods.trainer import Trainer, TrainerHeld
 from swarmnode.testing.simnet import SimWorld
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -64,3 +68,48 @@ def test_nobody_is_given_a_state_to_begin_with_whose_roster_the_next_one_undid()
         assert undone > 0
 
     simulate(body, "a", "b", "c")
+
+
+class HeldTrainer(SimTrainer):
+    """One that measures nothing while it is held, as a process that is stopped."""
+
+    held = False
+    measures = False
+
+    async def hold(self) -> None:
+        self.held = True
+
+    async def release(self) -> None:
+        self.held = False
+
+    async def heldout(self, *, seed: int, sequences: int) -> float:
+        self.measures = True
+        await trio.sleep(0.1)
+        self.measures = False
+        if self.held:
+            raise TrainerHeld("training is paused")
+        return await super().heldout(seed=seed, sequences=sequences)
+
+
+@pytest.mark.parametrize("by", ["stop", "pause"])
+def test_a_judge_whose_owner_wants_it_idle_holds_nobody_up(by: str) -> None:
+    names = "a", "b", "c", "d", "e"
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(6, *names)
+        session, trainer = swarm.nodes["c"].session, swarm.nodes["c"].trainer
+        assert isinstance(trainer, HeldTrainer)
+        while session.phase != "exchanging" or not trainer.measures:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        judged, at = max(swarm.nodes["c"].rounds) + 1, trio.current_time()
+        if by == "stop":
+            session.stop()
+        else:
+            await session.pause()
+        await swarm.round_done(judged, "a", "b", "d", "e")
+        assert trio.current_time() - at < 2.0
+
+    def trainer(name: str, peer: str) -> Trainer:
+        return HeldTrainer(ToyModel(dimension=64, peer_id=peer), seconds_per_step=0.1)
+
+    simswarm.simulate(body, *names, method="open", validators=names, floor=10.0, trainer=trainer)

@@ -161,7 +161,7 @@ class Open(Method):
     async def run_round(self) -> RoundResult:
         if not self.store.stands:
             raise LostPlace("this node stands nowhere yet")
-        await self._say_away(False)
+        await self._tell_away(False)
         result = await self.rounds.run_round()
         self._arrive(self.store.block)
         if result is None:
@@ -188,9 +188,13 @@ class Open(Method):
             for check in self._checks:
                 nursery.start_soon(check.run)
 
-    async def leave(self) -> None:
+    async def say_away(self) -> None:
         if self.store.stands:
-            await self._say_away(True)
+            await self._tell_away(True)
+
+    async def leave(self) -> None:
+        await self.say_away()
+        if self.store.stands:
             await self.local.leave()
 
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
@@ -204,7 +208,7 @@ class Open(Method):
             chain.round, self.local.base, self.local.feedback.export(), self.place.members, self.name, chain.encode()
         )
 
-    async def _say_away(self, away: bool) -> None:
+    async def _tell_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node."""
         if away == self._said_away:
             return
