@@ -255,7 +255,7 @@ class Catalogue:
         view = next((view for view in self._network.peers() if view.peer == peer), None)
         if view is None or view.group is not None:
             return "" if view is None else view.group or ""
-        parts = view.addresses[0].split("/") if view.addresses else []
+        parts = next(iter(self._network.known_addresses(peer)), "").split("/")
         return network_of(parts[2]) if len(parts) > 2 else ""
 
     # --- searching --------------------------------------------------------------------------------------------------

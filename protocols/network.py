@@ -64,7 +64,6 @@ class PeerView:
     """A connected peer as this node sees it now."""
 
     peer: PeerId
-    addresses: tuple[Address, ...]
     path: str  # "direct" or "relayed"
     connected_at: float  # trio.current_time() when the connection was made
     inbound: bool
@@ -115,7 +114,8 @@ class Network(Protocol):
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         """Remember where `peer` may be dialled; kept bounded per peer and in all."""
 
-    def known_addresses(self, peer: PeerId) -> tuple[Address, ...]: ...
+    def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
+        """Where `peer` may be dialled; first where it was, if this node dialled it."""
 
     async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
         """Make sure there is a connection to a known peer, or to whoever answers at an address.

@@ -320,7 +320,6 @@ class SimNetwork:
             self._views = tuple(
                 PeerView(
                     peer=peer,
-                    addresses=self._world.addresses_of(peer),
                     path="relayed" if self._world.is_relayed(self.me, peer) else "direct",
                     connected_at=connection.seen_at[self.me],
                     inbound=connection.dialled is self,
@@ -358,7 +357,10 @@ class SimNetwork:
             del self._learned[next(iter(self._learned))]
 
     def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        return self._learned.get(peer, ())
+        connection = self._connections.get(peer)
+        dialled = connection is not None and connection.dialled is not self
+        here = self._world.addresses_of(peer) if dialled else ()
+        return tuple(dict.fromkeys((*here, *self._learned.get(peer, ()))))
 
     # -- connections
 

@@ -59,7 +59,7 @@ class PeersApi:
             "peers": [
                 {
                     "peer_id": view.peer,
-                    "address": view.addresses[0] if view.addresses else "",
+                    "address": next(iter(node.network.known_addresses(view.peer)), ""),
                     "path": view.path,
                     "relay": node.network.relay_of(view.peer),
                     "transport": self._way(view.peer)["transport"],

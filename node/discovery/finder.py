@@ -186,8 +186,7 @@ class Discovery:
         if not key_hex(peer):  # of another program, which is in no run
             return
         view = next((view for view in self._network.peers() if view.peer == peer), None)
-        addresses = tuple(dict.fromkeys((view.addresses if view else ()) + self._network.known_addresses(peer)))
-        self._book.answered(peer, addresses, view.group if view else None)
+        self._book.answered(peer, self._network.known_addresses(peer), view.group if view else None)
 
     def _went(self, peer: PeerId) -> None:
         now = trio.current_time()

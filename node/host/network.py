@@ -41,7 +41,7 @@ from swarmnode.node.host.addresses import (
     without_peer,
 )
 from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
-from swarmnode.node.host.connections import Connection, Connections
+from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
 from swarmnode.node.host.handlers import Handlers
 from swarmnode.node.host.handshakes import Handshakes
@@ -108,7 +108,7 @@ class Libp2pNetwork:
         self.scoring.watch(self.kademlia.violations)
         self._routing = ContentRouting(self.kademlia)
         # What a part of the network does by itself.
-        self.watch_peers, self.known_addresses = self.connections.watch, self._dialler.known
+        self.watch_peers = self.connections.watch
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
         self.find_providers = self._routing.find_providers
 
@@ -174,7 +174,6 @@ class Libp2pNetwork:
         return tuple(
             PeerView(
                 peer=peer,
-                addresses=self._addresses_of(peer, first),
                 path="direct" if self.is_direct(peer) else "relayed",
                 connected_at=first.since,
                 inbound=first.inbound,
@@ -183,6 +182,10 @@ class Libp2pNetwork:
             )
             for peer, first in self.connections.peers()
         )
+
+    def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
+        dialled = (with_peer(first.address, peer) for first in self.connections.of(peer)[:1] if not first.inbound)
+        return tuple(dict.fromkeys((*dialled, *self._dialler.known(peer))))
 
     def is_direct(self, peer: PeerId) -> bool:
         """Whether there is a connection to `peer` without a relay."""
@@ -382,13 +385,6 @@ class Libp2pNetwork:
 
     def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
         return multiaddrs_of(map(without_peer, self.addresses))
-
-    def _addresses_of(self, peer: PeerId, connection: Connection) -> tuple[Address, ...]:
-        told = self.known_addresses(peer)
-        if connection.inbound:
-            return told
-        dialled = (with_peer(str(address), peer) for address in connection.conn.get_transport_addresses())
-        return tuple(dict.fromkeys([*dialled, *told]))
 
     def _agent_of(self, peer: PeerId) -> str:
         store = self.swarm.peerstore

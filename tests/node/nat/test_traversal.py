@@ -72,7 +72,7 @@ class FakeNetwork:
 
     def peers(self) -> tuple[PeerView, ...]:
         everybody = (*self.hosts, *self.through)
-        return tuple(PeerView(p, (), "direct" if p in self.hosts else "relayed", 0.0, True, "") for p in everybody)
+        return tuple(PeerView(p, "direct" if p in self.hosts else "relayed", 0.0, True, "") for p in everybody)
 
     def speaks(self, peer: PeerId, protocol: str) -> bool:
         return protocol == AUTONAT or (protocol == HOP and peer in self.hops)
