@@ -58,6 +58,7 @@ from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.membership import Membership, RunListing, admitted, work_of
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
@@ -197,7 +198,7 @@ class Node:
             chosen.run_id,
             me=self.network.me,
             sign=self.network.sign,
-            now=now_ms,
+            clocks=PeerClocks(now_ms, since_start),
             admitted=admitted(chosen.spec),
         )
         self.sync = StateSync(state, network=self.network, rpc=self.rpc, runner=in_thread)
@@ -246,7 +247,7 @@ class Node:
             sync=self.sync,
             shards=self.shards,
             admits=admitted(chosen.spec).__contains__,
-            now=now_ms,
+            now=self.state.now,
             rng=random.Random(),
             ledger=self.trust.reputation.ledger,
             policy=config.policy,
@@ -552,3 +553,8 @@ def cores_of(config: NodeConfig) -> float:
 def now_ms() -> int:
     """Real time in ms since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def since_start() -> float:
+    """Seconds since the machine was started, those included in which it slept; nobody sets that clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # the second counts sleep on macOS

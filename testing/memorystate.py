@@ -6,7 +6,7 @@ Nothing is durable: it is gone with the process, and so is its clock. Everything
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 import trio
 
@@ -15,7 +15,7 @@ from swarmnode.crdt.hlc import HybridClock
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
-from swarmnode.protocols.state.backend import Rank, StateBackend, Stats
+from swarmnode.protocols.state.backend import PeerClocks, Rank, StateBackend, Stats
 from swarmnode.testing.state import State
 
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
@@ -25,16 +25,10 @@ class MemoryState(StateBackend):
     """The state of one run, in memory."""
 
     def __init__(
-        self,
-        run_id: str,
-        *,
-        me: str,
-        sign: Sign,
-        now: Callable[[], int],
-        admitted: Container[str] = EVERYBODY,
+        self, run_id: str, *, me: str, sign: Sign, clocks: PeerClocks, admitted: Container[str] = EVERYBODY
     ) -> None:
-        """`now` gives real time in ms; `admitted` are those whose elements are shared."""
-        super().__init__(run_id, me=me, sign=sign, now=now, admitted=admitted)
+        """`admitted` are those whose elements are shared."""
+        super().__init__(run_id, me=me, sign=sign, clocks=clocks, admitted=admitted)
         self._state = State(run_id, admitted=admitted)
         self._clock = HybridClock()
         self._ranks = RankSet()

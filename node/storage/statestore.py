@@ -35,7 +35,7 @@ from swarmnode.node.storage.stampfile import StampFile
 from swarmnode.node.storage.statedb import Damaged, StateDatabase, StateFull, set_aside, size_on_disk
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
-from swarmnode.protocols.state.backend import Rank, StateBackend, StateError, Stats, Unwritable
+from swarmnode.protocols.state.backend import PeerClocks, Rank, StateBackend, StateError, Stats, Unwritable
 
 BATCH = 2048  # elements, about, that one transaction takes: some 30 ms of the writer
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
@@ -71,12 +71,12 @@ class StateStore(StateBackend):
         *,
         me: str,
         sign: Sign,
-        now: Callable[[], int],
+        clocks: PeerClocks,
         admitted: Container[str] = EVERYBODY,
         runner: Runner = in_thread,
     ) -> None:
-        """`path` is the database's; `now` gives real time in ms; `admitted` are those whose elements are shared."""
-        super().__init__(run_id, me=me, sign=sign, now=now, admitted=admitted)
+        """`path` is the database's; `admitted` are those whose elements are shared."""
+        super().__init__(run_id, me=me, sign=sign, clocks=clocks, admitted=admitted)
         self.path = path
         self._runner = runner
         self._clock = StampFile(path.with_suffix(".clock"), runner)

@@ -15,6 +15,7 @@ again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and n
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,27 +84,39 @@ class Stats:
 
 
 class PeerClocks:
-    """This node's clock against that of its peers: each one that answers tells its time.
+    """This node's clock against those of its peers: each one that answers tells its time.
 
-    A node more than MAX_OFF from the median of at least ENOUGH refuses to sign and says so; fewer than half of those
-    asked can lie about it.
+    Peers' times are kept against a steady clock, so it shows at once when this node's clock is set. Where that takes it
+    more than MAX_OFF from the median of at least ENOUGH peers, the node goes by the time that they confirmed before;
+    one whose time they never confirmed refuses to sign, and says so. Fewer than half of those asked can lie about it,
+    and whoever does keeps a node from signing, but cannot move its time.
     """
 
-    def __init__(self) -> None:
-        self._ahead = Recent[PeerId, int](CLOCKS)  # ms that a peer's clock is ahead of this node's
+    def __init__(self, now: Callable[[], int], steady: Callable[[], float] = trio.current_time) -> None:
+        """`now`: what this node's clock shows, ms; `steady`: seconds by a clock that nobody sets."""
+        self._now, self._steady = now, steady
+        self._peers = Recent[PeerId, float](CLOCKS)  # what a peer's clock showed, less steady time, ms
+        self._confirmed = math.inf  # what this node's showed when peers confirmed it, less steady time; at first inf
 
-    def record(self, peer: PeerId, ahead: int) -> None:
-        """`peer`'s clock is so many ms ahead of this node's."""
-        self._ahead[peer] = ahead
+    def time(self) -> int:
+        """This node's time, ms."""
+        shown, steady = self._now(), 1000 * self._steady()
+        if self.confirmed:
+            self._confirmed = shown - steady
+        return round(steady + self._confirmed) if self._was_set else shown
+
+    def record(self, peer: PeerId, time: int) -> None:
+        """`peer`'s clock shows `time` ms."""
+        self._peers[peer] = time - 1000 * self._steady()
 
     def forget(self, peer: PeerId) -> None:
         """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
-        self._ahead.pop(peer, None)
+        self._peers.pop(peer, None)
 
     @property
     def off(self) -> int | None:
-        """Milliseconds that the median of peers is ahead of this node; None while too few are known."""
-        return int(median(self._ahead.values())) if len(self._ahead) >= ENOUGH else None
+        """Milliseconds that the median of peers is ahead of this node's clock; None while too few are known."""
+        return self._off if len(self._peers) >= ENOUGH else None
 
     @property
     def confirmed(self) -> bool:
@@ -112,23 +125,39 @@ class PeerClocks:
 
     @property
     def doubt(self) -> str:
-        """That peers too few to keep this node from signing have another time, for its owner; else ""."""
-        off = median(self._ahead.values()) if self._ahead else 0
-        if abs(off) <= MAX_OFF or self.off is not None:
+        """That the clock is wrong, or peers too few to tell have another time, for its owner; else ""."""
+        if abs(self._off) <= MAX_OFF or self.complaint:
             return ""
-        apart = f"{abs(off) / 1000:.0f} s {'behind' if off > 0 else 'ahead of'} that of {len(self._ahead)} peer(s)"
-        return f"the clock of this machine is {apart}: one of them is wrong, and what it signs is refused; check yours"
+        if self._was_set:
+            return f"{self._apart} other nodes: this node goes by the time that it had before; set the clock right"
+        return (
+            f"{self._apart} {len(self._peers)} peer(s): one of them is wrong, and what it signs is refused; check yours"
+        )
 
     @property
     def complaint(self) -> str:
         """Why this node must not sign, for its owner; "" where it may."""
-        off = self.off
-        if off is None or abs(off) <= MAX_OFF:
+        if self.off is None or self.confirmed or self._was_set:
             return ""
-        return (
-            f"the clock of this machine is {abs(off) / 1000:.0f} s {'behind' if off > 0 else 'ahead of'} that of "
-            "other nodes: this node signs nothing until it is set right, so others will take it for gone"
-        )
+        silent = "this node signs nothing until it is set right, so others will take it for gone"
+        return f"{self._apart} other nodes: {silent}"
+
+    @property
+    def _off(self) -> int:
+        """As `off`, however few they are; 0 without any."""
+        return round(median(self._peers.values()) + 1000 * self._steady() - self._now()) if self._peers else 0
+
+    @property
+    def _was_set(self) -> bool:
+        """Whether the clock is wrong, and the time that peers confirmed before still right by them."""
+        if self.off is None or self.confirmed:
+            return False
+        return abs(median(self._peers.values()) - self._confirmed) <= MAX_OFF
+
+    @property
+    def _apart(self) -> str:
+        way = "behind" if self._off > 0 else "ahead of"
+        return f"the clock of this machine is {abs(self._off) / 1000:.0f} s {way} that of"
 
 
 class _Reader:
@@ -144,15 +173,14 @@ class StateBackend(ABC):
     """The elements of one run, with the clock of their owner. Methods that are not async do not block."""
 
     def __init__(
-        self, run_id: str, *, me: str, sign: Sign, now: Callable[[], int], admitted: Container[str] = EVERYBODY
+        self, run_id: str, *, me: str, sign: Sign, clocks: PeerClocks, admitted: Container[str] = EVERYBODY
     ) -> None:
-        """`now` gives real time in ms; `admitted` are those whose elements are shared."""
+        """`admitted` are those whose elements are shared."""
         self.run_id = run_id
         self._me = me
         self._sign = sign
-        self.now = now
+        self.clocks, self.now = clocks, clocks.time
         self.admitted = admitted
-        self.clocks = PeerClocks()
         self._signing = trio.Lock()
         self._readers: list[_Reader] = []
 

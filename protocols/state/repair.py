@@ -176,7 +176,7 @@ class Repair:
     def record_time(self, peer: PeerId, time: int) -> None:
         """`peer`'s clock shows `time` ms; that counts for as long as it is connected."""
         if self._neighbours.connected(peer):
-            self._backend.clocks.record(peer, time - self._backend.now())
+            self._backend.clocks.record(peer, time)
 
     # --- the responder ----------------------------------------------------------------------------------------------
 

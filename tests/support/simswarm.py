@@ -31,6 +31,7 @@ from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.membership import Membership, admitted
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
@@ -187,7 +188,7 @@ class SimSwarm:
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
         members = EVERYBODY if name in self.trusting else admitted(self.spec)
-        state = MemoryState(RUN, me=network.me, sign=network.sign, now=real_time, admitted=members)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=PeerClocks(real_time), admitted=members)
         if holds:
             await state.merge(holds)
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)

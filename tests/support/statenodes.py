@@ -16,6 +16,7 @@ from swarmnode.crdt.record import Record, write
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.state.wire import Pushed
 from swarmnode.testing.memorystate import MemoryState
@@ -78,7 +79,7 @@ class StateNode:
         seed: int = 0,
     ) -> StateNode:
         rpc = rpc or LossyRpc(network, loss=loss)
-        state = MemoryState(RUN, me=network.me, sign=network.sign, now=clock, admitted=admitted)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=PeerClocks(clock), admitted=admitted)
         rng = random.Random(f"{seed} {network.me}")
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)
         scoring = PeerScoring(ScoringLimits())

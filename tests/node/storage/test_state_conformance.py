@@ -27,6 +27,7 @@ from swarmnode.protocols.state.backend import (
     MAX_OFF,
     AlreadyWritten,
     NotAdmitted,
+    PeerClocks,
     StateBackend,
     WrongClock,
 )
@@ -86,10 +87,12 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
     async def made(admitted: Container[str] = EVERYBODY) -> AsyncIterator[StateBackend]:
         backend: StateBackend
         if request.param == "memory":
-            backend = MemoryState(RUN, me=ME.id, sign=ME.key.sign, now=clock, admitted=admitted)
+            backend = MemoryState(RUN, me=ME.id, sign=ME.key.sign, clocks=PeerClocks(clock), admitted=admitted)
         else:
             path = tmp_path / str(next(numbers)) / "state.db"
-            backend = StateStore(path, RUN, me=ME.id, sign=ME.key.sign, now=clock, admitted=admitted, runner=inline)
+            backend = StateStore(
+                path, RUN, me=ME.id, sign=ME.key.sign, clocks=PeerClocks(clock), admitted=admitted, runner=inline
+            )
         async with trio.open_nursery() as nursery:
             await nursery.start(backend.run)
             yield backend
@@ -313,11 +316,11 @@ async def test_a_node_says_one_thing_under_a_write_once_key(make: Make) -> None:
 async def test_a_node_whose_clock_peers_do_not_confirm_signs_nothing(make: Make) -> None:
     async with make() as backend:
         for number in range(ENOUGH):
-            backend.clocks.record(f"peer {number}", 2 * MAX_OFF)
+            backend.clocks.record(f"peer {number}", backend.now() + 2 * MAX_OFF)
         with pytest.raises(WrongClock, match="60 s behind"):
             await backend.write("note/a", 1)
         for number in range(ENOUGH):
-            backend.clocks.record(f"peer {number}", 0)
+            backend.clocks.record(f"peer {number}", backend.now())
         await backend.write("note/a", 1)
 
 

@@ -13,7 +13,8 @@ from statenodes import RUN, StateNode, connect, now, start
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.state.backend import ENOUGH, MAX_OFF, PeerClocks, Unwritable
 from swarmnode.protocols.state.sync import REPAIR_EVERY
-from swarmnode.protocols.state.wire import Elements, OwnElements, OwnQuery, Push, Pushed, StateFetch
+from swarmnode.protocols.state.wire import Elements, OwnElements, Push, Pushed, StateFetch
+from swarmnode.protocols.wire import RunQuery
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -61,7 +62,7 @@ def test_calls_before_the_state_is_open_and_after_it_is_closed_are_refused(simul
         late.state.has = closed  # type: ignore[method-assign]
         await trio.sleep(6)  # the call that was in hand did not go on
         with pytest.raises(Refused):
-            await peer.rpc.call(late.me, "state.own", OwnQuery(RUN), OwnElements, timeout=5)
+            await peer.rpc.call(late.me, "state.own", RunQuery(RUN), OwnElements, timeout=5)
 
     simulated(main)
 
@@ -117,25 +118,59 @@ def test_a_disk_that_cannot_be_read_ends_nothing(simulated: Simulated) -> None:
     simulated(main)
 
 
+class Clocks:
+    """A clock that its owner sets, ms, beside a steady one, s."""
+
+    def __init__(self) -> None:
+        self.passed, self.set = 0.0, 1_000_000
+        self.peers = PeerClocks(lambda: self.set + round(1000 * self.passed), lambda: self.passed)
+
+    def tell(self, ahead: int, names: str = "abc") -> None:
+        """So many ms ahead are the clocks of these peers of what this one was at first."""
+        for name in names:
+            self.peers.record(name, 1_000_000 + round(1000 * self.passed) + ahead)
+
+
 def test_the_clocks_of_peers_that_left_do_not_count() -> None:
-    clock = PeerClocks()
-    for number in range(ENOUGH):
-        clock.record(f"gone {number}", 2 * MAX_OFF)
-    assert clock.complaint
-    for number in range(ENOUGH):
-        clock.forget(f"gone {number}")
-    assert clock.off is None and not clock.complaint
+    clocks = Clocks()
+    clocks.tell(2 * MAX_OFF)
+    assert clocks.peers.complaint
+    for name in "abc":
+        clocks.peers.forget(name)
+    assert clocks.peers.off is None and not clocks.peers.complaint
 
 
 def test_one_peer_with_another_time_is_told_and_keeps_nobody_from_signing() -> None:
-    clock = PeerClocks()
-    clock.record("one", -300_000)
-    assert "300 s ahead of that of 1 peer" in clock.doubt and not clock.complaint
-    clock.record("one", 2_000)
-    assert not clock.doubt
-    for number in range(ENOUGH):
-        clock.record(f"peer {number}", -300_000)
-    assert clock.complaint and not clock.doubt
+    clocks = Clocks()
+    clocks.tell(-300_000, "a")
+    assert "300 s ahead of that of 1 peer" in clocks.peers.doubt and not clocks.peers.complaint
+    clocks.tell(2_000, "a")
+    assert not clocks.peers.doubt
+    clocks.tell(-300_000)
+    assert clocks.peers.complaint and not clocks.peers.doubt
+
+
+@pytest.mark.parametrize("step", [-90_000, 90_000])
+def test_a_clock_that_is_set_wrong_under_a_running_node_changes_nothing(step: int) -> None:
+    clocks = Clocks()
+    clocks.tell(2_000)
+    assert clocks.peers.time() == 1_000_000
+    clocks.set += step
+    clocks.passed = 10.0
+    assert clocks.peers.time() == 1_010_000 and not clocks.peers.complaint
+    assert "goes by the time that it had before" in clocks.peers.doubt
+    clocks.set -= step - 3_000  # right again, and better than before
+    assert clocks.peers.time() == 1_013_000 and not clocks.peers.doubt
+
+
+def test_peers_do_not_move_the_time_of_a_node() -> None:
+    clocks = Clocks()
+    clocks.tell(0)
+    assert clocks.peers.time() == 1_000_000
+    clocks.tell(2 * MAX_OFF)
+    assert clocks.peers.time() == 1_000_000 and clocks.peers.complaint
+    clocks.set += 2 * MAX_OFF + 1_000  # its owner follows them
+    assert clocks.peers.time() == 1_061_000 and not clocks.peers.complaint
 
 
 def test_what_a_peer_says_of_the_time_is_forgotten_with_its_connection(simulated: Simulated) -> None:

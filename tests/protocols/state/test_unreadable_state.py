@@ -17,7 +17,7 @@ from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.seed import Seed
 from swarmnode.protocols.methods.steering import KEY as STEERING
 from swarmnode.protocols.methods.steering import SteeringWatch
-from swarmnode.protocols.state.backend import Unwritable
+from swarmnode.protocols.state.backend import PeerClocks, Unwritable
 from swarmnode.testing.memorystate import MemoryState
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.runspec import RunSection, RunSpec
@@ -30,7 +30,9 @@ class FailingState(MemoryState):
     """Its disk gives nothing when it is first asked, and at second."""
 
     def __init__(self) -> None:
-        super().__init__(SPEC.run_id, me=ME, sign=lambda message: bytes(64), now=lambda: 1_700_000_000_000)
+        super().__init__(
+            SPEC.run_id, me=ME, sign=lambda message: bytes(64), clocks=PeerClocks(lambda: 1_700_000_000_000)
+        )
         self.failures = 2
 
     def _fail(self) -> None:
