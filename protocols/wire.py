@@ -148,9 +148,6 @@ def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
 
 # -- what an annotation allows
 
-
-# -- what every message may use
-
 Check = Callable[[str, Any], None]  # raises WireError, with what it is told the value is
 
 

@@ -408,18 +408,18 @@ class Worker:
         found = Distance(math.inf, math.inf, math.inf)
         with self._timed("audit"):
             first, last = self._state(point_of(start)), self._state(point_of(claimed))
+            if first is None or last is None:
+                return self._compared([], 0.0)
             if self._loop.fits(first):
                 text = self._task.on(size, pieces) if size else nullcontext()
                 with self._of_others(), text, self._loop.replayed(first, peer_id=peer, **whose) as replayed:
                     found = distance(first, last, replayed)
         return self._compared([found], self._spent["audit"] - before)
 
-    def _state(self, point: Point) -> State:
-        """What the daemon put there, or this trainer. Raises LookupError."""
+    def _state(self, point: Point) -> State | None:
+        """What the daemon put there, or this trainer; None where both happened before this process was started."""
         found = [next((v for kept in self._states if (v := kept.get(id)) is not None), None) for id in point.vectors]
-        if found[0] is None or found[1] is None:
-            raise LookupError("a state that is not there")
-        return State(found[0], found[1], point.updates)
+        return State(found[0], found[1], point.updates) if found[0] is not None and found[1] is not None else None
 
     def do_calibrate(self) -> dict[str, Any]:
         before, found = self._spent["audit"], []

@@ -247,7 +247,8 @@ class Trainer(ABC):
         raise self._cannot("be audited")
 
     async def replay(self, slice: Slice) -> Replayed:
-        """Repeat somebody's steps. The own parameters and moments are afterwards what they were. Raises TrainerDied."""
+        """Repeat somebody's steps: none where a state of theirs is not there, as after a restart. Own parameters and
+        moments are afterwards what they were. Raises TrainerDied."""
         raise self._cannot("repeat steps")
 
     async def calibrate(self) -> Replayed:

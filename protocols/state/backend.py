@@ -139,8 +139,7 @@ class PeerClocks:
         """Why this node must not sign, for its owner; "" where it may."""
         if self.off is None or self.confirmed or self._was_set:
             return ""
-        silent = "this node signs nothing until it is set right, so others will take it for gone"
-        return f"{self._apart} other nodes: {silent}"
+        return f"{self._apart} other nodes: this node signs nothing until it is right, so others take it for gone"
 
     @property
     def _off(self) -> int:

@@ -41,6 +41,7 @@ GROUPS = Domain("rollout", 4, MAX_FIELDS + MAX_CONTENT)  # what authors sign
 LARGEST = GROUPS.max_size + SIGNATURE_SIZE  # bytes of a group
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 MAX_COUNTER = (1 << 53) - 1
+Digest = Annotated[bytes, within(32, 32)]
 
 
 class InvalidGroup(InvalidEnvelope):
@@ -160,7 +161,7 @@ def _require(holds: bool, what: str) -> None:
 class OfferedGroup(Message):
     """One group. `size` is that of all its bytes; `copies` is for how many nodes it would be handed over."""
 
-    id: Annotated[bytes, within(32, 32)]
+    id: Digest
     author: Annotated[str, within(1, MAX_AUTHOR)]
     size: Annotated[int, within(1, LARGEST)]
     copies: Annotated[int, within(1, MAX_COPIES)]

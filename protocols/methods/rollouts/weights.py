@@ -34,7 +34,7 @@ from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Ver
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, TIMEOUT
+from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, TIMEOUT, Digest
 from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
 from swarmnode.protocols.methods.rollouts.sharing import admit
 from swarmnode.protocols.network import PeerId
@@ -62,9 +62,6 @@ Vector = NDArray[np.float32]
 
 class NoWeights(Exception):
     """What came are not the weights that the trainer signed. The message says why."""
-
-
-Digest = Annotated[bytes, within(32, 32)]
 
 
 @dataclass(frozen=True)

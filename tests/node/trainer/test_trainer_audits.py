@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,16 @@ def test_steps_on_other_data_or_of_another_node_are_far_away(spec: RunSpec, text
         for lie in (replace(honest, pieces=others), replace(honest, author="somebody")):
             (found,) = (await auditor.replay(lie)).distances
             assert not found.within(2 * LEAST)
+
+    _with_trainers(spec, texts, use)
+
+
+def test_states_that_a_restart_took_are_no_reason_to_die(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        slice = await _slice(author, auditor, (await _worked(author, texts)).stretches[1], texts)
+        shutil.rmtree(auditor.states[2])
+        assert (await auditor.replay(slice)).distances == ()
+        assert auditor.restarts == 0
 
     _with_trainers(spec, texts, use)
 

@@ -576,6 +576,8 @@ class Audits(WorkCheck):
             raise NotShown("it names no text")
         async with self._local.held():
             replayed = await self._trainer.replay(slice)
+        if not replayed.distances:
+            raise Unknown("the trainer was started again, and has the states that were shown no more")
         if work.auditor == self._parts.me:
             self.budget.spend(replayed.seconds)
         else:
