@@ -12,6 +12,7 @@ import random
 import re
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -371,6 +372,7 @@ async def _dnsaddr(name: Endpoint, depth: int) -> list[Address]:
     return [place for place in places if name.peer is None or place.endswith(f"/p2p/{name.peer}")]
 
 
+@lru_cache(1024)  # base58 is slow in Python
 def peer_id(peer: PeerId) -> ID:
     return ID.from_string(peer)
 
