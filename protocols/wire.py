@@ -190,9 +190,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RunQuery:
-    """What asks no more than its call's name says, about one run."""
-
-    run_id: str
+    run_id: str  # of which is asked what the call's name says
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,8 @@ class StateStore(StateBackend):
         return await self._read(lambda: self._database.select(prefix, author, limit, now))
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        return await self._read(lambda: self._database.sealed(ranks))
+        # Most that are told news want none of it: no thread for that.
+        return await self._read(lambda: self._database.sealed(ranks)) if ranks else []
 
     def snapshot(self, cutoff: int) -> RankSet:
         return self._database.ranks.after(cutoff)

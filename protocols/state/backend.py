@@ -96,22 +96,27 @@ class PeerClocks:
         """`now`: what this node's clock shows, ms; `steady`: seconds by a clock that nobody sets."""
         self._now, self._steady = now, steady
         self._peers = Recent[PeerId, float](CLOCKS)  # what a peer's clock showed, less steady time, ms
+        self._median = 0.0  # of these
         self._confirmed = math.inf  # what this node's showed when peers confirmed it, less steady time; at first inf
 
     def time(self) -> int:
         """This node's time, ms."""
         shown, steady = self._now(), 1000 * self._steady()
-        if self.confirmed:
+        if len(self._peers) < ENOUGH:
+            return shown
+        if abs(self._median + steady - shown) <= MAX_OFF:
             self._confirmed = shown - steady
-        return round(steady + self._confirmed) if self._was_set else shown
+        return round(steady + self._confirmed) if abs(self._median - self._confirmed) <= MAX_OFF else shown
 
     def record(self, peer: PeerId, time: int) -> None:
         """`peer`'s clock shows `time` ms."""
         self._peers[peer] = time - 1000 * self._steady()
+        self._median = median(self._peers.values())
 
     def forget(self, peer: PeerId) -> None:
         """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
-        self._peers.pop(peer, None)
+        if self._peers.pop(peer, None) is not None:
+            self._median = median(self._peers.values() or (0.0,))
 
     @property
     def off(self) -> int | None:
@@ -130,9 +135,7 @@ class PeerClocks:
             return ""
         if self._was_set:
             return f"{self._apart} other nodes: this node goes by the time that it had before; set the clock right"
-        return (
-            f"{self._apart} {len(self._peers)} peer(s): one of them is wrong, and what it signs is refused; check yours"
-        )
+        return f"{self._apart} {len(self._peers)} peer(s): one is wrong, and what it signs is refused; check yours"
 
     @property
     def complaint(self) -> str:
@@ -144,14 +147,13 @@ class PeerClocks:
     @property
     def _off(self) -> int:
         """As `off`, however few they are; 0 without any."""
-        return round(median(self._peers.values()) + 1000 * self._steady() - self._now()) if self._peers else 0
+        return round(self._median + 1000 * self._steady() - self._now()) if self._peers else 0
 
     @property
     def _was_set(self) -> bool:
         """Whether the clock is wrong, and the time that peers confirmed before still right by them."""
-        if self.off is None or self.confirmed:
-            return False
-        return abs(median(self._peers.values()) - self._confirmed) <= MAX_OFF
+        off = self.off
+        return off is not None and abs(off) > MAX_OFF >= abs(self._median - self._confirmed)
 
     @property
     def _apart(self) -> str:

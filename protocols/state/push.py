@@ -252,7 +252,7 @@ class Pusher:
         wanted = await self._push(peer, tuple(whole), offered)
         self._neighbours.holds(peer, [element.rank for element, _ in batch])
         asked = set(offered).intersection(wanted)
-        for some in batches([element.sealed for element, _ in batch if element.rank in asked]):
+        for some in batches(await self._backend.sealed([rank for rank in offered if rank in asked])):
             await self._push(peer, some, ())
 
     async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
