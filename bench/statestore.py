@@ -44,7 +44,7 @@ from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.backend import PeerClocks
+from swarmnode.testing.memorystate import clocks_of
 
 RUN = "ab" * 32
 BATCH = 896  # records that are verified, and then merged, at once: as many as one message of 256 KiB carries
@@ -97,7 +97,7 @@ def kept(path: Path) -> list[bytes]:
 def new_store(path: Path) -> StateStore:
     key = Ed25519PrivateKey.generate()
     me = peer_id_of(key.public_key().public_bytes_raw())
-    return StateStore(path, RUN, me=me, sign=key.sign, clocks=PeerClocks(lambda: time.time_ns() // 1_000_000))
+    return StateStore(path, RUN, me=me, sign=key.sign, clocks=clocks_of(lambda: time.time_ns() // 1_000_000))
 
 
 def verified_alone(elements: list[Element]) -> tuple[float, float]:

@@ -7,10 +7,16 @@ milliseconds.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from statistics import median
+
 COUNTER_BITS = 16
 MAX_STAMP = (1 << 64) - 1
 MAX_TIME = (1 << 48) - 1  # ms, in the year 10889
 MAX_AHEAD = 60_000  # ms; a stamp further ahead of this node's time is somebody's broken or lying clock
+MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
+ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
 
 
 def stamp_at(time: int, counter: int = 0) -> int:
@@ -27,7 +33,7 @@ def time_of(stamp: int) -> int:
 
 def is_ahead(stamp: int, now: int) -> bool:
     """Whether `stamp` is too far in the future at `now` ms to be believed."""
-    return time_of(stamp) > now + MAX_AHEAD
+    return stamp >> COUNTER_BITS > now + MAX_AHEAD
 
 
 def expiry_of(hlc: int, ttl: int) -> bytes:
@@ -72,3 +78,81 @@ class HybridClock:
             raise ValueError(f"{stamp} is no stamp")
         if not is_ahead(stamp, now):
             self._last = max(self._last, stamp)
+
+
+class PeerClocks:
+    """This node's clock against those of its peers: each one that answers tells its time.
+
+    Peers' times are kept against a steady clock, so it shows at once when this node's clock is set. Where that takes it
+    more than MAX_OFF from the median of at least ENOUGH peers, the node goes by the time that they confirmed before;
+    one whose time they never confirmed refuses to sign, and says so. Fewer than half of those asked can lie about it,
+    and whoever does keeps a node from signing, but cannot move its time.
+    """
+
+    def __init__(self, now: Callable[[], int], steady: Callable[[], float]) -> None:
+        """`now`: what this node's clock shows, ms; `steady`: seconds by a clock that nobody sets."""
+        self.shown, self._steady = now, steady  # peers are told what is shown: else all would confirm what nobody shows
+        self._peers: dict[str, float] = {}  # what the clock of a connected peer showed, less steady time, ms
+        self._median = 0.0  # of these
+        self._confirmed = math.inf  # what this node's showed when peers confirmed it, less steady time; at first inf
+
+    def time(self) -> int:
+        """This node's time, ms."""
+        shown, steady = self.shown(), 1000 * self._steady()
+        if len(self._peers) < ENOUGH:
+            return shown
+        if abs(self._median + steady - shown) <= MAX_OFF:
+            self._confirmed = shown - steady
+        return round(steady + self._confirmed) if abs(self._median - self._confirmed) <= MAX_OFF else shown
+
+    def record(self, peer: str, time: int) -> None:
+        """`peer`'s clock shows `time` ms."""
+        self._peers[peer] = time - 1000 * self._steady()
+        self._median = median(self._peers.values())
+
+    def forget(self, peer: str) -> None:
+        """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
+        if self._peers.pop(peer, None) is not None:
+            self._median = median(self._peers.values() or (0.0,))
+
+    @property
+    def off(self) -> int | None:
+        """Milliseconds that the median of peers is ahead of this node's clock; None while too few are known."""
+        return self._off if len(self._peers) >= ENOUGH else None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether enough peers agree with this node's clock."""
+        return self.off is not None and abs(self.off) <= MAX_OFF
+
+    @property
+    def doubt(self) -> str:
+        """That the clock is wrong, or peers too few to tell have another time, for its owner; else ""."""
+        if abs(self._off) <= MAX_OFF or self.complaint:
+            return ""
+        if self._was_set:
+            return f"{self._apart} other nodes: this node goes by the time that it had before; set the clock right"
+        return f"{self._apart} {len(self._peers)} peer(s): one is wrong, and what it signs is refused; check yours"
+
+    @property
+    def complaint(self) -> str:
+        """Why this node must not sign, for its owner; "" where it may."""
+        if self.off is None or self.confirmed or self._was_set:
+            return ""
+        return f"{self._apart} other nodes: this node signs nothing until it is right, so others take it for gone"
+
+    @property
+    def _off(self) -> int:
+        """As `off`, however few they are; 0 without any."""
+        return round(self._median + 1000 * self._steady() - self.shown()) if self._peers else 0
+
+    @property
+    def _was_set(self) -> bool:
+        """Whether the clock is wrong, and the time that peers confirmed before still right by them."""
+        off = self.off
+        return off is not None and abs(off) > MAX_OFF >= abs(self._median - self._confirmed)
+
+    @property
+    def _apart(self) -> str:
+        way = "behind" if self._off > 0 else "ahead of"
+        return f"the clock of this machine is {abs(self._off) / 1000:.0f} s {way} that of"

@@ -17,12 +17,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from swarmnode import __version__
+from swarmnode.crdt.hlc import PeerClocks
 from swarmnode.node.choice import Choice, Wanted
 from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, changed_caps
 from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_of
@@ -58,7 +60,6 @@ from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.membership import Membership, RunListing, admitted, work_of
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
@@ -74,6 +75,7 @@ logger = logging.getLogger(__name__)
 TAKES_PART = ("train", "rollout")  # roles that have a run and a trainer
 LIST_EVERY = 2.0  # seconds
 EVENTS = 256  # kept for a slow reader, who then misses the oldest
+STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps, and nobody sets it
 
 
 class WorkMissing(ExpectedError):
@@ -198,7 +200,7 @@ class Node:
             chosen.run_id,
             me=self.network.me,
             sign=self.network.sign,
-            clocks=PeerClocks(now_ms, since_start),
+            clocks=PeerClocks(now_ms, partial(time.clock_gettime, STEADY)),
             admitted=admitted(chosen.spec),
         )
         self.sync = StateSync(state, network=self.network, rpc=self.rpc, runner=in_thread)
@@ -553,8 +555,3 @@ def cores_of(config: NodeConfig) -> float:
 def now_ms() -> int:
     """Real time in ms since the epoch."""
     return time.time_ns() // 1_000_000
-
-
-def since_start() -> float:
-    """Seconds since the machine was started, those included in which it slept; nobody sets that clock."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # the second counts sleep on macOS

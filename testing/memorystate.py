@@ -6,16 +6,16 @@ Nothing is durable: it is gone with the process, and so is its clock. Everything
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import trio
 
 from swarmnode.crdt.envelope import Sign
-from swarmnode.crdt.hlc import HybridClock
+from swarmnode.crdt.hlc import HybridClock, PeerClocks
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
-from swarmnode.protocols.state.backend import PeerClocks, Rank, StateBackend, Stats
+from swarmnode.protocols.state.backend import Rank, StateBackend, Stats
 from swarmnode.testing.state import State
 
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
@@ -113,3 +113,8 @@ class MemoryState(StateBackend):
         for rank in forgotten:
             del self._elements[rank]
         return len(forgotten)
+
+
+def clocks_of(now: Callable[[], int]) -> PeerClocks:
+    """The clocks of a node whose own shows `now` ms, beside trio's."""
+    return PeerClocks(now, trio.current_time)

@@ -184,7 +184,8 @@ class Libp2pNetwork:
         )
 
     def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        dialled = (with_peer(first.address, peer) for first in self.connections.of(peer)[:1] if not first.inbound)
+        oldest = self.connections.of(peer)[:1]
+        dialled = (with_peer(first.address, peer) for first in oldest if first.address and not first.inbound)
         return tuple(dict.fromkeys((*dialled, *self._dialler.known(peer))))
 
     def is_direct(self, peer: PeerId) -> bool:

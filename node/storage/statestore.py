@@ -25,6 +25,7 @@ import trio
 
 from swarmnode.crdt import law
 from swarmnode.crdt.envelope import Sign
+from swarmnode.crdt.hlc import PeerClocks
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.law import EVERYBODY, Merged, StrangerPool
 from swarmnode.crdt.ranges import RankSet
@@ -35,7 +36,7 @@ from swarmnode.node.storage.stampfile import StampFile
 from swarmnode.node.storage.statedb import Damaged, StateDatabase, StateFull, set_aside, size_on_disk
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
-from swarmnode.protocols.state.backend import PeerClocks, Rank, StateBackend, StateError, Stats, Unwritable
+from swarmnode.protocols.state.backend import Rank, StateBackend, StateError, Stats, Unwritable
 
 BATCH = 2048  # elements, about, that one transaction takes: some 30 ms of the writer
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired

@@ -15,30 +15,23 @@ again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and n
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 
 import trio
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.envelope import Sign
-from swarmnode.crdt.hlc import time_of
+from swarmnode.crdt.hlc import PeerClocks, time_of
 from swarmnode.crdt.kinds import KINDS, kind_of
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, write
-from swarmnode.protocols.limits import Recent
-from swarmnode.protocols.network import PeerId
 
 WAITING = 256  # changes kept for one reader; some 200 kB of notes
-MAX_OFF = 30_000  # ms from the median of peers' clocks; two such nodes are a minute apart, as a stamp may lie ahead
-ENOUGH = 3  # peers whose clocks, or whose memory of this node, count as confirmation
-CLOCKS = 32  # peers whose clocks are remembered, those whose time came last
 READ_AGAIN = 5.0  # s after which what could not be read of the state is read again
 Rank = bytes
 
@@ -81,84 +74,6 @@ class Stats:
     disk: int  # bytes of files; 0 in memory
     clock: int  # the greatest stamp made or seen
     warning: str  # what the owner should know, "" for nothing
-
-
-class PeerClocks:
-    """This node's clock against those of its peers: each one that answers tells its time.
-
-    Peers' times are kept against a steady clock, so it shows at once when this node's clock is set. Where that takes it
-    more than MAX_OFF from the median of at least ENOUGH peers, the node goes by the time that they confirmed before;
-    one whose time they never confirmed refuses to sign, and says so. Fewer than half of those asked can lie about it,
-    and whoever does keeps a node from signing, but cannot move its time.
-    """
-
-    def __init__(self, now: Callable[[], int], steady: Callable[[], float] = trio.current_time) -> None:
-        """`now`: what this node's clock shows, ms; `steady`: seconds by a clock that nobody sets."""
-        self._now, self._steady = now, steady
-        self._peers = Recent[PeerId, float](CLOCKS)  # what a peer's clock showed, less steady time, ms
-        self._median = 0.0  # of these
-        self._confirmed = math.inf  # what this node's showed when peers confirmed it, less steady time; at first inf
-
-    def time(self) -> int:
-        """This node's time, ms."""
-        shown, steady = self._now(), 1000 * self._steady()
-        if len(self._peers) < ENOUGH:
-            return shown
-        if abs(self._median + steady - shown) <= MAX_OFF:
-            self._confirmed = shown - steady
-        return round(steady + self._confirmed) if abs(self._median - self._confirmed) <= MAX_OFF else shown
-
-    def record(self, peer: PeerId, time: int) -> None:
-        """`peer`'s clock shows `time` ms."""
-        self._peers[peer] = time - 1000 * self._steady()
-        self._median = median(self._peers.values())
-
-    def forget(self, peer: PeerId) -> None:
-        """`peer` is gone: what it said of a clock that may since have been set right does not count any more."""
-        if self._peers.pop(peer, None) is not None:
-            self._median = median(self._peers.values() or (0.0,))
-
-    @property
-    def off(self) -> int | None:
-        """Milliseconds that the median of peers is ahead of this node's clock; None while too few are known."""
-        return self._off if len(self._peers) >= ENOUGH else None
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether enough peers agree with this node's clock."""
-        return self.off is not None and abs(self.off) <= MAX_OFF
-
-    @property
-    def doubt(self) -> str:
-        """That the clock is wrong, or peers too few to tell have another time, for its owner; else ""."""
-        if abs(self._off) <= MAX_OFF or self.complaint:
-            return ""
-        if self._was_set:
-            return f"{self._apart} other nodes: this node goes by the time that it had before; set the clock right"
-        return f"{self._apart} {len(self._peers)} peer(s): one is wrong, and what it signs is refused; check yours"
-
-    @property
-    def complaint(self) -> str:
-        """Why this node must not sign, for its owner; "" where it may."""
-        if self.off is None or self.confirmed or self._was_set:
-            return ""
-        return f"{self._apart} other nodes: this node signs nothing until it is right, so others take it for gone"
-
-    @property
-    def _off(self) -> int:
-        """As `off`, however few they are; 0 without any."""
-        return round(self._median + 1000 * self._steady() - self._now()) if self._peers else 0
-
-    @property
-    def _was_set(self) -> bool:
-        """Whether the clock is wrong, and the time that peers confirmed before still right by them."""
-        off = self.off
-        return off is not None and abs(off) > MAX_OFF >= abs(self._median - self._confirmed)
-
-    @property
-    def _apart(self) -> str:
-        way = "behind" if self._off > 0 else "ahead of"
-        return f"the clock of this machine is {abs(self._off) / 1000:.0f} s {way} that of"
 
 
 class _Reader:

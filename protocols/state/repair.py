@@ -123,7 +123,7 @@ class Repair:
         first = True
         while frame is not None:
             asked = trio.current_time()
-            step = RepairStep(self._backend.run_id, session, frame, self._backend.now())
+            step = RepairStep(self._backend.run_id, session, frame, self._backend.clocks.shown())
             answer = await self._rpc.call(peer, "state.repair", step, RepairAnswer, timeout=STEP_TIMEOUT)
             if first:
                 self.record_time(peer, answer.time + int(500 * (trio.current_time() - asked)))
@@ -212,7 +212,7 @@ class Repair:
         if not session.responder.done:
             session.used_at = now
             self._sessions[peer] = session  # at the end: the longest idle is first
-        return RepairAnswer(frame, self._backend.now())
+        return RepairAnswer(frame, self._backend.clocks.shown())
 
     async def on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
         """Give elements by rank, as many as fit into a message. Raises Refuse, StateError."""

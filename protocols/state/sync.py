@@ -29,6 +29,7 @@ from contextlib import contextmanager
 import trio
 
 from swarmnode.crdt.encoding import Value
+from swarmnode.crdt.hlc import ENOUGH
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, kind_of
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import LifecycleGuard, Refuse, Rpc
@@ -37,7 +38,7 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.backend import ENOUGH, Change, Rank, StateBackend, StateError
+from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError
 from swarmnode.protocols.state.intake import ASKED_FOR, PROTOCOL, StateIntake
 from swarmnode.protocols.state.push import Neighbours, Pusher
 from swarmnode.protocols.state.repair import Repair
@@ -308,7 +309,7 @@ class StateSync:
         with _refusing():
             mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
         newest = sorted(mine, key=lambda element: element.hlc, reverse=True)[:OWN_SHOWN]
-        return OwnElements(next(batches([element.sealed for element in newest]), ()), self._backend.now())
+        return OwnElements(next(batches([element.sealed for element in newest]), ()), self._backend.clocks.shown())
 
 
 @contextmanager

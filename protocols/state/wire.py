@@ -21,13 +21,20 @@ from typing import Annotated
 
 from swarmnode.crdt.ranges import RANK
 from swarmnode.protocols.state.backend import Rank
-from swarmnode.protocols.wire import Message
+from swarmnode.protocols.wire import Message, WireError
 
 MAX_BATCH = 256 * 1024  # bytes of elements in one message: four of them are a second's worth of what one peer may send
 MAX_RANKS = 512  # in one message: 20 KiB, which name some 200 KiB of elements
 MAX_ELEMENTS = 1024  # in one message
 
-Ranks = Annotated[bytes, lambda what, ranks: split(ranks)]
+
+def check_ranks(what: str, ranks: bytes) -> None:
+    """Raise WireError unless these are whole ranks, and no more than one message may name."""
+    if len(ranks) % RANK or len(ranks) > MAX_RANKS * RANK:
+        raise WireError(f"{what} has {len(ranks)} bytes, not at most {MAX_RANKS} ranks of {RANK}")
+
+
+Ranks = Annotated[bytes, check_ranks]
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,7 @@ def joined(ranks: Iterable[Rank]) -> bytes:
 
 
 def split(ranks: bytes) -> tuple[Rank, ...]:
-    """The ranks in a field. Raises ValueError where there are too many, or they do not come out even."""
-    if len(ranks) % RANK or len(ranks) > MAX_RANKS * RANK:
-        raise ValueError(f"{len(ranks)} bytes are not at most {MAX_RANKS} ranks of {RANK} bytes")
+    """The ranks in a field of a message, all of which are whole."""
     return tuple(ranks[at : at + RANK] for at in range(0, len(ranks), RANK))
 
 

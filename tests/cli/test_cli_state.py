@@ -24,7 +24,7 @@ from swarmnode.node.host.addresses import public_key
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.protocols.state.backend import PeerClocks
+from swarmnode.testing.memorystate import clocks_of
 
 RUN = "ab" * 32
 OTHER_RUN = "cd" * 32
@@ -59,9 +59,7 @@ def homes(tmp_path: Path, in_a_thread: Any) -> Iterator[tuple[Path, ...]]:
             me = peer_id_of(key.public_key().public_bytes_raw())
             store = None
             if run is not None:
-                store = StateStore(
-                    folder / "runs" / run / "state.db", run, me=me, sign=key.sign, clocks=PeerClocks(now)
-                )
+                store = StateStore(folder / "runs" / run / "state.db", run, me=me, sign=key.sign, clocks=clocks_of(now))
                 await nursery.start(store.run)
             node: Any = SimpleNamespace(state=store, network=SimpleNamespace(me=me, verify=verify))
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -16,16 +16,15 @@ from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, 
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
-from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 
 ME, BOB = ("12D3KooW" + letter * 44 for letter in "AB")
 
 
 async def start(folder: Path) -> Reputation:
-    state = MemoryState("cd" * 32, me=ME, sign=lambda message: bytes(64), clocks=PeerClocks(lambda: 0))
+    state = MemoryState("cd" * 32, me=ME, sign=lambda message: bytes(64), clocks=clocks_of(lambda: 0))
     ledger = Ledger(ME, now=lambda: 0)
     restore(ledger, folder / NAME)
     sync, membership = SimpleNamespace(remembered=False), SimpleNamespace(members=lambda: (BOB, "carol"))

@@ -17,8 +17,7 @@ from swarmnode.protocols.methods.method import Place
 from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
-from swarmnode.protocols.state.backend import PeerClocks
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import run_simulation
 
 RUN = "cd" * 32
@@ -77,7 +76,7 @@ def watching(state: MemoryState, ledger: Ledger, method: Sees, sync: Writer | No
 
 
 def new() -> tuple[MemoryState, Ledger]:
-    return MemoryState(RUN, me=ME, sign=sign, clocks=PeerClocks(now)), Ledger(ME, now=now)
+    return MemoryState(RUN, me=ME, sign=sign, clocks=clocks_of(now)), Ledger(ME, now=now)
 
 
 async def says(state: MemoryState, author: str, what: Attestation) -> None:

@@ -15,8 +15,7 @@ from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.state.backend import PeerClocks
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -101,7 +100,7 @@ def test_only_what_the_owner_says_counts_and_a_person_is_told(value: Any, told: 
         network, owner = world.node("me"), world.node("owner")
         author = network.me if by_owner else owner.me
         spec = dataclasses.replace(PARENT, run=dataclasses.replace(PARENT.run, owner=author))
-        state = MemoryState(spec.run_id, me=network.me, sign=network.sign, clocks=PeerClocks(lambda: 1_700_000_000_000))
+        state = MemoryState(spec.run_id, me=network.me, sign=network.sign, clocks=clocks_of(lambda: 1_700_000_000_000))
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             await nursery.start(state.run)

@@ -31,12 +31,11 @@ from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.membership import Membership, admitted
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -188,7 +187,7 @@ class SimSwarm:
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
         members = EVERYBODY if name in self.trusting else admitted(self.spec)
-        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=PeerClocks(real_time), admitted=members)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=clocks_of(real_time), admitted=members)
         if holds:
             await state.merge(holds)
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)

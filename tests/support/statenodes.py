@@ -16,10 +16,9 @@ from swarmnode.crdt.record import Record, write
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.state.wire import Pushed
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 
 RUN = "ab" * 32
@@ -79,7 +78,7 @@ class StateNode:
         seed: int = 0,
     ) -> StateNode:
         rpc = rpc or LossyRpc(network, loss=loss)
-        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=PeerClocks(clock), admitted=admitted)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=clocks_of(clock), admitted=admitted)
         rng = random.Random(f"{seed} {network.me}")
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)
         scoring = PeerScoring(ScoringLimits())

@@ -76,12 +76,6 @@ MAX_BYTES = 900_000  # of records in one answer
 TIMEOUT = 5.0  # seconds for an answer
 
 
-def check_id(id: bytes) -> None:
-    """Raise WireError for what is no id of a roster."""
-    if len(id) != HASH:
-        raise WireError(f"an id of {len(id)} bytes")
-
-
 @dataclass(frozen=True)
 class PathQuery:
     """`since`: a roster on the way; the chain that it builds on is wanted as well."""
@@ -102,8 +96,8 @@ class Path:
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.empty) or len(self.ids) > MAX_PATH:
             raise WireError(f"a path of {len(self.ids)} rosters with {len(self.empty)} marks")
-        for id in self.ids:
-            check_id(id)
+        if any(len(id) != HASH for id in self.ids):
+            raise WireError("a path over what is no id of a roster")
 
 
 @dataclass(frozen=True)

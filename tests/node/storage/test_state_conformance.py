@@ -14,7 +14,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.crdt.encoding import Value
-from swarmnode.crdt.hlc import MAX_AHEAD, stamp_at, time_of
+from swarmnode.crdt.hlc import ENOUGH, MAX_AHEAD, MAX_OFF, stamp_at, time_of
 from swarmnode.crdt.kinds import DAY, KINDS
 from swarmnode.crdt.law import EVERYBODY, MAX_STEP_BACK, Merged
 from swarmnode.crdt.ranges import END, START
@@ -22,16 +22,8 @@ from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, writ
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import (
-    ENOUGH,
-    MAX_OFF,
-    AlreadyWritten,
-    NotAdmitted,
-    PeerClocks,
-    StateBackend,
-    WrongClock,
-)
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.protocols.state.backend import AlreadyWritten, NotAdmitted, StateBackend, WrongClock
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.state import State
 
@@ -87,11 +79,11 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
     async def made(admitted: Container[str] = EVERYBODY) -> AsyncIterator[StateBackend]:
         backend: StateBackend
         if request.param == "memory":
-            backend = MemoryState(RUN, me=ME.id, sign=ME.key.sign, clocks=PeerClocks(clock), admitted=admitted)
+            backend = MemoryState(RUN, me=ME.id, sign=ME.key.sign, clocks=clocks_of(clock), admitted=admitted)
         else:
             path = tmp_path / str(next(numbers)) / "state.db"
             backend = StateStore(
-                path, RUN, me=ME.id, sign=ME.key.sign, clocks=PeerClocks(clock), admitted=admitted, runner=inline
+                path, RUN, me=ME.id, sign=ME.key.sign, clocks=clocks_of(clock), admitted=admitted, runner=inline
             )
         async with trio.open_nursery() as nursery:
             await nursery.start(backend.run)

@@ -26,7 +26,8 @@ from swarmnode.node.storage import datadir, stampfile, statedb
 from swarmnode.node.storage.statedb import StateFull, StateVersion
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import AlreadyWritten, PeerClocks, Unwritable
+from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable
+from swarmnode.testing.memorystate import clocks_of
 from swarmnode.testing.simnet import run_simulation
 
 RUN = "ab" * 32
@@ -53,7 +54,7 @@ class Lab:
         self.time = NOW
 
     def store(self, run: str = RUN, **settings: Any) -> StateStore:
-        clocks = PeerClocks(lambda: self.time)
+        clocks = clocks_of(lambda: self.time)
         settings = {"me": ME.id, "sign": ME.key.sign, "clocks": clocks, "runner": inline, **settings}
         return StateStore(self.path, run, **settings)
 

@@ -25,7 +25,8 @@ from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.record import Record, parse, write
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.protocols.state.backend import AlreadyWritten, PeerClocks, StateError, Unwritable
+from swarmnode.protocols.state.backend import AlreadyWritten, StateError, Unwritable
+from swarmnode.testing.memorystate import clocks_of
 
 KILLS = int(os.environ.get("STATE_KILLS", "5"))
 RUN = "ab" * 32
@@ -43,7 +44,7 @@ def now() -> int:
 
 def new_store(path: Path) -> StateStore:
     key, me = author(1)
-    return StateStore(path, RUN, me=me, sign=key.sign, clocks=PeerClocks(now))
+    return StateStore(path, RUN, me=me, sign=key.sign, clocks=clocks_of(now))
 
 
 def tell(**said: object) -> None:

@@ -9,9 +9,8 @@ from statenodes import RUN, now
 
 from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.state.backend import PeerClocks
 from swarmnode.protocols.state.intake import ASKED_FOR, OTHERS, PROTOCOL, StateIntake
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -21,7 +20,7 @@ class Asking(StateIntake):
     """An intake that lacks what `lacks` says."""
 
     def __init__(self, lacks: Callable[[bytes], bool]) -> None:
-        state = MemoryState(RUN, me="me", sign=lambda message: bytes(64), clocks=PeerClocks(now))
+        state = MemoryState(RUN, me="me", sign=lambda message: bytes(64), clocks=clocks_of(now))
         violations = Violations(PROTOCOL)
         super().__init__(state, verify=lambda *of: True, runner=inline, violations=violations)
         self.lacks = lacks  # type: ignore[method-assign]

@@ -12,10 +12,11 @@ import pytest
 import trio
 from statenodes import RUN, StateNode, connect, now, start
 
+from swarmnode.crdt.hlc import MAX_OFF
 from swarmnode.crdt.law import Merged
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.peers.scoring import Standing
-from swarmnode.protocols.state.backend import MAX_OFF, AlreadyWritten, Unwritable, WrongClock
+from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable, WrongClock
 from swarmnode.protocols.state.push import AUTHOR, EAGER, FIRST, LARGE
 from swarmnode.protocols.state.sync import RECOVER_WITHIN, REPAIR_EVERY
 from swarmnode.protocols.state.wire import Push, Pushed

@@ -10,8 +10,9 @@ import pytest
 import trio
 from statenodes import RUN, StateNode, connect, now, start
 
+from swarmnode.crdt.hlc import ENOUGH, MAX_OFF, PeerClocks
 from swarmnode.protocols.calls.rpc import Refused
-from swarmnode.protocols.state.backend import ENOUGH, MAX_OFF, PeerClocks, Unwritable
+from swarmnode.protocols.state.backend import Unwritable
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.protocols.state.wire import Elements, OwnElements, Push, Pushed, StateFetch
 from swarmnode.protocols.wire import RunQuery
@@ -171,6 +172,27 @@ def test_peers_do_not_move_the_time_of_a_node() -> None:
     assert clocks.peers.time() == 1_000_000 and clocks.peers.complaint
     clocks.set += 2 * MAX_OFF + 1_000  # its owner follows them
     assert clocks.peers.time() == 1_061_000 and not clocks.peers.complaint
+
+
+def test_nodes_whose_clocks_are_all_set_right_follow_them(simulated: Simulated) -> None:
+    """Each goes by the old time until most show the new one: nobody tells another what its own clock does not show."""
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        set_by = [0]
+        nodes = [StateNode.make(world.node(f"node {n}"), clock=lambda: now() + set_by[0]) for n in range(5)]
+        for node in nodes:
+            await nursery.start(node.network.run)
+            await nursery.start(node.run)
+        await connect((a, b) for a in nodes for b in nodes if a.me < b.me)
+        await trio.sleep(5)
+        set_by[0] = -2 * MAX_OFF
+        before = now()
+        assert abs(nodes[0].state.now() - before) < 1_000 and nodes[0].state.clocks.doubt
+        await trio.sleep(10 * REPAIR_EVERY)
+        for node in nodes:
+            assert abs(node.state.now() - now() - set_by[0]) < 1_000 and not node.state.clocks.doubt
+
+    simulated(main)
 
 
 def test_what_a_peer_says_of_the_time_is_forgotten_with_its_connection(simulated: Simulated) -> None:

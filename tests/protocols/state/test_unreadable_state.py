@@ -17,8 +17,8 @@ from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.seed import Seed
 from swarmnode.protocols.methods.steering import KEY as STEERING
 from swarmnode.protocols.methods.steering import SteeringWatch
-from swarmnode.protocols.state.backend import PeerClocks, Unwritable
-from swarmnode.testing.memorystate import MemoryState
+from swarmnode.protocols.state.backend import Unwritable
+from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.runspec import RunSection, RunSpec
 
@@ -31,7 +31,7 @@ class FailingState(MemoryState):
 
     def __init__(self) -> None:
         super().__init__(
-            SPEC.run_id, me=ME, sign=lambda message: bytes(64), clocks=PeerClocks(lambda: 1_700_000_000_000)
+            SPEC.run_id, me=ME, sign=lambda message: bytes(64), clocks=clocks_of(lambda: 1_700_000_000_000)
         )
         self.failures = 2
 
