@@ -37,7 +37,7 @@ from swarmnode.protocols.methods.method import (
     Saved,
 )
 from swarmnode.protocols.methods.open.checks.audits import Audits
-from swarmnode.protocols.methods.open.checks.check import WorkCheck
+from swarmnode.protocols.methods.open.checks.check import Looks
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
 from swarmnode.protocols.methods.open.join import Joining, Splits
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
@@ -88,8 +88,7 @@ class Open(Method):
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
         self.signer = Signer(parts.sync, self.sync, _secret(parts))
         self.rechecks = Rechecks(parts, self.store, self.local, self.signer)
-        checks = (self.audits, self.unique, self.rechecks)
-        self._checks: list[WorkCheck | Rechecks] = [check for check in checks if check is not None]
+        self._checks: list[Looks] = [looks for looks in (self.audits, self.unique, self.rechecks) if looks is not None]
         self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
         self.splits = Splits(parts, self.sync)
         self.places = Joining(parts, self.sync, self.local, self.catch_up, self.splits)

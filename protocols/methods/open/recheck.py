@@ -31,6 +31,7 @@ from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import longest_norm
 from swarmnode.protocols.chain.statements import JUDGED, PREFIX, Score, Scores
 from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.open.checks.check import Looks
 from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.round import Signer
@@ -52,12 +53,12 @@ OUTCOMES = ("right", "false", "untold")
 CHECKS = Metric("swarmnode_open_rechecks_total", COUNTER, "scores of judges that were measured again", "outcome")
 
 
-class Rechecks:
-    """One validator's looks at other judges. A roster that comes while it looks is passed over; disputes come again."""
+class Rechecks(Looks):
+    """One validator's looks at other judges; disputes come again."""
 
     def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, signer: Signer) -> None:
-        self._parts, self._store, self._local, self._signer = parts, store, local, signer
-        self._followed, self._blocks = trio.open_memory_channel[Block](1)
+        super().__init__(parts, store, local)
+        self._signer = signer
         self._errors: dict[tuple[PeerId, bytes], float] = {}  # by judge and roster: what `_error` found
         self.slanderers: set[PeerId] = set()  # who disproved somebody whose figures were found right
         self.counts: Counter[str] = Counter()
@@ -65,23 +66,12 @@ class Rechecks:
     def measure(self, metrics: Metrics) -> None:
         metrics.show(CHECKS, lambda: {outcome: self.counts[outcome] for outcome in OUTCOMES})
 
-    def consider(self, block: Block) -> None:
-        """A roster was followed. Returns at once."""
-        try:
-            self._followed.send_nowait(block)
-        except trio.WouldBlock:
-            logger.debug("round %d: the look before is not over", block.chain.round)
-
-    async def run(self) -> None:
-        """Look until cancelled."""
-        async for block in self._blocks:
-            log = self._store.logs.get(block.parent)
-            if log is not None and block.id in self._store.tree and self._parts.me in block.chain.validators:
-                await self._look(block, log)
-
-    async def _look(self, block: Block, log: RoundLog) -> None:
+    async def _follow(self, block: Block) -> None:
         """Measure whom others disproved in the round that a block ended, and somebody who is drawn."""
-        me, path = self._parts.me, self._store.tree.path(block.id)[-DISPUTED_FOR:]
+        me, log = self._parts.me, self._store.logs.get(block.parent)
+        if log is None or block.id not in self._store.tree or me not in block.chain.validators:
+            return
+        path = self._store.tree.path(block.id)[-DISPUTED_FOR:]
         ended = {one.chain.round - 1: one for one in path}
         rosters = {one.id for one in path}
         self._errors = {key: error for key, error in self._errors.items() if key[1] in rosters}

@@ -19,17 +19,11 @@ from swarmnode.training.verify.replay import AuditBudget, whom
 logger = logging.getLogger(__name__)
 
 
-class WorkCheck(ABC):
-    """One node's looks at others' work. A roster that comes while it looks at one of the roster before is passed over.
+class Looks(ABC):
+    """One node's looks at others, after each roster. One that comes while it looks is passed over."""
 
-    A node that takes part looks at others, and nobody else: others' names cost nothing.
-    """
-
-    def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, share: float) -> None:
-        """`share`: of the seconds that this node trains, for this."""
-        self._parts, self._store, self._local, self._trainer = parts, store, local, parts.trainer
-        self.budget = AuditBudget(share)
-        self._earned = 0.0  # seconds of training that the budget knows of
+    def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer) -> None:
+        self._parts, self._store, self._local = parts, store, local
         self._followed, self._blocks = trio.open_memory_channel[Block](1)
 
     def consider(self, block: Block) -> None:
@@ -41,19 +35,34 @@ class WorkCheck(ABC):
 
     async def run(self) -> None:
         """Look until cancelled."""
-        me = self._parts.me
         async for block in self._blocks:
-            seconds = self._local.trained.seconds
-            self.budget.earn(seconds - self._earned)
-            self._earned = seconds
-            measured = self._store.measured(block)
-            author = whom(self._store.checks_seed(block), me, measured)
-            if author is not None and me in measured:
-                await self._look(block, author, measured)
+            await self._follow(block)
+
+    @abstractmethod
+    async def _follow(self, block: Block) -> None: ...
 
     @abstractmethod
     def measure(self, metrics: Metrics) -> None:
         """Show what came of it, and what it took."""
+
+
+class WorkCheck(Looks):
+    """Looks at others' work. A node that takes part looks at others, and nobody else: others' names cost nothing."""
+
+    def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, share: float) -> None:
+        """`share`: of the seconds that this node trains, for this."""
+        super().__init__(parts, store, local)
+        self._trainer, self.budget = parts.trainer, AuditBudget(share)
+        self._earned = 0.0  # seconds of training that the budget knows of
+
+    async def _follow(self, block: Block) -> None:
+        me, seconds = self._parts.me, self._local.trained.seconds
+        self.budget.earn(seconds - self._earned)
+        self._earned = seconds
+        measured = self._store.measured(block)
+        author = whom(self._store.checks_seed(block), me, measured)
+        if author is not None and me in measured:
+            await self._look(block, author, measured)
 
     @abstractmethod
     async def _look(self, block: Block, author: PeerId, measured: Mapping[PeerId, bytes]) -> None:
