@@ -110,7 +110,7 @@ def test_a_blocked_peer_stays_out_also_after_a_restart_until_it_is_unblocked(thr
     assert c.command_line("peers", "unblock", id_of(b)[-6:])["blocked"] is False
     assert c.command_line("peers", "connect", b.ready["multiaddr"])["path"] == "direct"
     history = c.command_line("peers", "show", id_of(b))["history"]
-    assert history[-1]["path"] == "direct" and "this node dialled it" in history[-1]["why"]
+    assert history[-1]["path"] == "direct" and "dialled" in history[-1]["why"]  # whichever of the two was first
 
 
 def test_netcheck_of_a_peer_says_what_was_tried_and_why_nothing_worked(three: list[Node]) -> None:

@@ -17,6 +17,7 @@ from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.toy import ToyModel
 
 NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 8
@@ -39,7 +40,11 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Ledger]:
 def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(ledgers: dict[str, Ledger]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=NAMES[:4])
+            swarm = SimSwarm(
+                nursery, world=SimWorld(latency=0.05), method="open", validators=NAMES[:4],
+                exchange={"codec": "int8"},  # topk sends one or two of so few elements, some of which overshoot
+                model=lambda name, peer: ToyModel(dimension=64, peer_id=peer, batch=16, noise=0.1),
+            )  # fmt: skip
             await swarm.start("a", wait_peers=4)
             for name in NAMES[1:]:
                 await swarm.start(name, join="a")
@@ -51,8 +56,8 @@ def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(l
                 view = ledger.view()
                 assert set(view) == peers
                 assert min(view[peer].account.rounds for peer in peers) >= ROUNDS - 2
-                assert min(view[peer].score for peer in peers) >= 0.95  # one share of a step may be measured below zero
-                assert min(ledger.roster_standing(peer) for peer in peers) >= 0.95 * FULL_STANDING
+                assert {view[peer].score for peer in peers} == {1.0}
+                assert {ledger.roster_standing(peer) for peer in peers} == {FULL_STANDING}
                 measured = [f for peer in peers for f in ledger.found(peer) if f.saw is Saw.GAIN and f.good]
                 assert bool(measured) == (name in NAMES[:4])
                 ledger.close()
@@ -60,5 +65,4 @@ def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(l
                 assert synced and not any(f.bad for f in synced)
             nursery.cancel_scope.cancel()
 
-    # At 5 of 18 seeds the noise of 16 sequences puts an honest peer below zero in up to three rounds of nine.
     run_simulation(main, seed=2)
