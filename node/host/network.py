@@ -99,6 +99,7 @@ class Libp2pNetwork:
         self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
         self.handlers = Handlers()
+        self._listening: list[Multiaddr] = []  # once it is known: closed sockets cannot tell where they were
         self.relay_client = RelayClient(self, self.swarm, self._allowance)
         self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
         self._failures: dict[str, int] = {}
@@ -123,8 +124,8 @@ class Libp2pNetwork:
     @property
     def own_addresses(self) -> tuple[Address, ...]:
         """Where this node listens, or what its owner announces instead, each ending in /p2p/<me>."""
-        listening = (str(address) for address in self._host.get_transport_addrs())
-        places = self._settings.announce or announced(listening)
+        listening = self._listening or self._host.get_transport_addrs()
+        places = self._settings.announce or announced(map(str, listening))
         return tuple(with_peer(place, self.me) for place in places)
 
     def announce_instead(self, found: tuple[Address, ...] | None) -> None:
@@ -144,6 +145,7 @@ class Libp2pNetwork:
                     listens = await self._listen(listen)
                     if listens:
                         await self._listen_on_udp()
+                        self._listening = self._host.get_transport_addrs()
                         await self._serve_until_cancelled(task_status)
                 finally:
                     with trio.move_on_after(CLOSING) as closing:
@@ -222,7 +224,7 @@ class Libp2pNetwork:
         None where this node does not listen on an address of that family, or has no way there.
         """
         family = "ip6" if ":" in host else "ip4"
-        for address in self._host.get_transport_addrs():
+        for address in self._listening:
             _, kind, listens, _, port, *_ = str(address).split("/")
             if kind == family:
                 if listens == EVERYWHERE["ip6"]:  # not from an address that is gone tomorrow
@@ -234,11 +236,9 @@ class Libp2pNetwork:
         """One more connection to a directly connected peer, from the listening port; None where it failed."""
         host = self.host_of(peer)
         source = self.dial_source(host) if host is not None else None
-        for address in self.known_addresses(peer):
+        for address in self.known_addresses(peer) if source is not None else ():
             endpoint = parse(address)
-            if endpoint is None or endpoint.host != host or endpoint.relay is not None or source is None:
-                continue
-            if endpoint.over != "tcp":
+            if endpoint is None or (endpoint.host, endpoint.over, endpoint.relay) != (host, "tcp", None):
                 continue
             try:
                 conn = await self.swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)

@@ -322,6 +322,17 @@ def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
     run(main)
 
 
+def test_a_host_that_has_ended_tells_where_it_was() -> None:
+    async def main() -> None:
+        node = network()
+        async with running(node):
+            told = node.own_addresses
+        assert told and node.own_addresses == node.addresses == told
+        assert node.dial_source("127.0.0.1")
+
+    run(main)
+
+
 def test_port_in_use_is_reported_with_a_way_out() -> None:
     async def main() -> None:
         a = network()
