@@ -287,6 +287,6 @@ def test_a_node_that_stays_after_its_last_round_ends_in_order(tmp_path: Path, ru
     with Node(tmp_path / "alone", run_file, "--rounds", "1", "--stay", corpus=corpus) as node:
         node.wait_for("finished")
         node.send(signal.SIGINT)
-        assert node.wait() == 0
+        assert node.wait() == 0, node.log()
         warnings = [line for line in node.log().splitlines() if "WARNING" in line]
         assert not [line for line in warnings if "runs as root" not in line]  # as tests in a container do
