@@ -75,8 +75,8 @@ memory counts at its highest; the first line shows what it does by itself. With 
 whatever machine; one of them shows that a node which answers one call after another breaks that. To the victim all are
 strangers. The undefended node is py-libp2p as installed, with a handler that believes lengths, decodes without bounds
 and answers one call after another. In the last line the victim judges its peers about fifty times as fast as it does by
-default. Of the lines below, false lengths and answers that nobody reads were measured while the machine was busy, the
-others earlier, when a call without an answer yet was not counted among the delays.
+default. The lines below are of one run on a slow machine, where an undisturbed p99 is some 2 ms; on the machine before
+it was 0.5 ms, and 10 000 calls at once passed with 3.5 ms.
 
 DHT: real hosts in one process. A line passes where no node keeps a value for others, and at least 99 % of lookups find
 who announced a key. Lying routers search 2^15 key pairs for the identities nearest to each key, in advance: those that
@@ -135,8 +135,7 @@ learned because of what they are, not because of a cap. A line passes with 99 % 
 answers refused, where at most 2 % more of the honest nodes' answers carry what was smuggled in than without liars, and
 these are at most 1.1 times as long. Undefended is SAPO as published, in nodes that believe claimed rewards. Samplers
 write for another's policy: a hundred batches of eight signed groups, each beside one of an honest sampler, to a trainer
-that looks at a quarter of them; a batch is rejected where nothing of it is learned from. Who draws at half the
-temperature, with right proofs, is caught only after some twenty such batches, and is in no line. In the line of a false
+that looks at a quarter of them; a batch is rejected where nothing of it is learned from. In the line of a false
 working, answers show a sum before the answer, and a judge reads it. Who floods joins six honest nodes on simnet that
 have learned from one another for six rounds of 10 s, and stays for nine; sessions, policies, gate and ledgers are the
 product's, and nobody is told who is new: a ledger counts at the end of each 30 s what a node's own trainer made of the
@@ -157,10 +156,10 @@ ends: with noisier judges, and on unusual data.
 
 Host: real processes. Code that took over the trainer is a program that enters the trainer's sandbox as the trainer does
 and then tries what the line says, each attempt once; the undefended one is the same program without the sandbox. The
-daemon listens for peers on one TCP port, for its user on a socket that no browser reaches, and for the user's browser
-on loopback, where its [page](page.md) wants a token and refuses other origins. A line passes where no attempt succeeds.
-Of a fork bomb the threads are counted as well, which a trainer may have: at most 40 in this test. docs/volunteers.md
-says what is promised, and what is not.
+daemon listens for peers on one port (TCP and UDP), for its user on a socket that no browser reaches, and for the user's
+browser on loopback, where its [page](page.md) wants a token and refuses other origins. A line passes where no attempt
+succeeds. Of a fork bomb the threads are counted as well, which a trainer may have: at most 40 in this test.
+docs/volunteers.md says what is promised, and what is not.
 
 Identity: a line passes where no honest peer is lost sight of, fewer than a tenth of the repairs go to attackers, and of
 identities made for nothing no more are admitted than twice what chance gives. Connections are real ones, the addresses
