@@ -124,8 +124,7 @@ class Libp2pNetwork:
     @property
     def own_addresses(self) -> tuple[Address, ...]:
         """Where this node listens, or what its owner announces instead, each ending in /p2p/<me>."""
-        listening = self._listening or self._host.get_transport_addrs()
-        places = self._settings.announce or announced(map(str, listening))
+        places = self._settings.announce or announced(map(str, self._listening or self._host.get_transport_addrs()))
         return tuple(with_peer(place, self.me) for place in places)
 
     def announce_instead(self, found: tuple[Address, ...] | None) -> None:

@@ -165,6 +165,7 @@ class ServerConnection:
         self._limits = server.limits
         self._stream = stream
         self._outbox = Outbox()
+        self._taken = 0  # frames
         self._jobs: dict[int, _Job] = {}
         self._due: deque[tuple[Frame, _Job]] = deque()  # calls for which a task was woken or made
         self._resting = trio.lowlevel.ParkingLot()  # tasks that wait for calls
@@ -191,10 +192,12 @@ class ServerConnection:
         reader = FrameReader(self._stream, limit=self._limits.frame)
         with self._until_over():
             while await reader.each(lambda raw: self._take(raw, nursery)):
+                await trio.lowlevel.checkpoint()
                 await self._outbox.below(self._limits.queued)
 
     def _take(self, raw: bytes, nursery: trio.Nursery) -> bool:
-        """One frame of the caller's. False where its answers fill their queue: it is not read from then."""
+        """One frame of the caller's. False where others have their turn first, or its answers fill their queue."""
+        self._taken += 1
         message = decode(Frame, raw, limit=self._limits.frame)
         job = self._jobs.get(message.id)
         if message.kind == CALL and message.id > 0 and job is None:
@@ -204,7 +207,7 @@ class ServerConnection:
         elif job is not None:  # else late: it was answered already
             job.cancelled = True
             job.scope.cancel()
-        return self._outbox.size < self._limits.queued
+        return self._outbox.size < self._limits.queued and self._taken % self._limits.calls > 0
 
     def _start(self, call: Frame, nursery: trio.Nursery) -> None:
         closed = self._server.closed(self.peer, call)

@@ -70,13 +70,13 @@ undefended bear an attack as well, the line says so, and what it shows instead; 
 Transport: on real loopback sockets, two cores shared by the victim, the adversary and an honest peer that makes 100
 calls a second. A line passes where the victim's memory grows by at most 64 MiB, the honest p99 at most doubles or stays
 below 10 ms, no turn of the victim's loop takes more than 20 ms of CPU, nothing of the peer's is executed, and a new
-peer is still answered afterwards. What breaks this is measured up to three times, as the machine has other work, and
-memory counts at its highest; the first line shows what it does by itself. With the tests the p99 may be 250 ms, on
-whatever machine; one of them shows that a node which answers one call after another breaks that. To the victim all are
-strangers. The undefended node is py-libp2p as installed, with a handler that believes lengths, decodes without bounds
-and answers one call after another. In the last line the victim judges its peers about fifty times as fast as it does by
-default. The lines below are of one run on a slow machine, where an undisturbed p99 is some 2 ms; on the machine before
-it was 0.5 ms, and 10 000 calls at once passed with 3.5 ms.
+peer is still answered afterwards. A p99 that breaks this is measured up to three times, as the machine has other work;
+the first line shows what it does by itself. With the tests the p99 may be 250 ms, on whatever machine; one of them
+shows that a node which answers one call after another breaks that. To the victim all are strangers. The undefended node
+is py-libp2p as installed, with a handler that believes lengths, decodes without bounds and answers one call after
+another. In the last line the victim judges its peers about fifty times as fast as it does by default. The lines below
+are of one run on a slow machine, where an undisturbed p99 is some 2 ms; on the machine before it was 0.5 ms, and 10 000
+calls at once passed with 3.5 ms.
 
 DHT: real hosts in one process. A line passes where no node keeps a value for others, and at least 99 % of lookups find
 who announced a key. Lying routers search 2^15 key pairs for the identities nearest to each key, in advance: those that

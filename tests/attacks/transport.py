@@ -3,8 +3,8 @@
 Measured in one run, against this node and against an undefended one (`victim.py`): how far the victim's resident
 memory grows, the honest peer's p99 before and during the attack, whether the victim lives, and what was executed.
 
-The machine has other work, so what breaks the promise is measured again, with the attack: what the attack does shows
-every time, what the machine does not. Memory counts at its highest, and harm once done.
+The machine has other work, so a latency that breaks the promise is measured again, with the attack: what the attack
+does shows every time, what the machine does not.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ class Scene:
     async def cost(
         self, adversary: Adversary, *, quiet: float, seconds: float, floor: float = P99_FLOOR, tries: int = TRIES
     ) -> Cost:
-        """Measure `quiet` s of peace, then `seconds` of the attack; `tries` times at most until nothing is broken."""
+        """Measure `quiet` s of peace, then `seconds` of the attack; `tries` times at the most until it is not slow."""
         costs = []
         for _ in range(tries):
             costs.append(await self._cost_once(adversary, quiet=quiet, seconds=max(seconds, adversary.seconds)))
-            if not costs[-1].failures(floor) or not costs[-1].alive:
+            if not costs[-1].slow(floor) or not costs[-1].alive:
                 break
         last = costs[-1]
         return replace(

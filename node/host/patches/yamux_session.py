@@ -66,7 +66,6 @@ PROTOCOL_ERROR = 1  # GO_AWAY code
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
 WRITE_STALL = 12.0  # seconds in which the socket must take one frame
 CLOSED_HERE = "closed here"
-TURN = 0.002  # seconds of taking frames after which all other tasks have their turn
 FLUSH = 0.5  # seconds that a polite close waits for the outbox
 
 
@@ -92,7 +91,8 @@ class YamuxSession(MuxedSession):
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
         self._messages: deque[bytes] = deque()  # that arrived, and wait
-        self._received, self._at = b"", 0  # the one at hand, and how far it is taken
+        self._received = b""  # the one at hand
+        self._at = 0  # how far it is taken
         self._taking = False  # frames at hand are taken: answers to them gather, and go together
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
@@ -214,15 +214,13 @@ class YamuxSession(MuxedSession):
     async def _receive(self, size: int) -> bool:
         """Have at least `size` bytes in hand; False at the connection's end."""
         while len(self._received) - self._at < size:
-            if not self._messages or trio.current_time() > self._heard_at + TURN:
+            if not self._messages:
                 self._answered()
-                if self._messages:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    self._messages.extend(await self._transport.read())
+                self._messages.extend(await self._transport.read())
                 if not self._messages:
                     return False
-                self._taking, self._heard_at = True, trio.current_time()
+                self._taking = True
+                self._heard_at = trio.current_time()
             message = self._messages.popleft()
             self._received = self._received[self._at :] + message if self._at < len(self._received) else message
             self._at = 0

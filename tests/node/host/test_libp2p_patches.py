@@ -9,10 +9,8 @@ import contextlib
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -792,35 +790,6 @@ def test_answers_to_what_arrived_together_go_in_one_write() -> None:
             nursery.cancel_scope.cancel()
 
     run(main)
-
-
-def test_other_tasks_have_their_turn_between_messages_that_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[str] = []
-
-    def slow(session: YamuxSession, flags: int, nonce: int) -> None:
-        turns.append("message")
-        time.sleep(2 * yamux_session.TURN)
-
-    async def other() -> None:
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns.append("other")
-
-    async def main() -> None:
-        session = YamuxSession(Secured(trio.testing.memory_stream_pair()[0], initiator=True), PEER)  # type: ignore[arg-type]
-        session._transport = transport = Instant()  # type: ignore[assignment]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(session.start)
-            await trio.sleep(0.1)
-            transport.arrive.send_nowait([ping(yamux_session.SYN, n) for n in range(6)])
-            nursery.start_soon(other)
-            await trio.sleep(0.1)
-            nursery.cancel_scope.cancel()
-
-    monkeypatch.setattr(YamuxSession, "_on_ping", slow)
-    trio.run(main)
-    longest = max(len(list(group)) for kind, group in groupby(turns) if kind == "message")
-    assert turns.count("message") == 6 and longest <= 2  # two where the one ends a turn of all and the other begins one
 
 
 def test_session_and_stock_yamux_understand_each_other() -> None:

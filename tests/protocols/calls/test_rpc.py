@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import trio
@@ -301,6 +302,26 @@ def test_a_thousand_calls_are_refused_beyond_the_limit(simulated: Simulated, cap
 
     simulated(main)
     assert len([record for record in caplog.records if "asks too much" in record.message]) == 1
+
+
+def test_others_have_their_turn_between_calls_that_arrive_together(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        _, bob = await pair(world, nursery, RpcLimits(serves=10))
+        refused = [0]  # calls, at each turn of the loop
+
+        class Turns(trio.abc.Instrument):
+            def before_io_wait(self, timeout: float) -> None:
+                refused.append(bob.rpc._server.refused.total())
+
+        stream = await raw_caller(world, nursery, bob)
+        trio.lowlevel.add_instrument(Turns())
+        calls = (Frame(CALL, number, "work", 5.0, encode(Job(1.0))) for number in range(1, 1001))
+        await stream.send_all(b"".join(frame(encode(call)) for call in calls))
+        await trio.sleep(0.9)
+        assert refused[-1] == 990
+        assert max(later - before for before, later in pairwise(refused)) <= DEFAULT.calls
+
+    simulated(main)
 
 
 def test_requests_and_answers_that_one_peer_leaves_here_are_bounded_in_bytes(simulated: Simulated) -> None:
