@@ -75,8 +75,7 @@ the first line shows what it does by itself. With the tests the p99 may be 250 m
 shows that a node which answers one call after another breaks that. To the victim all are strangers. The undefended node
 is py-libp2p as installed, with a handler that believes lengths, decodes without bounds and answers one call after
 another. In the last line the victim judges its peers about fifty times as fast as it does by default. The lines below
-are of one run on a slow machine, where an undisturbed p99 is some 2 ms; on the machine before it was 0.5 ms, and 10 000
-calls at once passed with 3.5 ms.
+are of one run on a slow machine.
 
 DHT: real hosts in one process. A line passes where no node keeps a value for others, and at least 99 % of lookups find
 who announced a key. Lying routers search 2^15 key pairs for the identities nearest to each key, in advance: those that
