@@ -44,10 +44,10 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.testing.consensus import consensus_distance
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.testing.simnode import SimNetwork
 from swarmnode.testing.toytrainer import SimTrainer
-from swarmnode.training.gossip import consensus_distance
 from swarmnode.training.runspec import parse_runspec
 
 GARBAGE_AFTER = 100_000  # objects; a swarm has millions, and looking at all of them often takes most of the time

@@ -18,14 +18,13 @@ from swarmnode.cli.terminal import (
     UsageMistake,
     as_json,
     count,
-    current_run,
     curve,
     directory,
     duration,
     number_of,
-    one_run,
     plain,
     print_json,
+    run_meant,
     say,
     short_peer,
     show,
@@ -88,7 +87,7 @@ def history(
     if (as_csv or plot) if written_elsewhere else follow:
         raise UsageMistake("--follow goes with --tensorboard and --wandb, and --csv and --plot do not; leave it out")
     home = DataDir(directory())
-    answer = _read(home, _run_of(home, run_id), since)
+    answer = _read(home, run_meant(home, run_id, "swarmnode history "), since)
     rounds = answer["rounds"]
     if written_elsewhere:
         places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
@@ -108,15 +107,6 @@ def history(
         print("\n".join(_plot(answer)))
     else:
         print("\n".join([*_table(answer, last), _given(rounds)]))
-
-
-def _run_of(home: DataDir, wanted: str | None) -> str:
-    known = home.known_runs()
-    if not known:
-        raise ExpectedError(f"{home.path}: no run is known here; swarmnode run begins or joins one")
-    if wanted is None and len(known) > 1 and (current := current_run(home.path)) is not None:
-        return current
-    return one_run(known, wanted, home.path, "swarmnode history ")
 
 
 def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:

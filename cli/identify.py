@@ -105,8 +105,7 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
     """Have a key of so many bits of work in the data which no daemon may hold meanwhile."""
     from swarmnode.node import identity
 
-    home.open()
-    try:
+    with home:
         if home.identity.exists():
             present = identity.load(home.identity, passphrase)
             has = identity.work_of(present)
@@ -131,8 +130,6 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
         aside = identity.replace(home.identity, passphrase, key)
         if aside is not None:
             say(f"the old key is now {aside}")
-    finally:
-        home.close()
 
 
 def _print_join() -> None:

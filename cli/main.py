@@ -159,6 +159,8 @@ def _exit_code(error: Exception) -> int | None:
 
 def _say(error: Exception, code: int, *, as_json: bool) -> None:
     """The error on standard error; with --json as an object, so that a program can read it."""
+    from swarmnode.node.logs import for_terminal
+
     text = str(error)
     if isinstance(error, typer.Abort):
         text = "nothing was changed"
@@ -174,6 +176,7 @@ def _say(error: Exception, code: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": {"exit_code": code, "message": text}}, ensure_ascii=False), file=sys.stderr)
     else:
+        text = for_terminal(text)
         print(text if text.startswith("Usage: ") else f"swarmnode: {text}", file=sys.stderr)
 
 

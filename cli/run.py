@@ -150,9 +150,13 @@ def run(
         join, run_id, roster = _invited(join, run_id, roster)
     given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
-        raise UsageMistake(f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join prints it")
+        raise UsageMistake(
+            f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join --json prints it"
+        )
     if roster is not None and not _ROSTER.fullmatch(roster):
-        raise UsageMistake(f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join prints it")
+        raise UsageMistake(
+            f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join --json prints it"
+        )
     if choose and (runspec is not None or run_id is not None or join):
         raise UsageMistake("--choose waits for a run to be chosen, and one was named; leave out one of the two")
     if run_id is not None and runspec is not None:

@@ -19,8 +19,8 @@ from swarmnode.cli.terminal import (
     current_run,
     directory,
     group,
-    one_run,
     plain,
+    run_meant,
     say,
     short_peer,
     show,
@@ -80,7 +80,7 @@ def show_run(
     Example: swarmnode runs show byte-lm
     """
     home = DataDir(directory())
-    run_id = _known(home, run)
+    run_id = run_meant(home, run)
     spec, told = _spec(home, run_id), _told(home, run_id)
     settings = {key: value for key, value in _settings(spec).items() if value != _usual(key)}
     if toml and not as_json():
@@ -104,7 +104,7 @@ def compare(first: RunArgument, second: RunArgument) -> None:
     Example: swarmnode runs compare byte-lm 3f9c21
     """
     home = DataDir(directory())
-    ids = [_known(home, name) for name in (first, second)]
+    ids = [run_meant(home, name) for name in (first, second)]
     one, other = (_settings(_spec(home, run_id)) for run_id in ids)
     differing = {key: [value, other[key]] for key, value in one.items() if value != other[key]}
     ends = [_end(home, run_id) for run_id in ids]
@@ -128,7 +128,7 @@ def leave(
     runs rm byte-lm
     """
     home = DataDir(directory())
-    chosen = _choose(home, run_id)
+    chosen = run_meant(home, run_id)
     if not yes:
         _confirm(home, chosen)
     try:
@@ -136,19 +136,6 @@ def leave(
     except NotRunning:
         answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
     show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}")
-
-
-def _choose(home: DataDir, wanted: str | None) -> str:
-    """The full id of the run that is meant. Raises ExpectedError for none, UsageMistake for several."""
-    known = list(home.known_runs())
-    current = current_run(home.path)
-    if current and current not in known:
-        known.append(current)
-    if not known:
-        raise ExpectedError(f"{home.path}: holds no run, so there is nothing to leave")
-    if wanted is None and current and len(known) > 1:
-        return current
-    return one_run(known, wanted, home.path)
 
 
 def _confirm(home: DataDir, run_id: str) -> None:
@@ -175,14 +162,6 @@ def _delete(home: DataDir, run_id: str) -> list[str]:
         return [str(path)]
 
 
-def _known(home: DataDir, wanted: str) -> str:
-    """Raises ExpectedError or UsageMistake."""
-    known = home.known_runs()
-    if not known:
-        raise ExpectedError(f"{home.path}: no run is known here; swarmnode run begins or joins one")
-    return one_run(known, wanted, home.path)
-
-
 def _spec(home: DataDir, run_id: str) -> RunSpec:
     spec = spec_of(home, run_id)
     if spec is None:
@@ -195,7 +174,9 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
     folder, spec = home.run(run_id), spec_of(home, run_id)
     rounds = _rounds(home, run_id)
     last = rounds[-1] if rounds else {}
-    saved = [int(p.stem[6:]) for p in folder.glob("checkpoints/round-*.json") if p.with_suffix(".safetensors").exists()]
+    saved = [
+        int(p.stem[6:14]) for p in folder.glob("checkpoints/round-*.json") if p.with_suffix(".safetensors").exists()
+    ]
     return {
         "run_id": run_id,
         "name": spec.run.name if spec is not None else "",

@@ -195,6 +195,19 @@ def one_run(known: Sequence[str], wanted: str | None, home: Path, option: str = 
     raise UsageMistake(f"{home}: {what}; say which one:\n{listed}")
 
 
+def run_meant(home: DataDir, wanted: str | None, option: str = "") -> str:
+    """The full id of the run that is named as in `one_run`; without a name, of several, the one that the node is in.
+
+    Raises ExpectedError or UsageMistake.
+    """
+    known = home.known_runs()
+    if not known:
+        raise ExpectedError(f"{home.path}: no run is known here; swarmnode run begins or joins one")
+    if wanted is None and len(known) > 1 and (current := current_run(home.path)) is not None:
+        return current
+    return one_run(known, wanted, home.path, option)
+
+
 def print_json(value: Any) -> None:
     """One JSON value on one line, at once, so that a program that reads a pipe gets it when it happens."""
     print(json.dumps(value, ensure_ascii=False), flush=True)

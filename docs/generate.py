@@ -170,8 +170,9 @@ def memory() -> str:
     lines += [
         "",
         "Measured (`python bench/large.py`, 134.5 M parameters, two daemons and a joiner on one machine of 2",
-        "cores, diloco with int8, one step a round): the table says 5.44 GB for a node, the kernel 5.47 to 5.68",
-        "GB at the most (daemon 3.62, trainer 2.60, not at the same time), and all hashes are equal. An exchange takes",
+        "cores, diloco with int8, one step a round): the node said 5.44 GB before it trained (the table and",
+        "a step), the kernel 5.47 to 5.68 GB at the most (daemon 3.62, trainer 2.60, not at the same time), and all",
+        "hashes are equal. An exchange takes",
         "1.9 to 2.2 s in the usual round, 2.2 in the median of six after the second, where the all-reduce alone takes",
         "1.8 (1.22 times that, 1.3 are aimed at); 7 and 4.5 s in the first two rounds, whose memory is new, and up to",
         "4.7 s beside a checkpoint that goes to disk. The joiner had caught up after 45 s. No GPU has been measured,",
@@ -196,8 +197,8 @@ HELP = {
     "DATADIR_VERSION": "Another version of the program wrote what lies there. Nothing was changed.",
     "PORT_TAKEN": "`swarmnode status` shows whether your own node has it; `--port PORT` takes another one.",
     "NO_SPACE": "Free some room, or raise the cap that the message names. What was saved before stays as it is.",
-    "RUN_UNAVAILABLE": "Check the address and the run id (`swarmnode id --join` prints both on a node of the run), and "
-    "that its port is open: `nc -vz 192.0.2.7 4077`. Behind a router: [nat.md](nat.md).",
+    "RUN_UNAVAILABLE": "Check the address and the run id (`swarmnode id --join` prints a fresh line on a node of the "
+    "run), and that its port is open: `nc -vz 192.0.2.7 4077`. Behind a router: [nat.md](nat.md).",
     "NOT_RUNNING": "Start it: `swarmnode run`. A node elsewhere on this machine: `--data-dir DIR`.",
     "KEY_IN_USE": "Two daemons must never have one key: copy a data directory only to move it.",
 }

@@ -49,31 +49,27 @@ class Choice:
     """The owner's word on which run it is to be; waited for by one task."""
 
     def __init__(self) -> None:
-        self.awaited = False
         self.refused = ""  # why the last choice came to nothing, for a person
-        self._made = trio.Event(), list[Wanted]()  # set, and then what it is, once it was made
+        self._make, self._made = trio.open_memory_channel[Wanted](0)
+
+    @property
+    def awaited(self) -> bool:
+        return self._made.statistics().tasks_waiting_receive > 0
 
     async def made(self) -> Wanted:
         """Wait for the next choice."""
-        said, wanted = self._made = trio.Event(), list[Wanted]()
-        self.awaited = True
-        try:
-            await said.wait()
-        finally:
-            self.awaited = False
-        return wanted[0]
+        return await self._made.receive()
 
     def make(self, wanted: Wanted) -> None:
         """Raises NoChoice where nothing is waited for, or a choice is being followed."""
-        if not self.awaited:
+        try:
+            self._make.send_nowait(wanted)
+        except trio.WouldBlock:
             raise NoChoice(
                 "this node has its run, or is looking for the one that was chosen: for another one, stop it and start "
                 "it anew (swarmnode stop, swarmnode open)"
-            )
-        said, held = self._made
-        self.awaited, self.refused = False, ""
-        held.append(wanted)
-        said.set()
+            ) from None
+        self.refused = ""
 
 
 def wanted_by(params: Mapping[str, Any]) -> Wanted:

@@ -70,8 +70,7 @@ def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions)
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
     share_arenas()
     needs_text("", config.task)  # a mistake in it is said before anything starts
-    datadir = DataDir(config.directory).open()
-    try:
+    with DataDir(config.directory).open() as datadir:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         adopt("libp2p")
@@ -90,8 +89,6 @@ def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions)
             if isinstance(reason, Unfit):
                 shutil.rmtree(reason.folder, ignore_errors=True)  # of a run that never began
             raise reason from group
-    finally:
-        datadir.close()
 
 
 @asynccontextmanager

@@ -29,8 +29,7 @@ def look_around(config: NodeConfig, wanted: str, within: float) -> list[dict[str
     """What `told` says of the runs that a node of this configuration finds. Raises ExpectedError."""
     share_arenas()
     config = replace(config, role="watch", port=0, upnp=False, log_level="error")
-    datadir = DataDir(config.directory).open()
-    try:
+    with DataDir(config.directory).open() as datadir:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         options = RunOptions(None, None, None, stay=False, json_events=False)
@@ -49,8 +48,6 @@ def look_around(config: NodeConfig, wanted: str, within: float) -> list[dict[str
             return [told(run) for run in trio.run(main)]
         except BaseExceptionGroup as group:
             raise reason_of(group) from group
-    finally:
-        datadir.close()
 
 
 def told(found: FoundRun) -> dict[str, Any]:

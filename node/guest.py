@@ -95,7 +95,7 @@ class Guest:
     def _temperatures(self) -> Iterator[float]:
         """What sensors show, degrees Celsius."""
         zones, chips = self._root / "sys/class/thermal", self._root / "sys/class/hwmon"
-        for sensor in (*zones.glob("thermal_zone*/temp"), *chips.glob("hwmon*/temp*_input")):
+        for sensor in (*_found(zones, "thermal_zone*/temp"), *_found(chips, "hwmon*/temp*_input")):
             with suppress(ValueError):
                 degrees = int(_text(sensor)) / 1000
                 if PLAUSIBLE[0] < degrees < PLAUSIBLE[1]:
@@ -136,10 +136,10 @@ class Guest:
             user, nice, system, _, _, interrupts, soft, *_ = map(int, first[1:])
             ticks = user + nice + system + interrupts + soft
             self._busy.append((now, ticks / os.sysconf("SC_CLK_TCK") - own))
+        while self._busy and not now - MINUTE <= self._busy[0][0] <= now:
+            self._busy.popleft()
         if not self._busy:
             return
-        while self._busy[0][0] < now - MINUTE or self._busy[0][0] > now:
-            self._busy.popleft()
         (began, before), (_, after) = self._busy[0], self._busy[-1]
         if now > began and (after - before) / (now - began) > OTHERS_SHARE * (os.cpu_count() or 1):
             self._in_use_at = now
@@ -147,7 +147,7 @@ class Guest:
     def _typed_at(self, now: float) -> float:
         """When a terminal was last read from: the kernel notes it as the time of access, as `w` shows it."""
         dev, last = self._root / "dev", 0.0
-        for terminal in (*dev.glob("pts/[0-9]*"), *dev.glob("tty[0-9]*")):
+        for terminal in (*_found(dev, "pts/[0-9]*"), *_found(dev, "tty[0-9]*")):
             with suppress(OSError):
                 read_at = terminal.stat().st_atime
                 last = max(last, read_at if read_at <= now else 0.0)
@@ -200,6 +200,13 @@ def _folders(path: Path) -> list[Path]:
     try:
         return sorted(path.iterdir())
     except OSError:
+        return []
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return list(folder.glob(pattern))
+    except OSError:  # too few descriptors, or a sensor was unplugged
         return []
 
 

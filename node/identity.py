@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 import base58
 
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.host.addresses import ED25519_PREFIX
 from swarmnode.node.storage.datadir import beside, explain, sync_directory, write_all
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-# A libp2p peer id is the multihash of the protobuf public key, and keys up to 42 bytes are hashed by "identity":
-# 00 = identity, 24 = 36 bytes follow; 08 01 = key type Ed25519; 12 20 = 32 bytes of key (libp2p spec, peer-ids).
-_PEER_ID_PREFIX = bytes.fromhex("002408011220")
 PASSPHRASE_VARIABLE = "SWARMNODE_PASSPHRASE"
 BATCH = 4096  # keys that a process tries before it is heard of: a tenth of a second or two
 
@@ -75,7 +73,7 @@ def peer_id_of(public_key: bytes) -> str:
     """The libp2p peer id of a raw Ed25519 public key (32 bytes)."""
     if len(public_key) != 32:
         raise ValueError(f"an Ed25519 public key has 32 bytes, not {len(public_key)}")
-    return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
+    return base58.b58encode(ED25519_PREFIX + public_key).decode()
 
 
 def work_of(identity: Identity) -> int:

@@ -74,6 +74,11 @@ class _JsonConsole(logging.StreamHandler[Any]):
         return _as_json(record)
 
 
+def for_terminal(text: str) -> str:
+    """What is fit for a terminal: text from peers may be in it, and must not move its cursor or set its title."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+
+
 class _Console(logging.StreamHandler[Any]):
     """`12:00:00 WARNING node.daemon: …`, in local time, without the package's name.
 
@@ -86,7 +91,7 @@ class _Console(logging.StreamHandler[Any]):
 
     def format(self, record: logging.LogRecord) -> str:
         clock, message = time.strftime("%H:%M:%S", time.localtime(record.created)), as_line(record)["message"]
-        ahead = getattr(record, "ahead", None)
+        message, ahead = for_terminal(message), getattr(record, "ahead", None)
         if ahead is not None and self.moves and (ahead := ahead()):
             return self._in_place(f"{clock} {message}", ahead)
         return self._leave() + f"{clock} {record.levelname:<7} {record.name.removeprefix('swarmnode.')}: {message}"

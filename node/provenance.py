@@ -614,56 +614,42 @@ def keep_parent(store: RunStore, spec: RunSpec, layout: Layout, saved: Saved) ->
     _parent_of(store, spec, layout).save(replace(saved, round=0, members=(), extra=b""))
 
 
-def parent_state(store: RunStore, chosen: ChosenRun, layout: Layout) -> Saved | None:
-    """What the chosen run begins from where it continues another one, as a checkpoint of its round 0. Blocking.
-
-    None where it continues none, or where the state has to come from members. Raises ParentMissing, NoSpace or
-    DataDirError.
-    """
-    spec = chosen.spec
-    if not spec.run.parent:
-        return None
-    kept = _parent_of(store, spec, layout).newest()
-    if kept is not None:
-        return _as_first_checkpoint(store, spec, layout, kept)
-
-    of_parent = store.folder(spec.run.parent) / "checkpoints"
-    found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
-    if found is not None:
-        keep_parent(store, spec, layout, found[1])
-        return parent_state(store, chosen, layout)
-    if chosen.creator:
-        raise ParentMissing(
-            f"run {spec.run.name} continues run {spec.run.parent[:12]}…, whose state {spec.run.parent_state[:12]}… is "
-            "not on this machine. Join a node that has it (--join), or begin where that run was trained."
-        )
-    logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
-    return None
-
-
 def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str) -> Saved | None:
     """What the chosen run begins from where the seed does not say it, as a checkpoint of its round 0. Blocking.
 
-    `weights`: the file that this node's owner named. None where the state has to come from members. Raises Unfit, and
-    what `parent_state` does.
+    That is the state of the run that it continues, or `weights`, the file that this node's owner named. None where it
+    is the seed, or has to come from members. Raises ParentMissing, Unfit, NoSpace or DataDirError.
     """
     spec, folder = chosen.spec, store.folder(chosen.run_id)
-    if not spec.run.weights:
-        return parent_state(store, chosen, layout)
+    if not (spec.run.parent or spec.run.weights):
+        return None
     kept = _parent_of(store, spec, layout).newest()
     if kept is not None:
         return _as_first_checkpoint(store, spec, layout, kept)
-    if not chosen.creator or newest_round(folder / "checkpoints") is not None:
+    if spec.run.parent:
+        of_parent = store.folder(spec.run.parent) / "checkpoints"
+        found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
+        if found is None and chosen.creator:
+            raise ParentMissing(
+                f"run {spec.run.name} continues run {spec.run.parent[:12]}…, whose state {spec.run.parent_state[:12]}… "
+                "is not on this machine. Join a node that has it (--join), or begin where that run was trained."
+            )
+        if found is None:
+            logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
+            return None
+        begun = found[1]
+    elif not chosen.creator or newest_round(folder / "checkpoints") is not None:
         return None
-    if not weights:
+    elif not weights:
         raise Unfit(
             f"run {spec.run.name} begins from the file with sha-256 {spec.run.weights}, which this node was not given: "
             "add --weights FILE, or join a member of the run (--join)",
             folder,
         )
-    parameters = _fitting(Path(weights).expanduser(), spec, layout, folder)
-    zeros = np.zeros(layout.parameters, np.float32)
-    keep_parent(store, spec, layout, Saved(0, OuterState(parameters, zeros), zeros, ()))
+    else:
+        zeros = np.zeros(layout.parameters, np.float32)
+        begun = Saved(0, OuterState(_fitting(Path(weights).expanduser(), spec, layout, folder), zeros), zeros, ())
+    keep_parent(store, spec, layout, begun)
     return first_state(store, chosen, layout, weights)
 
 

@@ -19,7 +19,7 @@ import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.logs import show_ahead
+from swarmnode.node.logs import for_terminal, show_ahead
 from swarmnode.node.process import reason_of
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
@@ -117,8 +117,14 @@ class RunFinder:
         return chosen
 
     async def _published(self, spec: RunSpec, tokenizer: str) -> RunSpec:
-        """With this node's corpus cut into shards, which may take long. Raises CorpusError, NoSpace or ShardError."""
+        """With this node's corpus cut into shards. Raises NoRun, CorpusError, NoSpace or ShardError."""
         config, store, meter = self._node.config, self._node.shard_store, Meter()
+        if config.data == "local" and spec.data.source == "shards" and not spec.data.index:
+            raise NoRun(
+                "--data local keeps the text of a node that joins a run, and this node begins one: it would publish "
+                'the corpus. Write source = "local" below [data] in the run file (the held-out tenth is published '
+                "even then), or leave out --data local."
+            )
         async with shown(meter, self._node.emit):
             return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=tokenizer, meter=meter))
 
@@ -287,7 +293,7 @@ class RunFinder:
         said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())
         raise RunUnavailable(
             f"no peer gave the specification of run {run_id[:12]}…:\n{said}\n"
-            "Check the run id, and that the address is of a node in that run (swarmnode id --join prints both there)."
+            "Check the run id, and that the address is of a node in that run (swarmnode id --join prints a line there)."
         )
 
     async def _whole(self, peer: PeerId, run_id: str) -> str:
@@ -386,7 +392,8 @@ def _ask_which_run(listings: list[RunListing]) -> RunListing:
     """Let the person at the terminal choose. Blocking."""
     print("The nodes that answered take part in several runs:")
     for number, listing in enumerate(listings, 1):
-        print(f"  {number}  {listing.name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
+        name = for_terminal(listing.name)[:64]
+        print(f"  {number}  {name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
     while True:
         answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
         if answer.isdigit() and 1 <= int(answer) <= len(listings):

@@ -34,15 +34,12 @@ from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.lowrank import DiLoCoX
 from swarmnode.protocols.methods.method import (
-    Abandoned,
     Begin,
     Build,
     LostPlace,
     Method,
     OtherHistory,
-    Outcome,
     Overtaken,
-    Partial,
     Place,
     RoundResult,
 )
@@ -137,7 +134,7 @@ class RunSession(Observer):
         self._override: str | None = None  # phase of the session, where it is not the method's
         self.finished = trio.Event()
         self.last: RoundResult | None = None
-        self.outcome: Outcome | None = None  # of the last round, also of one that was abandoned
+        self.outcome = ""  # of the last round, also of one that was abandoned
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
         self.rewards_by_task: dict[str, deque[tuple[int, float]]] = {}  # of the same, by what was asked
@@ -308,8 +305,8 @@ class RunSession(Observer):
             nursery.start_soon(self.method.watch)
             while not self._stopping.is_set() and not self._is_over():
                 if self._resumed.is_set():
-                    await self._context.trainer.release()
-                    await self._one_round()
+                    if await self._context.trainer.release():  # else it is held again meanwhile
+                        await self._one_round()
                 else:
                     await self._pause()
             nursery.cancel_scope.cancel()
@@ -382,8 +379,7 @@ class RunSession(Observer):
         worked, learned, me = result.worked, result.learned, self._context.network.me
         answered = learned or result.sampled
         parts = {"trained": worked.seconds, **result.stages}
-        missing = result.outcome.missing if isinstance(result.outcome, Partial) else ()
-        why = {peer: self._why(peer, result) for peer in missing}
+        why = {peer: self._why(peer, result) for peer in result.missing}
         numbers = {
             "loss": result.loss,
             "accuracy": self._accuracy(result),
@@ -401,10 +397,10 @@ class RunSession(Observer):
             "steps": worked.steps,
             "tokens": worked.tokens,
             "members": result.members,
-            "outcome": type(result.outcome).__name__,
+            "outcome": result.outcome,
             "own": result.verdicts.get(me) or ("accepted" if me in result.counted else why.get(me, "none")),
             **({"steered": dict(result.steered)} if result.steered else {}),
-            **({"missing": list(missing), "why": why} if missing else {}),
+            **({"missing": list(why), "why": why} if why else {}),
             **({"abandoned": self._abandoned} if self._abandoned else {}),
         }
 
@@ -450,7 +446,7 @@ class RunSession(Observer):
     def _abandon(self, reason: str) -> None:
         """The round brought no result to this node. No `round` event is told: its state hash is not that round's."""
         round = self.place.round if self.place is not None else 0
-        self.outcome = Abandoned(reason)
+        self.outcome = "Abandoned"
         self._abandoned = [*self._abandoned, reason][-ABANDONED:]
         logger.warning("round %d brought no result here, its work is kept for a later one: %s", round, reason)
         self._emit({"event": "abandoned", "round": round, "reason": reason})
@@ -471,8 +467,7 @@ class RunSession(Observer):
         if cut_off and "cut off" not in self.warnings:
             logger.warning("%s", cut_off)
         self.warn("cut off", cut_off)
-        outcome, accuracy = result.outcome, self._accuracy(result)
-        missing = outcome.missing if isinstance(outcome, Partial) else ()
+        accuracy = self._accuracy(result)
         if (answered := result.learned or result.sampled) is not None:
             self.rewards.append((result.round, answered.reward))
         for task, reward in (result.learned.by_task if result.learned is not None else {}).items():
@@ -482,7 +477,7 @@ class RunSession(Observer):
             result.round,
             _what_came(result, self._context.spec.loss_unit),
             "alone" if result.members == 1 else f"{result.members} members",
-            f", {len(missing)} missing" if missing else "",
+            f", {len(result.missing)} missing" if result.missing else "",
             result.seconds,
             extra={"ahead": self.doing},  # called where a terminal shows it
         )
@@ -493,7 +488,7 @@ class RunSession(Observer):
                 "round": result.round,
                 "loss": result.loss if math.isfinite(result.loss) else None,
                 "state_hash": result.state_hash,
-                "outcome": type(outcome).__name__,
+                "outcome": result.outcome,
                 "seconds": round(result.seconds, 3),
                 "bytes_in": spent.bytes_in,
                 "bytes_out": spent.bytes_out,
@@ -501,7 +496,7 @@ class RunSession(Observer):
                 "steps": result.worked.steps,
                 "tokens": result.worked.tokens,
                 "members": result.members,
-                "missing": list(missing),
+                "missing": list(result.missing),
                 "counted": list(result.counted),
                 **{f"{stage}_seconds": round(seconds, 3) for stage, seconds in result.stages.items()},
                 **({"accuracy": round(accuracy, 4)} if math.isfinite(accuracy) else {}),

@@ -96,7 +96,7 @@ def clipped(own: Vector, centre: Vector, radius: float, share: np.float32 = ONE)
         distance = norm(apart)
         if not math.isfinite(distance):
             return np.zeros_like(apart), math.inf
-        factor = 1.0 if distance <= radius else radius / distance
+        factor = 1.0 if distance <= radius or not distance else radius / distance  # an owner may tell a radius below 0
         return np.multiply(apart, np.float32(float(share) * factor), out=apart), distance
 
 

@@ -136,7 +136,8 @@ def _trainer(spec: RunSpec, weight: Weight, keeping: Keeping, on_device: bool) -
     yield Held("trainer", "memory", "the process", TRAINER * keeping.ranks)
     yield Held("trainer", "memory", "parameters, shared with the daemon", vector)
     yield Held("trainer", there, "parameters", int(own * vector))
-    yield Held("trainer", there, "gradient", int(share * vector))
+    what = "parameters while a step tries others" if spec.exchange.method == "seed" else "gradient"
+    yield Held("trainer", there, what, int(share * vector))
     yield Held("trainer", "memory", "moments of the optimizer, shared with the daemon", moments_of(spec, weight))
     yield Held("trainer", there, "moments of the optimizer", int(beside * moments_of(spec, weight)))
     if spec.inner.optimizer == "muon":

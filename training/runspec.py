@@ -28,7 +28,7 @@ import msgpack
 from swarmnode.training.options import SettingError, as_toml, describe, option, parse_section, read_toml
 from swarmnode.training.rl.section import USUAL, RolloutsSection, wrong_in
 
-SCHEMA = 3  # 2: [trust] validators, which were electors; 3: models of other shapes, and tokens
+SCHEMA = 4  # 2: [trust] validators, which were electors; 3: models of other shapes, and tokens; 4: all keys till then
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 LAST_RATE = 0.05  # share of the learning rates at the end of a schedule, and for whoever goes on after it
@@ -77,10 +77,9 @@ class RunSection:
         "sha-256 of the safetensors file whose tensors this run begins from, in place of the seed's; filled in by "
         "swarmnode run --weights",
         form=FILLED_IN,
-        later=True,
     )
     unlisted: bool = option(
-        False, "keep the run out of the catalogue (swarmnode discover): members then do not list it", later=True
+        False, "keep the run out of the catalogue (swarmnode discover): members then do not list it"
     )
     nonce: str = option(
         "",
@@ -99,7 +98,6 @@ class TaskSection:
         "",
         "hash of the file that defines a local task, the same for all members; filled in when the run is created",
         form=FILLED_IN,
-        later=True,
     )
 
 
@@ -231,7 +229,6 @@ class InnerSection:
         "where they are right. 0: all train by the run's rates",
         unit="rounds",
         between=(0, 10_000),
-        later=True,
     )
 
     def steps_in(self, round: int) -> int:
@@ -310,7 +307,6 @@ class ExchangeSection:
         "parts of the model that streaming exchanges by turns, one in a round, so that each is exchanged every "
         "`fragments` rounds: layers at equal distances, and no more parts than there are layers",
         between=(1, 1024),
-        later=True,
     )
     tau: int = option(
         5,
@@ -318,26 +314,22 @@ class ExchangeSection:
         "all but the first at the most; where it lasts longer, a node takes up to `steps` more",
         unit="steps",
         between=(0, 10**6),
-        later=True,
     )
     alpha: float = option(
         0.5,
         "share of its own parameters that a node of streaming with eager = false keeps where a result arrives",
         between=(0, 1),
-        later=True,
     )
     eager: bool = option(
         True,
         "whether a node of streaming takes its own part of a step at once, and only the others' when it arrives, "
         "instead of mixing by alpha",
-        later=True,
     )
     rank: int = option(
         16,
         "columns of the two factors that lowrank sends for a matrix, at the most: fewer where they hold all but a "
         "hundredth; what would have no fewer elements is sent whole",
         between=(1, 4096),
-        later=True,
     )
 
 

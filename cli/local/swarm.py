@@ -13,7 +13,6 @@ over `LocalSwarm.watch()`. Nobody is restarted:
 from __future__ import annotations
 
 import json
-import math
 import os
 import queue
 import signal
@@ -105,32 +104,17 @@ class RoundReport:
 
 
 def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
-    """The record of a node's `round` event. Raises ValueError when the event names no round."""
-    number = event.get("round")
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError(f"round event without a round number: {event!r}")
-    loss = event.get("loss")
-    state_hash, learned = event.get("state_hash"), event.get("learned")
+    """The record of a node's `round` event."""
+    learned = event.get("learned") or {}
+    told = ("round", "loss", "outcome", "seconds", "bytes_in", "bytes_out", "compute_seconds", "tokens")
     return RoundReport(
-        round=number,
-        loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
-        state_hash=state_hash if isinstance(state_hash, str) and state_hash else None,
-        outcome=str(event.get("outcome", "")),
-        seconds=_amount(event.get("seconds")),
-        bytes_in=int(_amount(event.get("bytes_in"))),
-        bytes_out=int(_amount(event.get("bytes_out"))),
-        compute_seconds=_amount(event.get("compute_seconds")),
-        tokens=int(_amount(event.get("tokens"))),
+        **{name: event[name] for name in told},
+        state_hash=event["state_hash"] or None,
         ended_at=ended_at,
-        reward=_amount(learned.get("reward")) if isinstance(learned, Mapping) else None,
-        apart=_amount(event["apart"]) if "apart" in event else None,
-        learned_from=int(_amount(learned.get("authors"))) if isinstance(learned, Mapping) else 0,
+        reward=learned.get("reward"),
+        apart=event.get("apart"),
+        learned_from=learned.get("authors", 0),
     )
-
-
-def _amount(value: Any) -> float:
-    """A count or duration; what is missing or not finite counts as nothing."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
 @dataclass(frozen=True)

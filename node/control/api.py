@@ -38,14 +38,11 @@ from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
-from swarmnode.protocols.methods.method import Partial
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.metrics import GAUGE, Metric
 from swarmnode.protocols.network import Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.state.membership import Membership
-from swarmnode.protocols.state.sync import StateSync
 from swarmnode.training.options import describe
 
 logger = logging.getLogger(__name__)
@@ -130,7 +127,7 @@ class Api:
         usual = session.usual_seconds if session is not None else None
         speed = session.tokens_per_second if session is not None else None
         share = session.compute_share if session is not None else None
-        outcome = session.outcome if session is not None else None
+        outcome = (session.outcome or None) if session is not None else None
         steering = session.method.steering if session is not None else None
         spec = steering.now.spec if steering is not None else chosen.spec
         return {
@@ -160,8 +157,8 @@ class Api:
             "compute_share": round(share, 4) if share is not None else None,
             "state_hash": place.state_hash if place is not None else None,
             "roster": (place.roster or None) if place is not None else None,
-            "outcome": type(outcome).__name__ if outcome is not None else None,
-            "missing": list(outcome.missing) if isinstance(outcome, Partial) else [],
+            "outcome": outcome,
+            "missing": list(last.missing) if last is not None and outcome == last.outcome else [],
             "round_age_s": round(age, 1) if session is not None and (age := session.round_age) is not None else None,
             "round_seconds": round(last.seconds, 2) if last is not None else None,
             "next_round_s": round(max(0.0, usual - place.elapsed), 1) if usual and place is not None else None,
@@ -362,7 +359,7 @@ def problems_of(node: Node) -> list[str]:
     told = _of_run(node, notices=False)
     told += [node.state.warning] if node.state is not None and node.state.warning else []
     told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
-    told += _of_state(node.sync, node.membership)
+    told += _of_state(node)
     told += _of_standstill(node.session, node.trainer)
     told += node.answering.problems()
     if not node.network.peers():
@@ -414,10 +411,10 @@ def stands_still(session: RunSession) -> bool:
     return age > max(STALLED_FOR, STALLED_TIMES * usual)
 
 
-def _of_state(sync: StateSync | None, membership: Membership | None) -> list[str]:
+def _of_state(node: Node) -> list[str]:
     """Why this node does not write to the state; what keeps it from its lease is told once where both say it."""
-    told = list(sync.complaints) if sync is not None else []
-    lease = membership.complaint if membership is not None else ""
+    told = [text] if node.state is not None and (text := node.state.clocks.complaint) else []
+    lease = node.membership.complaint if node.membership is not None else ""
     return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
 
 

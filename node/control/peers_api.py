@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import trio
-from libp2p.peer.id import ID
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined
@@ -19,7 +18,7 @@ from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.host.addresses import key_hex, peer_of, public_key, transport_of
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.stream import places_in
+from swarmnode.node.host.stream import peer_bytes, places_in
 from swarmnode.node.identity import named
 from swarmnode.node.nat.reachability import identified
 from swarmnode.node.nat.relay import RELAY_KEY
@@ -145,7 +144,7 @@ class PeersApi:
             peer = await self._resolve(name)
             try:
                 if peer not in network.connections and not network.known_addresses(peer):
-                    await self._walk(_key_of(peer))
+                    await self._walk(peer_bytes(peer))
                 await network.connect(peer, timeout=CONNECT_WITHIN)
             except NetworkError as error:
                 raise Declined(f"{peer} cannot be reached: {error}. swarmnode netcheck PEER tries each way") from error
@@ -214,7 +213,7 @@ class PeersApi:
         answer: dict[str, Any]
         if name := params.get("find"):
             peer = which_peer(self._node.network, str(name))
-            walk, asked = await self._walk(_key_of(peer))
+            walk, asked = await self._walk(peer_bytes(peer))
             answer = {"peer_id": peer, "addresses": list(walk.closer.get(peer, ()))}
         elif name := params.get("providers"):
             walk, asked = await self._walk(self._key(str(name)), providers=True)
@@ -248,7 +247,7 @@ class PeersApi:
                 return KEYS[text]
             if text.startswith("run/"):
                 return rendezvous_of(text.removeprefix("run/"))
-            return bytes.fromhex(text) if len(text) == 64 else _key_of(which_peer(self._node.network, text))
+            return bytes.fromhex(text) if len(text) == 64 else peer_bytes(which_peer(self._node.network, text))
         except (ValueError, Declined) as error:
             raise Declined(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}", exit_code=USAGE) from error
 
@@ -300,11 +299,6 @@ def which_peer(network: Libp2pNetwork, name: str) -> PeerId:
     except ValueError:
         raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them") from None
     return name
-
-
-def _key_of(peer: PeerId) -> bytes:
-    key: bytes = ID.from_string(peer).to_bytes()
-    return key
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -172,7 +172,7 @@ class RunsApi:
         spec, _ = self._run()
         session, changes, since = self._node.session, params.get("set") or {}, params.get("from_round")
         if session is None or session.place is None:
-            raise Declined("this node does not stand in its run yet; swarmnode status says what it waits for")
+            raise Declined("this node has not caught up with its run yet; swarmnode status says what it waits for")
         steering, first = session.method.steering, session.place.round + 1
         if steering is None:
             raise Declined(
@@ -203,7 +203,7 @@ class RunsApi:
         path, node = absolute_path(params.get("path")), self._node
         session, trainer = node.session, node.trainer
         if session is None or trainer is None or session.place is None:
-            raise Declined("this node does not stand in its run yet, so there is no state to go on from")
+            raise Declined("this node has not caught up with its run yet, so there is no state to go on from")
         hash, saved = session.place.state_hash, session.method.saved()
         saved = replace(saved, residual=np.zeros_like(saved.residual))  # what is in no state yet may be changing now
         new = follow(await in_thread(lambda: load_runspec(path)), spec, state_hash=hash, me=node.network.me)

@@ -35,7 +35,9 @@ _warn_once = lru_cache(maxsize=1)(logging.getLogger(__name__).warning)
 
 CIRCUIT = "/p2p-circuit"  # stands between a relay and the peer behind it
 BEGINS, FINGERPRINT = "key", 8  # how a key begins stands behind the word; bytes of it
-ED25519_PREFIX = bytes.fromhex("002408011220")  # identity multihash of a protobuf Ed25519 public key
+# A libp2p peer id is the multihash of the protobuf public key, and keys up to 42 bytes are hashed by "identity":
+# 00 = identity, 24 = 36 bytes follow; 08 01 = key type Ed25519; 12 20 = 32 bytes of key (libp2p spec, peer-ids).
+ED25519_PREFIX = bytes.fromhex("002408011220")
 MAX_TEXT = 408  # characters of an address: a name of 253, two peer ids of 52, and what stands between
 NAME = re.compile(
     r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"

@@ -30,6 +30,7 @@ from swarmnode.node.host.handshakes import Handshake, Handshakes
 
 PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
 CONGESTION = b"bbr"  # how fast to send, where the kernel has that and lets us choose it
+WRITE_STALL = 12.0  # seconds in which the socket must take something, whatever caps have a write wait for
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
 
 Piece = bytes | memoryview
@@ -130,7 +131,10 @@ class MeteredStream(ExactReader):
             await self._allowance.sending(size)
         await self.host.up.take(size)
         while pieces := _after(pieces, self._sent(pieces)):
-            await self._wait(writable=True)
+            with trio.move_on_after(WRITE_STALL) as scope:
+                await self._wait(writable=True)
+            if scope.cancelled_caught:
+                raise ConnectionClosedError(f"the socket took nothing for {WRITE_STALL:.0f} s", transport="tcp")
 
     def write_now_each(self, pieces: Sequence[Piece]) -> list[Piece]:
         """What is left of the pieces once as much has gone as goes without waiting; all where there is a cap."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
-from libp2p.peer.id import ID
 
 from swarmnode.node.host.addresses import CIRCUIT, parse
+from swarmnode.node.host.stream import peer_bytes
 from swarmnode.node.nat.reachability import Reachability, is_local
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Standing
@@ -139,8 +139,7 @@ async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict
     if kept_in and path() != "direct":
         known = network.known_addresses(peer)
         told("addresses known here", bool(known), f"{len(known)}")
-        key = ID.from_string(peer).to_bytes()
-        _, asked = await network.kademlia.look_up(key)
+        _, asked = await network.kademlia.look_up(peer_bytes(peer))
         fresh = [address for address in network.known_addresses(peer) if address not in known]
         told("asked the DHT", bool(fresh), f"{len(asked)} peers answered, {len(fresh)} addresses more")
         results = await network.dial_each(peer)

@@ -26,6 +26,7 @@ import base64
 import json
 import logging
 import math
+import os
 import time
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, replace
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 3
 HOUR = 3600.0  # seconds
 MOMENTS = ".moments"  # suffix
+ASIDE = "-"  # behind a name: what was saved of a round that is being saved again; it sorts before the other
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,19 @@ class Checkpoints:
 
     def save(self, saved: Saved) -> Path:
         """Write one and drop what is too old. Raises NoSpace or DataDirError; older ones are then intact."""
+        path = self.folder / f"round-{saved.round:08d}.safetensors"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             discard_unfinished(self.folder)
             self._make_room()
+            if path.with_suffix(
+                ".json"
+            ).exists():  # the same round once more: until that is whole, what was saved stays
+                for suffix in (".safetensors", MOMENTS, ".json"):
+                    with suppress(FileNotFoundError):
+                        os.replace(path.with_suffix(suffix), path.with_stem(path.stem + ASIDE).with_suffix(suffix))
         except OSError as error:
             raise explain(error, self.folder) from error
-        path = self.folder / f"round-{saved.round:08d}.safetensors"
         vectors: dict[str, NDArray[Any]] = {
             "parameters": saved.state.parameters,
             "momentum": saved.state.momentum,
@@ -138,7 +146,7 @@ class Checkpoints:
 
     def _drop_others_than(self, newest: Path) -> None:
         """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""
-        history = [m for m in _manifests(self.folder) if m.name <= newest.name]
+        history = [m for m in _manifests(self.folder) if m.name <= newest.name and not m.stem.endswith(ASIDE)]
         kept = {*history[: self.keep], *self._by_age(history[self.keep :])}
         for manifest in _manifests(self.folder):
             if manifest not in kept:

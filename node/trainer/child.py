@@ -243,6 +243,7 @@ class TrainerChild:
         self._in_flight: dict[int, _Call] = {}
         self._unanswered: set[int] = set()  # commands, also those that nobody awaits
         self._changed = trio.Event()  # one was answered, or the process was stopped
+        self.replaced = False  # ended for other settings, which is no failure
         self.frozen = False  # stopped in the middle of a command, until `thaw`
         self._braked = self._stopped = False  # whether it is ahead of its cap on CPU time; whether its processes stand
         self.cores = 0.0  # CPU seconds a second that it and this process may take; 0 is no cap

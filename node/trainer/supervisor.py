@@ -135,6 +135,7 @@ class TrainerProcess(Trainer):
         if changed != self._settings:
             self._settings = changed
             if self._process is not None:
+                self._process.replaced = True
                 self._process.end("its settings were changed")
 
     @property
@@ -194,7 +195,7 @@ class TrainerProcess(Trainer):
             with trio.CancelScope() as self._holding:
                 await self._process.freeze()
 
-    async def release(self) -> None:
+    async def release(self) -> bool:
         self._to_hold = False
         self._holding.cancel()
         if (child := self._process) is not None and child.frozen:
@@ -205,6 +206,7 @@ class TrainerProcess(Trainer):
         if not self._to_hold:
             self._held = False
             self._note_change()
+        return not self._held
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -342,8 +344,9 @@ class TrainerProcess(Trainer):
                         self._child = self._process = None
             if failure is not None:
                 raise failure
-            failed_starts = failed_starts + 1 if introduced == 0 or not started else 0
-            if failed_starts and self._may_take_vllm():
+            if not child.replaced:
+                failed_starts = failed_starts + 1 if introduced == 0 or not started else 0
+            if failed_starts and not child.replaced and self._may_take_vllm():
                 # Whatever made for another processor or more memory does to a process, it must not cost the training.
                 self._settings = replace(self._settings, sampling="torch")
                 logger.warning(

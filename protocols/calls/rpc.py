@@ -35,15 +35,10 @@ import trio
 
 from swarmnode.protocols.calls.client import ClientConnection
 from swarmnode.protocols.calls.frames import (
-    CALL,
-    CANCEL,
-    FAIL,
     HEADROOM,
     PROTOCOL,
-    REPLY,
     CallError,
     DeadlineExceeded,
-    Frame,
     PeerGone,
     Refuse,
     Refused,
@@ -57,14 +52,9 @@ from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import Empty, encode
 
 __all__ = [
-    "CALL",
-    "CANCEL",
-    "FAIL",
     "PROTOCOL",
-    "REPLY",
     "CallError",
     "DeadlineExceeded",
-    "Frame",
     "LifecycleGuard",
     "PeerGone",
     "Refuse",

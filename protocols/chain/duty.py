@@ -28,6 +28,7 @@ waits are over, and chooses how long they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +61,8 @@ from swarmnode.protocols.chain.statements import (
 )
 
 MAX_AUTHORS = 2048  # who commit in one round, beside validators; far more than take part, and 1 MiB of memory
-PER_AUTHOR = 2  # records under one key that a state keeps: more cannot be quoted
+PER_AUTHOR = 2  # records of one author that a log takes by itself. Who says more says other things to others: then …
+NAMED = 128  # … it takes so many more that cuts or rosters name, or nodes that heard others first would never agree
 
 
 @dataclass
@@ -91,38 +93,41 @@ class RoundLog:
         self.leaders = leaders(self.chain, self.rules)
         self.quorum = quorum(self.chain, self.rules)
 
-    def insert(self, said: Said[Any], sealed: bytes, now: float) -> bool:
-        """Insert a statement; whether it is new and belongs to this round."""
+    def insert(self, said: Said[Any], sealed: bytes, now: float, *, named: bool = False) -> bool:
+        """Insert a statement; whether it is new and belongs to this round. `named`: by a cut or a roster."""
         what = said.what
         if said.id in self.sealed or (what.round, what.parent) != (self.chain.round, self.chain.tip):
             return False
         match what:
             case Commit():
-                inserted = self._insert_commit(said, now)
+                inserted = self._insert_commit(said, now, named)
             case Reveal():
                 inserted = self._insert_reveal(said)
             case AvailabilityVote():
-                inserted = said.author in self.judges and _put(self.cuts, said)
+                inserted = said.author in self.judges and _put(self.cuts, said, named)
                 if inserted:
-                    self.cut_by[said.author] = said
+                    self.cut_by.setdefault(said.author, said)
             case Seal():
                 inserted = said.author in self.judges and self.seals.setdefault(said.author, said) is said
             case Scores():
-                inserted = said.author in self.judges and _put(self.scores, said)
+                inserted = said.author in self.judges and _put(self.scores, said, named)
             case Roster():
-                inserted = said.author in self.leaders[what.attempt : what.attempt + 1] and _put(self.rosters, said)
+                leads = said.author in self.leaders[what.attempt : what.attempt + 1]
+                inserted = leads and _put(self.rosters, said, named)
             case _:
                 inserted = False
         if inserted:
             self.sealed[said.id] = sealed
         return inserted
 
-    def _insert_commit(self, said: Said[Commit], now: float) -> bool:
-        known = said.author in self.chain.validators or any(
-            said.author == worked.author for roster in self.chain.history[-2:] for worked in roster
+    def _insert_commit(self, said: Said[Commit], now: float, named: bool) -> bool:
+        known = (
+            named
+            or said.author in self.chain.validators
+            or any(said.author == worked.author for roster in self.chain.history[-2:] for worked in roster)
         )
         room = known or len(self.commits) < MAX_AUTHORS
-        if not room or not participates(self.chain, said.author) or not _put(self.commits, said):
+        if not room or not participates(self.chain, said.author) or not _put(self.commits, said, named):
             return False
         self.arrived.setdefault(said.author, now)
         for reveal in self._loose.pop(said.id, ()):
@@ -132,10 +137,10 @@ class RoundLog:
     def _insert_reveal(self, said: Said[Reveal]) -> bool:
         commit = self.commits.get(said.what.commit)
         if commit is None:
-            loose = self._loose.setdefault(said.what.commit, [])
-            if len(loose) >= PER_AUTHOR or len(self._loose) > MAX_AUTHORS:
+            loose = self._loose.get(said.what.commit, [])
+            if len(loose) >= PER_AUTHOR or (not loose and len(self._loose) >= MAX_AUTHORS):
                 return False
-            loose.append(said)
+            self._loose[said.what.commit] = [*loose, said]
             return True
         if said.author != commit.author or not opens(said.what, commit, self.chain.run_id):
             return False
@@ -158,18 +163,24 @@ class RoundLog:
     def own_commit(self, author: str) -> Said[Commit] | None:
         return next((said for said in self.commits.values() if said.author == author), None)
 
-    def records_of(self, said: Said[Roster]) -> list[bytes]:
-        """A roster with what it quotes and what opens the commits that it accepts, as far as they are here: records."""
-        roster = said.what
-        ids = [said.id, *roster.cuts, *roster.scores, *(entry.commit for entry in roster.entries)]
-        ids += [self.reveals[entry.commit].id for entry in roster.accepted if entry.commit in self.reveals]
+    def records_of(self, id: bytes) -> list[bytes]:
+        """As far as they are here: a roster, its quotes and what opens what it accepts; or a cut and its commits."""
+        ids = [id]
+        if id in self.rosters:
+            roster = self.rosters[id].what
+            ids += [*roster.cuts, *roster.scores, *(entry.commit for entry in roster.entries)]
+            ids += [self.reveals[entry.commit].id for entry in roster.accepted if entry.commit in self.reveals]
+        elif id in self.cuts:
+            ids += self.cuts[id].what.commits
         return [self.sealed[id] for id in ids if id in self.sealed]
 
-    def lacking(self, roster: Roster) -> list[bytes]:
-        """Ids of records that a roster quotes and that are not here."""
-        lacking = [id for id in roster.cuts if id not in self.cuts]
-        lacking += [id for id in roster.scores if id not in self.scores]
-        return lacking + [entry.commit for entry in roster.entries if entry.commit not in self.commits]
+    def lacking(self, what: Roster | AvailabilityVote) -> list[bytes]:
+        """Ids of records that a roster quotes, or of commits that a cut lists, and that are not here."""
+        if isinstance(what, AvailabilityVote):
+            return [id for id in what.commits if id not in self.commits]
+        lacking = [id for id in what.cuts if id not in self.cuts]
+        lacking += [id for id in what.scores if id not in self.scores]
+        return lacking + [entry.commit for entry in what.entries if entry.commit not in self.commits]
 
     def quoted(self, roster: Roster, norms: Mapping[bytes, float]) -> Quoted:
         """What a roster is checked against. Raises KeyError where a record that it quotes is not here."""
@@ -202,9 +213,10 @@ class RoundLog:
         return Quoted(tuple(cuts), tuple(scores), self.commits, reveals, norms)
 
 
-def _put(kept: dict[bytes, Any], said: Said[Any]) -> bool:
+def _put(kept: dict[bytes, Any], said: Said[Any], named: bool) -> bool:
     """Keep it unless as many of its author's are here."""
-    if said.id in kept or sum(said.author == other.author for other in kept.values()) >= PER_AUTHOR:
+    most = PER_AUTHOR + NAMED * named
+    if said.id in kept or sum(said.author == other.author for other in kept.values()) >= most:
         return False
     kept[said.id] = said
     return True
@@ -384,11 +396,14 @@ def _leading(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
 
 
 def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[bytes, ...]:
-    """The commits that a judge lists of those in the log of a round.
+    """The commits that a judge lists of those in the log of a round; none of an author who committed twice.
 
     Of too many those of validators, then in the order that the cohort's seed gives: all judges leave out the same.
     """
-    order = sorted(commits, key=lambda said: (said.author not in chain.validators, ticket(chain, said.author), said.id))
+    commits = tuple(commits)
+    count = Counter(said.author for said in commits)
+    once = (said for said in commits if count[said.author] == 1)
+    order = sorted(once, key=lambda said: (said.author not in chain.validators, ticket(chain, said.author), said.id))
     return tuple(sorted(said.id for said in order[:MAX_COMMITS]))
 
 

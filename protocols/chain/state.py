@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -47,10 +47,12 @@ from typing import Any
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.protocols.chain.statements import MAX_JUDGES, AvailabilityVote, Said
+from swarmnode.protocols.wire import check_range, plain
 from swarmnode.training.runspec import TrustSection
 
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part
+LARGEST = 1 << 53  # of an integer in it
 MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 kB
 
 
@@ -115,7 +117,7 @@ class ChainState:
     genesis: tuple[str, ...]  # those of them that the RunSpec names; they stay for GENESIS_EPOCHS without proof of work
     made: int  # rosters up to here that are not empty: the validator set changes with these
     history: tuple[tuple[Worked, ...], ...]  # of the last of them, oldest first
-    anchors: Mapping[str, bytes]  # of each author who may lead: the value whose preimage is next
+    anchors: dict[str, bytes]  # of each author who may lead: the value whose preimage is next
     participation: int  # millionths of those who are no validators that are drawn for this round
     empties: int  # empty rosters since the last that a majority of its judges scored
     reverted: int  # round of the last revert; -1: none
@@ -123,8 +125,8 @@ class ChainState:
     window: int  # ms of this round's training
     norms: tuple[float, ...] = ()  # usual ones of the last rosters that accepted something, oldest first
     seats: int = 0  # validators that there may be before the validator set next changes: see `seats`
-    silent: Mapping[str, int] = field(default_factory=dict)  # of validators missed: rosters since they were last quoted
-    expelled: Mapping[str, int] = field(default_factory=dict)  # who was disproved lately: what `made` was then
+    silent: dict[str, int] = field(default_factory=dict)  # of validators missed: rosters since they were last quoted
+    expelled: dict[str, int] = field(default_factory=dict)  # who was disproved lately: what `made` was then
 
     def encode(self) -> bytes:
         """Canonical bytes, for `decode`."""
@@ -155,10 +157,13 @@ def decode(raw: bytes) -> ChainState:
         value: Any = encoding.decode(raw, max_size=MAX_ENCODED)
         history = tuple(tuple(Worked(author, units) for author, units in worked) for worked in value["history"])
         state = ChainState(**{**value, "history": history})
-        if state.encode() != raw:
-            raise ValueError("it holds more, or has a field of another type")
+        plain(state)  # raises WireError for a value of another type
+        if state.encode() != raw or not state.validators:
+            raise ValueError("it holds more, or no validators")
+        for name in ("round", "made", "participation", "empties", "window", "seats"):
+            check_range(name, getattr(state, name), 0, LARGEST)
         return state
-    except (EncodingError, KeyError, TypeError, ValueError) as error:
+    except (EncodingError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"these bytes are no chain state: {error}") from error
 
 

@@ -39,7 +39,6 @@ MAX_VALIDATORS = 1 << 16  # whom a cut can name by their place
 MAX_ROUND = 99_999_999  # eight digits
 MAX_GAIN = 1 << 40  # micro-bits per byte
 MAX_WINDOW = 24 * 3_600_000  # ms
-MAX_SIZE = 1 << 36  # bytes of a contribution
 FULL_STANDING = 1000
 ONE = 1 << 20  # clip factor 1
 
@@ -205,7 +204,6 @@ class Reveal(_OfRound):
     commit: Id
     salt: Salt
     root: Id
-    size: Annotated[int, _integer(1, MAX_SIZE)]  # bytes of the contribution
     trace: Annotated[bytes, _bytes(HASH, or_none=True)] = b""  # root of the record of the work, in runs with audits
 
 

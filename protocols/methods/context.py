@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Refuse, Rpc
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.trainer import Trainer
@@ -74,9 +74,14 @@ class Context:
     def sign(self, message: bytes) -> bytes:
         return self.network.sign(message)
 
+    def check_admitted(self, peer: PeerId) -> None:
+        """Raises Refuse for a peer that may not take part."""
+        if not self.admits(peer):
+            raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
+
     def nearby(self) -> tuple[PeerId, ...]:
-        """The members that are connected; before one is known, all peers."""
-        return self.membership.connected() or tuple(view.peer for view in self.network.peers())
+        """The members that are connected; before one is known, all peers who may take part."""
+        return self.membership.connected() or tuple(p.peer for p in self.network.peers() if self.admits(p.peer))
 
     async def look_again(self, began: float, *, every: float) -> None:
         """Wait between two looks for members, which began at this trio time; the owner hears that nobody answers."""

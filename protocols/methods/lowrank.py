@@ -58,6 +58,12 @@ class FactorReduce(AllReduce):
         """Whether others may still fetch from it."""
         return bool(self._offered)
 
+    def commit(self, roster: RoundRoster) -> bool:
+        counts = super().commit(roster)
+        for residual in self._residuals:
+            residual.keep_only()  # of an earlier round `rounded` tells nothing
+        return counts
+
     def rounded(self, share: np.float32) -> Vector:
         """What this attempt left out of this node's own values, whose `share` in the mean it is, (size,)."""
         own, *of_means = (residual.after() for residual in self._residuals)

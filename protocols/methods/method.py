@@ -82,41 +82,16 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Completed:
-    """Every voter of the round took part and this node's work is in the result."""
-
-    members: int
-
-
-@dataclass(frozen=True)
-class Partial:
-    """The round counts, and somebody's work is not in it: that of `missing`, which may include this node."""
-
-    members: int
-    missing: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True)
-class Abandoned:
-    """No result reached this node. Its local work waits in the error feedback for a later round."""
-
-    reason: str
-
-
-Outcome = Completed | Partial | Abandoned
-
-
-@dataclass(frozen=True)
 class RoundResult:
     """One round as this node saw it end."""
 
     round: int
-    outcome: Outcome
     state_hash: str  # of the shared state after the round
     loss: float  # held-out loss of that state, bits per byte; nan where that is not what is measured
     worked: TrainStats
     seconds: float  # wall time from the end of the round before
     members: int
+    missing: tuple[PeerId, ...] = ()  # whose work is not in that state and might be, ascending; this node's perhaps
     counted: tuple[PeerId, ...] = ()  # whose work is in that state and was not in the one before
     roster: str = ""  # id of the roster that led there, where the method has a chain of them
     verdicts: Mapping[PeerId, str] = field(default_factory=dict)  # what became of each one's work, where it is judged
@@ -126,6 +101,10 @@ class RoundResult:
     sampled: Sampled | None = None  # for another's policy, where this node does nothing else
     apart: float | None = None  # of these parameters from a member's, by their norm; None where all have the same
     steered: Mapping[str, Any] = field(default_factory=dict)  # values that were not as in the run's file, by TABLE.KEY
+
+    @property
+    def outcome(self) -> str:
+        return "Partial" if self.missing else "Completed"
 
 
 class LostPlace(Exception):

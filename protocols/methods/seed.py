@@ -43,7 +43,7 @@ from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Counter, Hash
-from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -127,6 +127,7 @@ class Seed(Method):
         self._unsaid: dict[int, bytes] = {}  # own, by round
         self._counted = Count[PeerId]()  # whose records were added since the last result
         self._adding = trio.Lock()  # S and the chains belong together
+        self._offering = trio.Lock()  # one copy of them is made at a time, however many ask
         self._round = 0
         self._begun = FIRST  # the last round that the trainer took a step of
         self._parameters = parts.trainer.parameters()  # theta, as the trainer has it between two steps
@@ -143,19 +144,21 @@ class Seed(Method):
             self._asked.add(peer)
             self._news.set()
             self._news = trio.Event()
-        self._check(query)
+        self._check(peer, query)
         return SeedStand(self._round, self._hash, self._initial, self._added)
 
     async def _on_offer(self, peer: PeerId, query: RunQuery) -> Offer:
         layout = self._trainer.layout
-        async with self._adding:
-            tally = self._check(query)
-            round, chains, state = self._round, self._packed(), OuterState(tally.initial, tally.whole())
-        hash = await self._parts.runner(lambda: state_hash(round, layout, state))
-        self.catch_up.serve_state(round, hash, state)
-        return Offer(hash, chains)
+        async with self._offering:
+            async with self._adding:
+                tally = self._check(peer, query)
+                round, chains, state = self._round, self._packed(), OuterState(tally.initial, tally.whole())
+            hash = await self._parts.runner(lambda: state_hash(round, layout, state))
+            self.catch_up.serve_state(round, hash, state)
+            return Offer(hash, chains)
 
-    def _check(self, query: RunQuery) -> Tally:
+    def _check(self, peer: PeerId, query: RunQuery) -> Tally:
+        self._parts.check_admitted(peer)
         if query.run_id != self._parts.run_id or self._tally is None or not self._hash:
             raise Refuse("starting", "this node has no state of that run")
         return self._tally
@@ -273,9 +276,7 @@ class Seed(Method):
         loss = await loss_of(self._trainer) if self._spec.inner.measured_after(round) else math.nan
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         counted, self._counted = tuple(sorted(self._counted)), Count()
-        return RoundResult(
-            round, Completed(len(counted)), self._hash, loss, worked, seconds, len(counted), counted=counted
-        )
+        return RoundResult(round, self._hash, loss, worked, seconds, len(counted), counted=counted)
 
     async def _probe(self, round: int, steps: int) -> TrainStats:
         """Take these steps, unless the run is over before; their bytes are then unsaid."""
@@ -395,6 +396,7 @@ class Seed(Method):
     async def regain_place(self) -> None:
         if self._tally is not None:
             await self._join(until=trio.current_time() + NOTICE_MEMBERS_FOR)
+        self._lacking = math.inf  # what nobody had is waited for anew, and trained meanwhile
 
     async def watch(self) -> None:
         with self._records.watch(f"{KIND}/") as changes:

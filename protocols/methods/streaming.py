@@ -142,10 +142,10 @@ class StreamingRounds(DilocoRounds):
         with self._catch_up.eased():  # those who wait for this round go before those who join
             decision, meanwhile = await self._agree_and_train(here, worked, beside)
         worked += meanwhile
-        outcome = await self._apply(decision, gradient, worked)
+        missing = await self._apply(decision, gradient, worked)
         self._gradient = np.zeros(0, np.float32)
         loss = await self._shared_loss() if self._spec.inner.measured_after(here.round) else nan
-        return self._told(decision, outcome, loss, worked, steered)
+        return self._told(decision, missing, loss, worked, steered)
 
     def _steps_of(self, round: int) -> tuple[int, int]:
         """Inner steps before a round's work is offered, and beside its exchange at the least."""

@@ -194,8 +194,9 @@ class Trainer(ABC):
         where no step was in hand. Parameters may be read and loaded; `release` leaves those that were loaded.
         """
 
-    async def release(self) -> None:  # noqa: B027
-        """Compute again. Returns when the step in hand has ended, or where `hold` was called meanwhile."""
+    async def release(self) -> bool:
+        """Compute again. Returns when the step in hand has ended; False where `hold` was called meanwhile."""
+        return True
 
     @abstractmethod
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:

@@ -130,17 +130,6 @@ def read(record: Record) -> Attested:
     return Attested(record.author, record.id, time_of(record.hlc), what)
 
 
-def latest(records: Iterable[Attested]) -> dict[str, dict[str, Attested]]:
-    """By subject and attester, what each attester said last."""
-    found: dict[str, dict[str, Attested]] = {}
-    for one in records:
-        said = found.setdefault(one.what.subject, {})
-        before = said.get(one.attester)
-        if before is None or (one.at, one.id) > (before.at, before.id):
-            said[one.attester] = one
-    return found
-
-
 def _parse(round: int, subject: str, value: Mapping[str, Any]) -> Attestation:
     rows = value["found"]
     if not isinstance(rows, tuple) or len(rows) > MAX_FINDINGS:
@@ -170,6 +159,9 @@ def _integer(value: Any, most: int) -> int:
     return value
 
 
+IN_ROSTERS = (Saw.GAIN, Saw.FORM, Saw.TIMELY)  # of what else was seen a roster lists nothing
+
+
 class Checked(Enum):
     CONFIRMED = "confirmed"
     CONTRADICTED = "contradicted"
@@ -184,7 +176,7 @@ def named(works: Iterable[RoundWork]) -> dict[bytes, RoundWork]:
 def check(attested: Attested, finding: Finding, works: Mapping[bytes, RoundWork]) -> Checked:
     """Compare one finding with the round that is its evidence, where that is among `works`."""
     work = works.get(finding.evidence)
-    if work is None:
+    if work is None or finding.saw not in IN_ROSTERS:
         return Checked.UNKNOWN
     entries = [one for one in work.works if one.author == attested.what.subject]
     if not entries:

@@ -36,7 +36,8 @@ from swarmnode.protocols.reputation.account import (
     weighted_median,
     work,
 )
-from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested, latest
+from swarmnode.protocols.reputation.attestation import CHANCE, FULL, Attested
+from swarmnode.training.options import number_of
 
 FEW = 4.0  # rounds of own observation that weigh as much as all others' words together
 DOUBT = 0.5  # weight of having seen nothing, in full voices: one weak voice convinces nobody
@@ -150,14 +151,17 @@ def standings(
 ) -> dict[str, PeerScore]:
     """Everybody of whom something is known, in order of peer id.
 
-    `liars` are not heard: who equivocated about attestations, and whom its evidence disproves (`disproved`). `now`: ms.
+    `attested`: what each attester said last of each subject, as `Ledger` keeps it. `liars` are not heard: who
+    equivocated about attestations, and whom its evidence disproves (`disproved`). `now`: ms.
     """
-    said = latest(attested)
+    said: dict[str, list[Attested]] = {}
+    for one in attested:
+        said.setdefault(one.what.subject, []).append(one)
     silent = {me, *liars}
     voices = {peer: weight(account, round) for peer, account in accounts.items() if peer not in silent}
     found = {}
     for peer in sorted(set(accounts) | set(said)):
-        about = [one for one in said.get(peer, {}).values() if one.attester != peer]
+        about = [one for one in said.get(peer, ()) if one.attester != peer]
         words = [Word(one, voices.get(one.attester, 0.0) * _faded(now - one.at)) for one in about]
         found[peer] = _standing(peer, accounts.get(peer, NEWCOMER), words, round)
     held = shares(
@@ -175,7 +179,7 @@ def reasons(standing: PeerScore, *, unique: float = 1.0, owed: int = 0) -> tuple
     """
     own, lines = standing.account, []
     if own.rounds:
-        lines.append(f"its work was looked at in {_count(own.rounds, 'round')} and helped in {own.helped}")
+        lines.append(f"its work was looked at in {number_of(own.rounds, 'round')} and helped in {own.helped}")
     else:
         lines.append("no work of it was looked at here yet")
     if own.strikes and not owed:
@@ -184,7 +188,7 @@ def reasons(standing: PeerScore, *, unique: float = 1.0, owed: int = 0) -> tuple
     if own.violations > 0.05:
         lines.append(f"it broke rules: that takes {100 * (1 - behaviour(own)):.0f} % of its score")
     if owed:
-        lines.append(f"it lied about its work: nothing of it counts here until {_count(owed, 'audit')} held up")
+        lines.append(f"it lied about its work: nothing of it counts here until {number_of(owed, 'audit')} held up")
     if unique < 1.0:
         lines.append(
             "its work is hardly better on the data it is to work on than on their like, as if it were not its own: "
@@ -193,9 +197,10 @@ def reasons(standing: PeerScore, *, unique: float = 1.0, owed: int = 0) -> tuple
     heard = [word for word in standing.words if word.counts]
     if heard:
         outvoted = ", outvoted by what was seen here" if own.rounds >= FEW else ""
-        lines.append(f"{_count(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
+        lines.append(f"{number_of(len(heard), 'peer')} with verified work spoke for or against it{outvoted}")
     if standing.unheard:
-        lines.append(f"{_count(standing.unheard, 'attestation')} not heard: no work of who says so was verified here")
+        unheard = number_of(standing.unheard, "attestation")
+        lines.append(f"{unheard} not heard: no work of who says so was verified here")
     if standing.contained and not owed:
         lines.append("it is contained: it did harm round after round and has no score left")
     elif standing.probation:
@@ -224,10 +229,6 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> PeerSco
         tuple(sorted(words, key=lambda word: (-word.voice, word.attested.attester))),
         sum(word.voice <= 0 for word in words),
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _faded(age: int) -> float:

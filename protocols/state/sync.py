@@ -97,6 +97,8 @@ class StateSync:
         self._own_queries = Budget[PeerId](OWN_QUERIES)
         self._repairing: dict[PeerId, trio.Event] = {}
         self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
+        # To pass on what this node writes without waiting for more of it, and to have passed it on; while `run` runs.
+        self.hurry, self.flush = self.pusher.hurry, self.pusher.flush
         self._remembered: set[PeerId] = set()  # peers that told this node what it signed before
         self._recovered = trio.Event()
         self._limit = trio.CapacityLimiter(AT_ONCE)
@@ -118,11 +120,6 @@ class StateSync:
     def remembered(self) -> bool:
         """Whether somebody told this node what it signed before: a restored backup knows it from nobody else."""
         return bool(self._remembered)
-
-    @property
-    def complaints(self) -> tuple[str, ...]:
-        """What the owner should know; empty where all is well."""
-        return tuple(text for text in (self._backend.clocks.complaint,) if text)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Push, repair and answer until cancelled. The backend must be running."""
@@ -154,14 +151,6 @@ class StateSync:
         if kind is not None and kind.write_once:
             await self._recovered.wait()
         return await self._backend.write(key, value)
-
-    def hurry(self) -> None:
-        """Pass on what this node writes now without waiting for more of it: others wait for it."""
-        self.pusher.hurry()
-
-    async def flush(self) -> None:
-        """Pass on at once what this node wrote, and return when that is done; only while `run` runs."""
-        await self.pusher.flush()
 
     async def repair_with_all(self) -> None:
         """One repair with every neighbour, now."""

@@ -309,6 +309,7 @@ class BulkConnection:
         self._bulk = bulk
         self._stream = stream
         self._busy = False
+        self._sending = trio.Lock()
 
     async def run(self) -> None:
         with self.scope:
@@ -335,6 +336,8 @@ class BulkConnection:
                 want = decode(BulkWant, raw, limit=MAX_MESSAGE)
                 if self._busy:
                     raise WireError("BulkWant: sent before the last was served")
+                async with self._sending:  # the last piece too is with the transport, or a peer could have many wait
+                    pass
                 if want.offset < 0 or not 0 <= want.wait < math.inf or len(want.key) > MAX_KEY:
                     raise WireError(f"BulkWant: offset {want.offset}, wait {want.wait}, {len(want.key)} parts of a key")
                 self._busy = True
@@ -362,9 +365,10 @@ class BulkConnection:
                 await self._send(bytes(offer.buffer[start:stop]), last=stop == size)
 
     async def _send(self, piece: bytes, *, last: bool) -> None:
-        self._busy = not last  # the fetcher may ask again as soon as it has the last byte
-        with trio.move_on_after(self._bulk.limits.serve_stall) as scope:
-            await self._stream.send_all(piece)
+        async with self._sending:
+            self._busy = not last  # the fetcher may ask again as soon as it has the last byte
+            with trio.move_on_after(self._bulk.limits.serve_stall) as scope:
+                await self._stream.send_all(piece)
         if scope.cancelled_caught:
             raise StreamBroken(f"it took nothing for {self._bulk.limits.serve_stall:g} s")
 

@@ -187,6 +187,8 @@ class CatchUp:
                 for shard, part in zip(manifest.shards, attempt.parts, strict=True):
                     await self._shards.fetch(shard, providers=members, progress=report)
                     content = self._shards.memory.content(shard)
+                    if len(content) != len(part):
+                        raise ShardError("its manifest names one shard for parts of unlike length")
                     if content is not part:  # another part, or a state that is served here, has the same bytes
                         part[:] = content
                     done += len(part)

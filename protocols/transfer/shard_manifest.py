@@ -46,17 +46,12 @@ def chunk_count(size: int) -> int:
     return -(-size // CHUNK)
 
 
-def chunk_length(size: int, index: int) -> int:
-    """Bytes of chunk `index` in a shard of `size` bytes."""
-    return min(CHUNK, size - index * CHUNK)
-
-
 def bits_of(first: int, count: int) -> int:
     """The bit set of `count` chunks in a row."""
     return ((1 << count) - 1) << first
 
 
-def run_length(size: int, first: int, count: int) -> int:
+def run_length(size: int, first: int, count: int = 1) -> int:
     """Bytes of `count` chunks in a row in a shard of `size` bytes, of which the last may be the shard's."""
     return min(count * CHUNK, size - first * CHUNK)
 
@@ -96,9 +91,7 @@ class ShardManifest:
     def fits(self, index: int, chunk: bytes | bytearray | memoryview) -> bool:
         """Whether `chunk` is chunk `index` of this shard."""
         return (
-            0 <= index < self.chunks
-            and len(chunk) == chunk_length(self.size, index)
-            and leaf(chunk) == self.leaf(index)
+            0 <= index < self.chunks and len(chunk) == run_length(self.size, index) and leaf(chunk) == self.leaf(index)
         )
 
     def fit(self, first: int, chunks: memoryview) -> bool:

@@ -16,7 +16,6 @@ from swarmnode.protocols.transfer.shard_manifest import (
     ShardManifest,
     bits_of,
     chunk_count,
-    chunk_length,
     leaf,
     run_length,
 )
@@ -98,9 +97,9 @@ class MemoryShards:
         if kept is None or manifest.size != len(kept.content):
             raise NoRoom(f"shard {manifest.id.hex()} of {manifest.size} bytes is not expected here")
         if kept.manifest is None:
-            zeros = {size: leaf(bytes(size)) for size in {CHUNK, chunk_length(manifest.size, manifest.chunks - 1)}}
+            zeros = {size: leaf(bytes(size)) for size in {CHUNK, run_length(manifest.size, manifest.chunks - 1)}}
             for index in range(manifest.chunks):
-                if manifest.leaf(index) == zeros[chunk_length(manifest.size, index)]:
+                if manifest.leaf(index) == zeros[run_length(manifest.size, index)]:
                     kept.have |= 1 << index
             kept.manifest = manifest
         return kept.have

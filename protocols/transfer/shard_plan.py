@@ -15,7 +15,7 @@ import trio
 
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
-from swarmnode.protocols.transfer.shard_manifest import ShardManifest, chunk_length
+from swarmnode.protocols.transfer.shard_manifest import ShardManifest, run_length
 from swarmnode.protocols.transfer.shard_wire import RUN, Holding, ShardLimits
 from swarmnode.protocols.wire import WireError
 
@@ -83,7 +83,7 @@ class Plan:
         self.manifest = manifest
         self._spare = spare
         self.here = _unpacked(here, manifest.chunks)
-        self.in_hand = sum(chunk_length(manifest.size, int(i)) for i in np.flatnonzero(self.here))  # bytes
+        self.in_hand = sum(run_length(manifest.size, int(i)) for i in np.flatnonzero(self.here))  # bytes
         self._missing = manifest.chunks - int(self.here.sum())
         self.sources: dict[PeerId, Source] = {}
         self._asked = np.zeros(manifest.chunks, np.int8)  # how many providers were asked for each chunk
@@ -135,7 +135,7 @@ class Plan:
         new = [index for index in run.chunks if not self.here[index]]
         self.here[new] = True
         self._missing -= len(new)
-        self.in_hand += sum(chunk_length(self.manifest.size, index) for index in new)
+        self.in_hand += sum(run_length(self.manifest.size, index) for index in new)
         return len(new)
 
     def next_for(self, source: Source, now: float) -> list[Run]:

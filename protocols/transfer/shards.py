@@ -322,6 +322,7 @@ class Shards:
                         self._announce_soon(shard)
                     task_status.started()
                     await self._announce()
+                    await trio.sleep_forever()  # all that may be announced is
                 finally:
                     self._nursery = None  # before it closes: another task may ask in the same turn
 

@@ -29,7 +29,8 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.calls.rpc import PROTOCOL, REPLY, Frame, Rpc
+from swarmnode.protocols.calls.frames import REPLY, Frame
+from swarmnode.protocols.calls.rpc import PROTOCOL, Rpc
 from swarmnode.protocols.wire import Empty, encode
 
 NAP = 10.0  # seconds that `sleep` takes

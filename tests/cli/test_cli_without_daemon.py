@@ -144,7 +144,7 @@ def test_leave_deletes_a_run_only_when_told(swarmnode: Any, home: Path) -> None:
     assert left.returncode == OK and only_json(left.stdout) == {"run_id": RUN_ID, "deleted": [str(run)]}
     assert not run.exists()
     nothing = swarmnode("leave", "--yes")
-    assert nothing.returncode == ERROR and "nothing to leave" in nothing.stderr
+    assert nothing.returncode == ERROR and "no run is known here" in nothing.stderr
 
 
 def test_leave_asks_which_of_several_runs(swarmnode: Any, home: Path) -> None:

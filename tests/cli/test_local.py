@@ -522,8 +522,10 @@ def test_nothing_reported_is_no_agreement():
 
 
 def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_and_not_as_a_fault():
+    spent = dict.fromkeys(("seconds", "bytes_in", "bytes_out", "compute_seconds", "tokens"), 1)
     told = [
-        {"round": 0, "loss": 3.0, "state_hash": name * 64, "apart": apart} for name, apart in (("a", 0.1), ("b", 0.3))
+        {"round": 0, "loss": 3.0, "state_hash": name * 64, "outcome": "Completed", **spent, "apart": apart}
+        for name, apart in (("a", 0.1), ("b", 0.3))
     ]
     reports = [[round_report(event, ended_at=1.0)] for event in told]
     summary = summarize(reports, parameters=1000, heldout=3.0, solo=None, seconds=1)
@@ -537,24 +539,16 @@ def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_an
 
 
 def test_a_run_by_seeds_is_judged_by_its_end_when_all_records_have_arrived():
-    reports = [
-        [round_report({"round": n, "loss": 3.0, "state_hash": h * 64}, ended_at=n) for n, h in enumerate(hashes)]
-        for hashes in ("ab", "cb")
-    ]
+    def report(number, state_hash):
+        return RoundReport(number, 3.0, state_hash * 64, "Completed", 1.0, 0, 0, 1.0, 100, number)
+
+    reports = [[report(number, letter) for number, letter in enumerate(hashes)] for hashes in ("ab", "cb")]
     some = {"parameters": 1, "heldout": 3.0, "solo": None, "seconds": 1}
     by_seeds, others = summarize(reports, in_the_end=True, **some), summarize(reports, **some)
     assert by_seeds.hashes_agree is True and dict(figures(by_seeds))["state hashes"] == "equal in the end"
     assert others.hashes_agree is False and "in_the_end" not in others.event()
-    apart = summarize(
-        [*reports, [round_report({"round": 1, "state_hash": "d" * 64}, ended_at=1.0)]], in_the_end=True, **some
-    )
+    apart = summarize([*reports, [report(1, "d")]], in_the_end=True, **some)
     assert dict(figures(apart))["state hashes"] == "NOT equal in the end"
-
-
-def test_a_round_event_with_missing_figures_is_read_and_one_without_a_round_refused():
-    assert round_report({"round": 3, "loss": None}, ended_at=1.0).loss is None
-    with pytest.raises(ValueError, match="without a round number"):
-        round_report({"loss": 2.0}, ended_at=1.0)
 
 
 def test_the_table_fits_80_columns():

@@ -5,6 +5,7 @@ Time and the kernel's files are given; the files of the disk and the logind that
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -123,6 +124,20 @@ def test_heat_pauses_until_it_is_cooler_by_five_degrees(machine: Path) -> None:
     put(machine, **{"sys/class/hwmon/hwmon1/temp3_input": "95000"})
     assert causes(guest, temperature=80.0) == ["temperature"]
     assert causes(guest) == []
+
+
+def test_without_descriptors_nothing_holds_and_nothing_ends(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guest, looks = Guest(machine / "node", machine), {"temperature": 80.0, "only_when_idle": 1.0}
+    put(machine, **{"proc/stat": "cpu 1 1 1 1 1 1 1"})
+    assert causes(guest, **looks) == []
+
+    def none_left(*_: object, **how: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "glob", none_left)
+    monkeypatch.setattr(Path, "read_text", none_left)
+    for minutes in range(5):
+        assert causes(guest, NOON + 60 * minutes, **looks) == []
 
 
 @pytest.mark.parametrize("lie", ["", "hot", "-273000", "255000", "99999999999999999999", "\x00\xff", "1e400"])

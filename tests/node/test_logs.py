@@ -85,6 +85,14 @@ def test_rounds_share_a_line_of_a_terminal_and_have_one_each_elsewhere(
         assert said.count("\n") == 6 and "\x1b" not in said and ";" not in said
 
 
+def test_what_peers_say_moves_no_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
+    logs.setup_logs(tmp_path, "info")
+    logging.getLogger("x").info("run %s:\n\tone", "\x1b]52;c;AAAA\x07\x9b2J\u202enaem\r")
+    assert said.getvalue().endswith("run ?]52;c;AAAA??2J?naem?:\n\tone\n")
+
+
 def test_the_file_is_rotated_and_bounded_and_read_across_rotations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,9 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
     datadir.close()
 
 
-def choose(store: RunStore, file: Path | None, *, me: str = "12D3me", joining: bool = False) -> ChosenRun:
+def choose(
+    store: RunStore, file: Path | None, *, me: str = "12D3me", joining: bool = False, data: str = "run"
+) -> ChosenRun:
     node = SimpleNamespace(
         store=store,
         network=SimpleNamespace(me=me),
@@ -46,6 +48,7 @@ def choose(store: RunStore, file: Path | None, *, me: str = "12D3me", joining: b
         config=SimpleNamespace(
             join=("/ip4/203.0.113.7/tcp/4077",) if joining else (),
             **dict.fromkeys(("task", "corpus", "tokenizer", "weights", "base"), ""),
+            data=data,
         ),
         emit=print,
         options=SimpleNamespace(runspec=file, run_id=None, json_events=True, choose=False),
@@ -114,6 +117,15 @@ def test_who_creates_a_run_owns_it_unless_the_file_says_otherwise(store: RunStor
         assert choose(store, file).spec.owner == owner
     file.write_text(OPEN + '[trust]\nvalidators = ["12D3other"]\n')
     assert choose(store, file).spec.owner == "12D3other"
+
+
+def test_text_that_shall_stay_here_is_not_published_by_who_begins_a_run(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(KNOWN)
+    with pytest.raises(NoRun, match="would publish"):
+        choose(store, file, data="local")
+    file.write_text(KNOWN + '[data]\nsource = "local"\n')
+    assert choose(store, file, data="local").creator
 
 
 def test_several_runs_by_one_file_are_listed(store: RunStore, tmp_path: Path) -> None:

@@ -85,6 +85,29 @@ def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
     simulate(body)
 
 
+def test_no_round_begins_while_the_trainer_is_held_again() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        await swarm.round_done(0, "a", "b", "c")
+        session, trainer, tried = swarm.nodes["c"].session, swarm.nodes["c"].trainer, 0
+        begin = session._one_round
+
+        async def release() -> bool:
+            nonlocal tried
+            tried += 1
+            await trio.sleep(0.1)
+            return tried > 5
+
+        async def one_round() -> None:
+            assert tried > 5
+            await begin()
+
+        trainer.release, session._one_round = release, one_round  # type: ignore[method-assign]
+        await swarm.round_done(4, "c")
+
+    simulate(body)
+
+
 def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: Path) -> None:
     def read(metrics: Metrics) -> dict[str, float]:
         families = text_string_to_metric_families(metrics.text())

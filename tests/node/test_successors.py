@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.node.provenance import KEY, ParentMissing, SuccessorWatch, follow, keep_parent, parent_state
+from swarmnode.node.provenance import KEY, ParentMissing, SuccessorWatch, first_state, follow, keep_parent
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.runs import ChosenRun, RunStore
@@ -52,7 +52,7 @@ def test_state_momentum_and_residual_move_over_to_another_method(tmp_path: Path,
     kept.save(dataclasses.replace(SAVED, method=by))
     kept.save(Saved(41, OuterState(STATE.momentum, STATE.parameters), SAVED.residual, ()))  # the parent went on
     spec = follow(new(), PARENT, state_hash=HASH, me=OWNER)
-    found = parent_state(store, ChosenRun(spec, spec.run_id, False), LAYOUT)
+    found = first_state(store, ChosenRun(spec, spec.run_id, False), LAYOUT, "")
     assert found is not None and (found.round, found.extra) == (0, b"")
     first = Checkpoints(store.folder(spec.run_id) / "checkpoints", run_id=spec.run_id, layout=LAYOUT, keep=1).newest()
     for saved in (found, first):
@@ -68,7 +68,7 @@ def test_a_node_that_went_on_in_the_new_run_does_not_begin_it_again(tmp_path: Pa
     keep_parent(store, spec, LAYOUT, SAVED)
     own = Checkpoints(store.folder(spec.run_id) / "checkpoints", run_id=spec.run_id, layout=LAYOUT, keep=1)
     own.save(dataclasses.replace(SAVED, round=7))
-    assert parent_state(store, ChosenRun(spec, spec.run_id, True), LAYOUT) is not None
+    assert first_state(store, ChosenRun(spec, spec.run_id, True), LAYOUT, "") is not None
     newest = own.newest()
     assert newest is not None and newest.round == 7
 
@@ -76,10 +76,10 @@ def test_a_node_that_went_on_in_the_new_run_does_not_begin_it_again(tmp_path: Pa
 def test_who_lacks_the_parents_state_joins_those_who_have_it_and_begins_nothing(tmp_path: Path) -> None:
     store = RunStore(DataDir(tmp_path))
     spec = follow(new(), PARENT, state_hash=HASH, me=OWNER)
-    assert parent_state(store, ChosenRun(spec, spec.run_id, False), LAYOUT) is None
+    assert first_state(store, ChosenRun(spec, spec.run_id, False), LAYOUT, "") is None
     with pytest.raises(ParentMissing, match="not on this machine"):
-        parent_state(store, ChosenRun(spec, spec.run_id, True), LAYOUT)
-    assert parent_state(store, ChosenRun(PARENT, PARENT.run_id, True), LAYOUT) is None
+        first_state(store, ChosenRun(spec, spec.run_id, True), LAYOUT, "")
+    assert first_state(store, ChosenRun(PARENT, PARENT.run_id, True), LAYOUT, "") is None
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import trio
-from simswarm import SimSwarm
+from simswarm import RUN, SimSwarm
 
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.methods.btard.method import Btard
+from swarmnode.protocols.methods.btard.method import Btard, Proof
+from swarmnode.protocols.methods.btard.statements import LieEvidence, Opening, convicts, seal
 from swarmnode.protocols.methods.known.messages import RoundHead, Summon
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
@@ -55,6 +56,32 @@ def test_who_held_no_proof_takes_the_others_word_though_it_alone_has_a_vote_and_
                 method.bans.convict(swarm.peer(BANNED), "was seen to lie")
             await swarm.round_done(0, *HONEST, within=2 * USUAL)
             assert len({swarm.nodes[name].rounds[0]["state_hash"] for name in HONEST}) == 1
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+def test_who_proves_that_a_stranger_lies_has_nobody_banned_and_nothing_written() -> None:
+    """Anybody can sign two things with a key that nobody has."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
+            await swarm.begin(HONEST)
+            await swarm.round_done(0, *HONEST)
+            stranger = swarm.world.node("stranger")
+            one, two = (seal(Opening(bytes([n] * 32)), stranger.me, b"attempt", b"life", stranger.sign) for n in (1, 2))
+            method = swarm.nodes["a"].method
+            assert isinstance(method, Btard)
+            assert convicts(LieEvidence(one, two), stranger.verify) == stranger.me
+            await method._take_proof(swarm.peer("b"), Proof(RUN, LieEvidence(one, two)))
+            assert not method.bans.convicted
+            one, two = (
+                seal(Opening(bytes([n] * 32)), swarm.peer("c"), b"attempt", b"life", swarm.world.node("c").sign)
+                for n in (1, 2)
+            )
+            await method._take_proof(swarm.peer("b"), Proof(RUN, LieEvidence(one, two)))
+            assert method.bans.convicted.keys() == {swarm.peer("c")}
             nursery.cancel_scope.cancel()
 
     run_simulation(main)

@@ -11,10 +11,11 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.gossip.method import BEHIND, MERGES, Gossip
+from swarmnode.testing.consensus import consensus_distance
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs import codec
-from swarmnode.training.gossip import consensus_distance, weights_codec
+from swarmnode.training.gossip import weights_codec
 
 NAMES = ("a", "b", "c", "d")
 STEPS, STEP = 5, 0.4

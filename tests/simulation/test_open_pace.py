@@ -79,8 +79,9 @@ class HeldTrainer(SimTrainer):
     async def hold(self) -> None:
         self.held = True
 
-    async def release(self) -> None:
+    async def release(self) -> bool:
         self.held = False
+        return True
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
         self.measures = True

@@ -9,10 +9,13 @@ import simswarm
 import trio
 from simswarm import Body, SimSwarm
 
+from swarmnode.crdt.hlc import COUNTER_BITS
+from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.forks import empty_block
-from swarmnode.protocols.chain.statements import Score
+from swarmnode.protocols.chain.statements import Commit, Score
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import RoundContext
+from swarmnode.protocols.methods.open.sync import RECENT
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.testing.simnet import SimWorld
 
@@ -287,3 +290,50 @@ def test_a_node_that_restarts_says_nothing_twice(tmp_path: Path) -> None:
 async def swarm_state(swarm: SimSwarm, name: str) -> list[object]:
     """The evidence of equivocation that a node holds."""
     return list(await method_of(swarm, name).sync._state.select("evidence", limit=16))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["in the state", "only in logs"])
+def test_who_commits_something_else_to_each_validator_has_no_round_end_empty(kept: bool) -> None:
+    """A stranger signs three commits under one key. Each validator hears others of them first, or one of them alone."""
+    heard = {"a": (0, 1), "b": (1, 2), "c": (2, 0), "d": (0, 1)}
+    if not kept:
+        heard = {name: numbers[:1] for name, numbers in heard.items()}
+
+    async def body(swarm: SimSwarm) -> None:
+        stranger = swarm.world.node("stranger")
+        await swarm.round_done(1, *NAMES)
+        for round in range(2, 6):
+            chain = method_of(swarm, "a").store.block.chain
+            said = [Commit(chain.round, chain.tip, bytes([number] * 32), bytes(32)) for number in range(3)]
+            hlc = simswarm.real_time() << COUNTER_BITS
+            records = [
+                write(simswarm.RUN, stranger.me, one.key, one.value, hlc=hlc, sign=stranger.sign) for one in said
+            ]
+            for name, numbers in heard.items():
+                method = method_of(swarm, name)
+                for number in numbers:
+                    if kept:
+                        await swarm.nodes[name].session._context.state.merge([records[number]])
+                    else:
+                        method.sync.insert(records[number])
+            await swarm.round_done(round, *NAMES)
+            assert all(len(swarm.hashes(each)) == 1 for each in range(round + 1))
+        assert method_of(swarm, "a").store.block.chain.made >= 6, "a round ended empty"
+
+    simulate(body)
+
+
+def test_a_paused_node_keeps_no_more_than_the_last_rounds_and_comes_back() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, *NAMES)
+        session, store = swarm.nodes["d"].session, method_of(swarm, "d").store
+        await session.pause()
+        stood = store.block.chain.round
+        await swarm.round_done(stood + 3 * RECENT, *NAMES[:3])
+        assert max(log.chain.round for log in store.logs.values()) <= stood + RECENT + 1
+        assert all(one.round <= stood + RECENT + 1 for one in store.contributions._held.values())
+        assert store.state(store.tip) is not None
+        session.resume()
+        await swarm.until(lambda: swarm.all_agree(after=stood + 3 * RECENT), within=300)
+
+    simulate(body)

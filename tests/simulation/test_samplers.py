@@ -14,12 +14,13 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
-from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES
+from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, Newest
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
+from swarmnode.protocols.network import PeerId
 from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.training.codecs.floats import from_bf16
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
-from swarmnode.training.rl.patches import widened
 from swarmnode.training.rl.tasks import NAMES, TaskRef
 
 STALENESS = 4  # the run's bound, by default
@@ -284,7 +285,7 @@ def test_what_changed_is_fetched_as_patches_and_all_of_it_where_one_is_lost(lost
             trainer.broadcast._put = put_and_forget  # type: ignore[method-assign]
         await swarm.round_done(20, *"ac")
         assert sampler.weights is not None and trainer.broadcast.newest.version - sampler.weights.version <= 1
-        assert np.array_equal(swarm.nodes["c"].trainer.parameters(), widened(fetch._held[1]))
+        assert np.array_equal(swarm.nodes["c"].trainer.parameters(), from_bf16(fetch._held[1]))
         whole = 2 * (LargePolicy.IDLE + len(NAMES))
         sent = trainer.broadcast._shards.counts["bytes_served"] - served
         assert fetch.patched - before <= 1 if lost else fetch.patched - before >= 8
@@ -324,6 +325,23 @@ def test_a_trainer_that_dies_is_left_for_another_and_without_any_a_sampler_waits
         assert any("waits for one to sample for" in text for text in swarm.nodes["c"].session.warnings.values())
 
     simulate(body, trainers="ab", samplers="c")
+
+
+def test_a_trainer_that_lies_about_counters_and_samplers_ends_nobody_who_samples_for_it() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, "c")
+        sampler = sampler_of(swarm, "c")
+        ask = sampler._query
+
+        async def lied_to(peer: PeerId, **how: Any) -> Newest | None:
+            answer = await ask(peer, **how)
+            return answer and replace(answer, samplers=-1, tally=replace(answer.tally, expected=1 << 60))
+
+        sampler._query = lied_to  # type: ignore[method-assign]
+        await swarm.round_done(25, "c")
+        assert sampler._others("liar", Newest(samplers=-1)) >= sampler._others("liar", Newest(samplers=0))
+
+    simulate(body, trainers="a", samplers="c")
 
 
 def test_a_sampler_that_is_cut_off_comes_back_with_new_weights_and_counters_that_are_borne() -> None:

@@ -212,7 +212,7 @@ def _statement(raw: bytes) -> None:
 _STATEMENTS: tuple[statements.Statement, ...] = (
     statements.Commit(3, ID, ID, ID),
     statements.AvailabilityVote(3, ID, (ID,), ID, 5, (1,), ((1, 2),)),
-    statements.Reveal(3, ID, ID, bytes(16), ID, 5),
+    statements.Reveal(3, ID, ID, bytes(16), ID),
     statements.Seal(3, ID, ID),
     statements.Scores(3, ID, ID, bytes(16), None, (statements.Score(bytes(16), 0, 7),)),
     statements.Roster(3, ID, 0, b"", (ID,), (ID,), (statements.Entry(ID, 0, 1, 1),), 1, False, 5, ID, ID),

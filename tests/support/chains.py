@@ -90,7 +90,7 @@ def offer(
     root = root if root is not None else hashed("root", author, chain.round)
     binding = binding_of(RUN, chain.round, author, chain.tip, salt, root)
     commit = say(author, Commit(chain.round, chain.tip, binding, chain_of(author).anchor))
-    return Offer(commit, Reveal(chain.round, chain.tip, commit.id, salt, root, 1), norm, gain)
+    return Offer(commit, Reveal(chain.round, chain.tip, commit.id, salt, root), norm, gain)
 
 
 def nonce_of(chain: ChainState, judge: str) -> bytes:

@@ -20,9 +20,10 @@ from swarmnode.protocols.methods.trainer import (
     TrainStats,
     Vector,
 )
+from swarmnode.training.codecs.floats import from_bf16
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup, mean_reward, score
-from swarmnode.training.rl.patches import rounded, widened
+from swarmnode.training.rl.patches import rounded
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
@@ -61,7 +62,7 @@ class SimPolicy(Trainer):
     ) -> tuple[list[RolloutGroup], float]:
         await self._work()
         if policy:
-            self._remembered[policy] = widened(rounded(self._shares))
+            self._remembered[policy] = from_bf16(rounded(self._shares))
         rng = np.random.default_rng([version, *self._peer_id.encode()])
         policy = f"shares of {self._peer_id[-8:]}"
         tasks = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -148,6 +149,12 @@ def test_clipping_keeps_what_is_near_and_shortens_what_is_far() -> None:
     np.testing.assert_array_equal(clipped(near, origin, 2.0)[0], near)
     inside, distance = clipped(far, origin, 2.0)
     assert norm(inside) == pytest.approx(2.0, rel=1e-6) and distance == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("radius", [-1.0, math.nan])
+def test_a_radius_that_is_none_fails_nobody_whose_work_is_the_centre(radius: float) -> None:
+    own = np.ones(2, np.float32)
+    assert clipped(own, own.copy(), radius)[1] == 0.0
 
 
 def test_the_centre_has_these_bits_on_every_machine() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from swarmnode.testing.consensus import consensus_distance
 from swarmnode.training.codecs import CODECS, codec
-from swarmnode.training.gossip import consensus_distance, gossip_step, weights_codec
+from swarmnode.training.gossip import gossip_step, weights_codec
 from swarmnode.training.outer import OuterState
 
 P = 70_001  # not a multiple of the elements worked on at a time

@@ -3,7 +3,7 @@
     words = rounded(parameters)                 # (P,) uint16: the bf16 nearest to each parameter
     patch = between(before, words)              # bytes
     applied(before, patch) == words             # bit for bit; raises BadPatch
-    parameters = widened(words)                 # (P,) float32, what a policy samples with
+    parameters = from_bf16(words)               # (P,) float32, what a policy samples with
 
 PULSE (arXiv 2602.03839): at the learning rates of reinforcement learning some 99 % of a policy's float32 updates are
 lost where its weights are rounded to bf16, so hardly any change what it samples. There the changed weights travel as
@@ -34,11 +34,6 @@ def rounded(parameters: NDArray[np.float32]) -> Words:
     """The nearest bf16 of each parameter (P,), ties to even."""
     bits = parameters.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def widened(words: Words) -> NDArray[np.float32]:
-    """Words (P,) as numbers (P,)."""
-    return (words.astype(np.uint32) << 16).view(np.float32)
 
 
 def between(before: Words, after: Words) -> bytes:

@@ -31,13 +31,11 @@ class RolloutsSection:
         "what is asked: digits; gym:NAME, tasks of reasoning-gym with commas between, each perhaps with parameters, as "
         "in chain_sum(min_terms=2, level=1); text:FILE.jsonl, questions with answers; or FILE.py:CLASS. A file is on "
         "each node's own machine, where --task says (docs/rollouts.md)",
-        later=True,
     )
     gym: str = option(
         "",
         "version of reasoning-gym, the same for all; filled in when the run is created",
         form=("[0-9A-Za-z.+-]{0,32}", "a version such as 0.1.25; leave it out"),
-        later=True,
     )
     policy: str = option(
         "gpt:2x48",
@@ -60,7 +58,6 @@ class RolloutsSection:
         "policy is as likely to give them (TOPR, 2503.14286); decoupled, each token by how much likelier it is here "
         "than where it was written, at most four times (decoupled PPO)",
         choices=("none", "taper", "decoupled"),
-        later=True,
     )
     judge: str = option(
         "none",
@@ -94,14 +91,12 @@ class RolloutsSection:
         "of an answer at the most, its end included; 0: 8 of digits, 64 of other tasks, 16 of digits by hf policies",
         unit="tokens",
         between=(0, 4096),
-        later=True,
     )
     context: int = option(
         0,
         "of a question and its answer together, of gpt and gru policies; 0: 16 of digits, 512 of other tasks",
         unit="tokens",
         between=(0, 65536),
-        later=True,
     )
     curriculum: float = option(
         0.0,
@@ -109,7 +104,6 @@ class RolloutsSection:
         "late, most of all those solved half of the time; the rest is drawn alike of all, and is what rewards are told "
         "of; 0: all are drawn alike",
         between=(0, 1),
-        later=True,
     )
     pace: float = option(
         1.0,

@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -21,7 +22,16 @@ import torch
 
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.engine import Engine
-from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, as_text, mean_reward, score, told
+from swarmnode.training.rl.groups import (
+    GroupError,
+    RefusedGroup,
+    RolloutGroup,
+    Scored,
+    as_text,
+    mean_reward,
+    score,
+    told,
+)
 from swarmnode.training.rl.grpo import ESTABLISHED, AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
@@ -104,8 +114,12 @@ class Trainee:
         if policy:
             self.audit.remember(policy)
         self._own = self.learner.sample(count)
-        shared = map(self._shared, self.learner.shareable(self._own))
-        groups = [group.to_map() for group in shared if self._here or self._scored(group).informative]
+        groups = []
+        for group in self.learner.shareable(self._own):
+            with suppress(GroupError):  # as text it is too long for others
+                shared = self._shared(group)
+                if self._here or self._scored(shared).informative:
+                    groups.append(shared.to_map())
         return {"groups": groups, "seconds": time.perf_counter() - began}
 
     def score(self, groups: Sequence[tuple[str, Mapping[str, Any]]], *, texts: bool) -> list[dict[str, Any]]:

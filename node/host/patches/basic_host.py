@@ -1,4 +1,4 @@
-"""Three defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
+"""Four defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
 
 Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
 Beside them, a connection over QUIC is told as one (`tell_transport`), and what upstream agrees on for a stream is told
@@ -8,7 +8,7 @@ to that stream, which counts its bytes by it.
 from __future__ import annotations
 
 import logging
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from libp2p.abc import INetStream, IPeerStore
@@ -16,8 +16,10 @@ from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host
 from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify import identify
+from libp2p.identity.identify_push import identify_push
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
+from libp2p.utils.varint import read_length_prefixed_protobuf
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.muxed import UdpAddress
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 CIRCUIT = "/p2p-circuit"
 AGENT = "agent"  # the key in the peer store
 MAX_AGENT = 128  # characters
+MAX_IDENTIFY = 64 << 10  # bytes of what a peer says of itself, of which are kept …
+MAX_PLACES, MAX_PLACE = 32, 512  # … addresses, of so many bytes, and …
+MAX_PROTOCOLS, MAX_PROTOCOL = 256, 128  # … protocols, of so many characters, and …
+MAX_RECORD = 1 << 10  # … a signed record of addresses, of so many bytes
 
 
 _handle_stream = BasicHost._swarm_stream_handler
@@ -74,7 +80,17 @@ async def keep_agent(peerstore: IPeerStore, peer: ID, message: Any) -> None:
     Upstream (line 1284) hands the message to `update_peerstore_from_identify`, which stores addresses, protocols and
     key and forgets the agent version, so a host cannot say which software a peer runs.
     No longer needed when `test_stock_identify_still_forgets_the_agent` fails.
+
+    And what it says is bounded, also where it is pushed. Upstream takes 1 MiB at a time from anybody: it compares each
+    of a thousand addresses with all the others in one turn of the loop, remembers a thousand of up to 1 MiB for good,
+    and keeps any number of protocols. Go's limit is 8 KiB.
+    No longer needed when `test_stock_identify_still_takes_a_thousand_addresses` fails.
     """
+    places = [raw for raw in message.listen_addrs[:MAX_PLACES] if len(raw) <= MAX_PLACE]
+    protocols = [name for name in message.protocols[:MAX_PROTOCOLS] if len(name) <= MAX_PROTOCOL]
+    message.listen_addrs[:], message.protocols[:] = places, protocols
+    if len(message.signedPeerRecord) > MAX_RECORD:
+        message.ClearField("signedPeerRecord")
     await _update_peerstore(peerstore, peer, message)
     agent = "".join(char for char in message.agent_version[:MAX_AGENT] if char.isprintable())
     peerstore.put(peer, AGENT, agent)
@@ -104,4 +120,8 @@ def apply() -> None:
     NetStream.set_protocol = tell_stream  # type: ignore[method-assign]
     BasicHost._swarm_stream_handler = contain  # type: ignore[method-assign]
     BasicHost.get_addrs = keep_relays  # type: ignore[method-assign]
-    basic_host.update_peerstore_from_identify = keep_agent
+    for module in (basic_host, identify_push):
+        module.update_peerstore_from_identify = keep_agent  # type: ignore[attr-defined]
+        module.read_length_prefixed_protobuf = partial(  # type: ignore[attr-defined]
+            read_length_prefixed_protobuf, max_length=MAX_IDENTIFY
+        )

@@ -455,12 +455,16 @@ class Btard(Diloco):
         return self.reduction
 
     async def _take_proof(self, peer: PeerId, proof: Proof) -> Empty:
-        if proof.run_id == self._parts.run_id:
+        if proof.run_id == self._parts.run_id and self._parts.admits(peer):
             liar = convicts(proof.evidence, self._parts.network.verify)
-            if liar is not None and liar not in self.bans:
+            known = {*self._candidates(), *self._parts.membership.members(), *self._parts.spec.run.members}
+            if liar in known and liar not in self.bans:
                 self.bans.convict(liar, "told contradictory things, as two statements prove")
                 self._shut_out(liar)
         return Empty()
+
+    def _candidates(self) -> tuple[PeerId, ...]:
+        return self.agreement.acceptor.candidates() if self.rounds.stands else ()
 
     def _shut_out(self, liar: PeerId) -> None:
         self.reduction.stop_with(liar)
@@ -475,7 +479,7 @@ class Btard(Diloco):
         while True:
             before = self.bans.recorded
             try:
-                await self.bans.look(self.agreement.acceptor.candidates() if self.rounds.stands else ())
+                await self.bans.look(self._candidates())
             except StateError as error:
                 logger.warning("bans are neither written nor read: %s", error)
             for liar in self.bans.recorded - before:

@@ -33,6 +33,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ from swarmnode.protocols.methods.gossip.meeting import (
     Stand,
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
-from swarmnode.protocols.methods.method import Begin, Completed, Method, Overtaken, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import Begin, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -120,7 +121,7 @@ class Gossip(Method):
     # --- what others ask --------------------------------------------------------------------------------------------
 
     async def _on_stand(self, peer: PeerId, query: RunQuery) -> Stand:
-        self._check(query.run_id, moving=False)
+        self._check(peer, query.run_id, moving=False)
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
             self._news()
@@ -129,7 +130,7 @@ class Gossip(Method):
     async def _on_meet(self, peer: PeerId, request: MeetRequest) -> MeetReply:
         """Whether this node comes; where it is about to begin that round, it says so then."""
         while True:
-            self._check(request.run_id, moving=True)
+            self._check(peer, request.run_id, moving=True)
             self._absent.pop(peer, None)
             if (self._is_over() and not self._merging) or request.round < self._round:
                 return MeetReply(self._round, False)
@@ -153,16 +154,17 @@ class Gossip(Method):
         return MeetReply(meeting.round, comes)
 
     async def _on_settle(self, peer: PeerId, request: SettleRequest) -> SettleReply:
-        self._check(request.run_id, moving=False)
+        self._check(peer, request.run_id, moving=False)
         meeting = self.meeting
         if meeting is not None and (peer, request.round) == (meeting.peer, meeting.round):
             return SettleReply(await meeting.settle(peer, request.round, waits=request.waits))
         return SettleReply(self._past.counted(peer, request.round))
 
-    def _check(self, run_id: str, *, moving: bool) -> None:
-        """Raises Refuse where this node is in another run, stands nowhere yet, or trains no more."""
+    def _check(self, peer: PeerId, run_id: str, *, moving: bool) -> None:
+        """Raises Refuse where this node is in another run, stands nowhere yet, trains no more, or does not admit it."""
         if run_id != self._parts.run_id or self._state is None:
             raise Refuse("starting", "this node has no state of that run")
+        self._parts.check_admitted(peer)
         if moving and self.paused:
             raise Refuse(AWAY, "this node takes no part for now")
 
@@ -229,7 +231,13 @@ class Gossip(Method):
                 self.phase = "exchanging"
                 began = trio.current_time()
                 if meeting.peer is not None:
-                    await self._parts.runner(lambda: self.feedback.encode_range(0, size, gradient, offered[split:]))
+                    encode = partial(self.feedback.encode_range, 0, size, out=offered[split:])
+                    try:
+                        await self._parts.runner(partial(encode, gradient))
+                    except CodecError as error:  # beyond float32, with what was left over
+                        logger.warning("round %d: local work cannot be sent and is dropped: %s", meeting.round, error)
+                        gradient, worked = np.zeros_like(gradient), NOTHING
+                        await self._parts.runner(partial(encode, gradient))
                     meeting.grow(whole)
                     step = worked.seconds / max(1, worked.steps)  # the other may have to end one as well
                     await meeting.meet(within=self._deadline.seconds() + step)
@@ -322,9 +330,7 @@ class Gossip(Method):
         loss = await loss_of(self._trainer) if self._spec.inner.measured_after(meeting.round) else math.nan
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         who = (self._parts.me,) if met is None else (self._parts.me, met)
-        result = RoundResult(
-            meeting.round, Completed(len(who)), self._hash, loss, worked, seconds, len(who), counted=who
-        )
+        result = RoundResult(meeting.round, self._hash, loss, worked, seconds, len(who), counted=who)
         return replace(result, stages={"exchange": exchanged}, apart=self.apart)
 
     async def _stand_on(self, round: int, state: OuterState) -> None:

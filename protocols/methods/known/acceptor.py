@@ -267,8 +267,7 @@ class Acceptor:
     def _check(self, run_id: str, peer: PeerId) -> None:
         if run_id != self.run_id:
             raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self._parts.admits(peer):
-            raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
+        self._parts.check_admitted(peer)
         if self._position is None:
             raise Refuse(STARTING, "this node does not know the state of the run yet; ask again later")
 

@@ -241,6 +241,11 @@ class Position(Message):
     window: Seconds  # that members train in the round at the most
     steering: bytes = field(default=b"", kw_only=True)  # the owner's word that is in force; empty: none is
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.voters:
+            raise WireError(f"{type(self).__name__}.voters: there are none")
+
     @property
     def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
         """What is agreed upon: promises made for one instance mean nothing in another."""

@@ -30,7 +30,7 @@ from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, Position, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
-from swarmnode.protocols.methods.method import Completed, Outcome, Partial, RoundResult
+from swarmnode.protocols.methods.method import RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
@@ -171,10 +171,10 @@ class DilocoRounds:
         self._gradient = gradient
         with self._catch_up.eased():  # those who wait for this round go before those who join
             decision = await self._agree(worked)
-        outcome = await self._apply(decision, gradient, worked)
+        missing = await self._apply(decision, gradient, worked)
         self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains
         loss = await loss_of(self._trainer) if self._spec.inner.measured_after(here.round) else nan
-        return self._told(decision, outcome, loss, worked, steered)
+        return self._told(decision, missing, loss, worked, steered)
 
     async def _agree(self, worked: TrainStats) -> Decision:
         return await self._agreement.agree(
@@ -182,14 +182,14 @@ class DilocoRounds:
         )
 
     def _told(
-        self, decision: Decision, outcome: Outcome, loss: float, worked: TrainStats, steered: dict[str, Any]
+        self, decision: Decision, missing: tuple[PeerId, ...], loss: float, worked: TrainStats, steered: dict[str, Any]
     ) -> RoundResult:
         """What is said of the round, which ends now."""
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
-        counted = tuple(p for p in peers if not isinstance(outcome, Partial) or p not in outcome.missing)
+        counted = tuple(p for p in peers if p not in missing)
         round = decision.roster.round
-        result = RoundResult(round, outcome, decision.state_hash, loss, worked, seconds, len(peers), counted)
+        result = RoundResult(round, decision.state_hash, loss, worked, seconds, len(peers), missing, counted)
         return replace(result, stages={} if self._exchanged is None else {"exchange": self._exchanged}, steered=steered)
 
     def left_over(self) -> Vector:
@@ -272,7 +272,7 @@ class DilocoRounds:
             raise PartsMissing(others)
         self._propose(round, state_hash, state)
 
-    async def _apply(self, decision: Decision, gradient: Vector, worked: TrainStats) -> Outcome:
+    async def _apply(self, decision: Decision, gradient: Vector, worked: TrainStats) -> tuple[PeerId, ...]:
         """Move to the decided state; keep this node's work for later where it is not in it."""
         # whether the work counted is settled before the state is here: fetching it may fail
         counted = self._allreduce.commit(decision.roster)
@@ -292,8 +292,7 @@ class DilocoRounds:
         missing = set(decision.missing)
         if not counted and worked.samples > 0:
             missing.add(self._me)
-        members = len(roster.seats)
-        return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+        return tuple(sorted(missing))
 
     async def _account(self, gradient: Vector, counted: bool) -> None:
         """Settle this node's work of a round that is decided: it counted, or it waits for a later one."""

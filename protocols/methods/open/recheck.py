@@ -140,7 +140,10 @@ class Rechecks(Looks):
         except TrainerDied as error:
             logger.warning("the trainer died while a judge's figures were measured again: %s", error)
             return None
-        return furthest(said, found.values(), evaluator)
+        worst = furthest(said, found.values(), evaluator)
+        if worst is not None and worst <= CONFIRMED and len(here) < len(told):
+            return None  # what is not here may be what others found false
+        return worst
 
     def _has_time(self) -> bool:
         """Whether the window has room for a measurement beside the steps that are left."""

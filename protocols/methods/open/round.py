@@ -72,7 +72,7 @@ from swarmnode.protocols.chain.statements import (
     read,
 )
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Completed, Overtaken, Partial, RoundResult
+from swarmnode.protocols.methods.method import Overtaken, RoundResult
 from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import BURST, ChainStore
@@ -242,7 +242,7 @@ class OpenRounds:
         if commit is None or not root:
             return
         contributions.serve(root)
-        opened = (self._salt(chain), root, contributions.size, self._local.trace)
+        opened = (self._salt(chain), root, self._local.trace)
         await self._signer.publish(Reveal(chain.round, chain.tip, commit.id, *opened))
 
     def _salt(self, chain: ChainState) -> bytes:
@@ -279,7 +279,7 @@ class OpenRounds:
         contributions, reveals = self._store.contributions, context.log.reveals
         roots = {id: reveals[id].what.root for id in commits if id in reveals}
         for id, root in roots.items():
-            if contributions.is_malformed(root) or reveals[id].what.size != contributions.size:
+            if contributions.is_malformed(root):
                 context.judged[id] = context.evaluator.unmeasured(id, MALFORMED)
         left = [id for id in commits if id not in context.judged]
         if complete:
@@ -371,16 +371,16 @@ class OpenRounds:
         self.phase = "waiting"
         if to.chain.round <= context.chain.round:
             return None
-        outcome = self._outcome(context, to, counted)
+        accepted = accepted_in(to)
         return RoundResult(
             to.chain.round - 1,
-            outcome,
             store.hashes[to.id],
             loss,
             worked,
             seconds,
-            outcome.members,
-            counted=tuple(sorted(accepted_in(to))),
+            len(accepted),
+            missing=self._missing(context, to, counted),
+            counted=tuple(sorted(accepted)),
             roster=to.id.hex(),
             verdicts=verdicts_in(store, to),
             stages=_lengths(context.stages, store.arrived),
@@ -420,15 +420,13 @@ class OpenRounds:
         if counted and entry.clip < ONE:
             await self._local.return_encoded(self._store.contributions[root].raw, 1 - entry.clip / ONE)
 
-    def _outcome(self, context: RoundContext, block: Block, counted: bool) -> Completed | Partial:
-        """What the round that `block` ended came to: missing is whose work counted before and does not now."""
+    def _missing(self, context: RoundContext, block: Block, counted: bool) -> tuple[PeerId, ...]:
+        """Whose work counted before, and does not in the round that `block` ended."""
         before = {one.author for one in context.chain.history[-1] if one.units} if context.chain.history else set()
-        accepted = accepted_in(block)
-        missing = (before - accepted) if block.roster is not None else set()
+        missing = (before - accepted_in(block)) if block.roster is not None else set()
         if not counted and participates(context.chain, context.me):
             missing.add(context.me)
-        members = len(accepted)
-        return Partial(members, tuple(sorted(missing))) if missing else Completed(members)
+        return tuple(sorted(missing))
 
     def _share(self, context: RoundContext, block: Block) -> float:
         """Of the roster's weights, what this node's contribution has."""

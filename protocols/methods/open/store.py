@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -370,7 +370,7 @@ class ChainStore:
         self._states[id] = state
         self._states.move_to_end(id)
         while len(self._states) > FEWEST and len(self._states) * 8 * self._layout.parameters > STATES_BUDGET:
-            self._states.popitem(last=False)
+            del self._states[next(id for id in self._states if id != self.tip)]  # the longest unused
 
     def _forget_states(self) -> None:
         for id in [id for id in self.hashes if id not in self.tree]:
@@ -409,8 +409,8 @@ class ChainStore:
 
     # --- who said what ------------------------------------------------------------------------------------------------
 
-    def insert(self, element: Element) -> Said[Any] | None:
-        """Insert a record of the replicated state, whatever it is; the statement that is new by it, if one is."""
+    def insert(self, element: Element, named: Container[bytes] = ()) -> Said[Any] | None:
+        """Insert a record of the state; the statement that is new by it, if one is. `named`: ids in cuts or rosters."""
         if not isinstance(element, Record) or not self._admits(element.author):
             return None
         if element.key == AWAY:
@@ -427,7 +427,8 @@ class ChainStore:
             inserted = self._insert_head(element, said)
         else:
             log = self.logs.get(said.what.parent)
-            inserted = log is not None and log.insert(said, element.sealed, trio.current_time())
+            now = trio.current_time()
+            inserted = log is not None and log.insert(said, element.sealed, now, named=said.id in named)
         if not inserted:
             return None
         self.counts["heard"] += 1

@@ -20,6 +20,7 @@ What nodes ask one another about the chain; all else travels as records of the r
 
     chain.path      how do I get to this roster?        Path: the ids of the rosters up to it, and the chain before one
     chain.records   what do these rosters rest on?      Records: they, what they quote, what opens what they accept
+                    or these cuts?                      they, and the commits that they list
     chain.tip       where do you stand?                 see `join.py`
 
 Every answer can be checked: rosters by their rules, a chain by its digest in the roster that follows, records by their
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -103,12 +104,12 @@ class Path:
 @dataclass(frozen=True)
 class RecordsQuery(Message):
     run_id: str
-    rosters: Annotated[tuple[bytes, ...], within(0, MAX_PATH)]
+    ids: Annotated[tuple[bytes, ...], within(0, MAX_PATH)]  # of rosters, or of cuts
 
 
 @dataclass(frozen=True)
 class Records:
-    """The first of the rosters asked about, as many as there is room for, each with what is held of its quotes."""
+    """The first of what was asked about, as many as there is room for, each with what is held of what it rests on."""
 
     sealed: tuple[bytes, ...]
 
@@ -186,8 +187,8 @@ class ChainSync:
                 finally:
                     self._nursery = None
 
-    def insert(self, element: Element) -> None:
-        said = self.store.insert(element)
+    def insert(self, element: Element, named: Container[bytes] = ()) -> None:
+        said = self.store.insert(element, named)
         if said is not None:
             self._follow_up_on(said)
 
@@ -243,12 +244,16 @@ class ChainSync:
         match said.what:
             case Roster():
                 log = store.logs[said.what.parent]
-                if log.chain.round >= store.block.chain.round - RECENT:
+                if abs(log.chain.round - store.block.chain.round) <= RECENT:
                     self._begin(said.id, said)
-            case ForkChoiceVote():
-                if said.author in store.block.chain.validators:
+            case ForkChoiceVote() if said.author in store.block.chain.validators:
+                if said.what.round <= store.block.chain.round + RECENT:  # a paused node keeps no more than that
                     self._begin(said.what.roster, said)
+                else:
+                    self._consider_out_of_sync()
             case AvailabilityVote() | Reveal() if said.what.parent == store.tip:
+                if isinstance(said.what, AvailabilityVote) and store.log.lacking(said.what):
+                    self._nursery.start_soon(self._obtain_listed, store.log, said)
                 self.fetch_listed(store.log)
 
     def _begin(self, id: bytes, said: Said[Roster] | Said[ForkChoiceVote]) -> None:
@@ -361,14 +366,25 @@ class ChainSync:
         if await self.store.until(here, deadline=trio.current_time() + PUSH_TAKES):
             return
         for peer in self._who_holds(said):
-            await self._insert_from(peer, said.id)
+            await self._insert_from(peer, said.id, log.lacking(said.what))
             if here():
                 return
         raise Lost("a reveal" if reveal_of else f"{len(log.lacking(said.what))} records are with nobody who was asked")
 
-    async def _insert_from(self, peer: PeerId, roster: bytes) -> None:
-        for element in await self.ask_records(peer, [roster]):
-            self.insert(element)
+    async def _obtain_listed(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
+        """Have the commits that a cut lists: it cannot be quoted without; and of one author a log takes few unasked."""
+        if await self.store.until(lambda: not log.lacking(cut.what), deadline=trio.current_time() + PUSH_TAKES):
+            return
+        for peer in self._who_holds(cut):
+            await self._insert_from(peer, cut.id, log.lacking(cut.what))
+            if not log.lacking(cut.what):
+                return
+
+    async def _insert_from(self, peer: PeerId, id: bytes, named: Iterable[bytes]) -> None:
+        """Insert what a peer gives of a roster or a cut; `named` are ids that are needed."""
+        wanted = {id, *named}
+        for element in await self.ask_records(peer, [id]):
+            self.insert(element, wanted)
 
     # --- the way to a roster that somebody follows --------------------------------------------------------------------
 
@@ -410,7 +426,7 @@ class ChainSync:
             return
         if not any(id in log.rosters for log in store.logs.values()):
             for peer in self._others([author, *self._neighbours()])[:SOURCES]:
-                await self._insert_from(peer, id)
+                await self._insert_from(peer, id, ())
                 if any(id in log.rosters for log in store.logs.values()):
                     break
         for log in list(store.logs.values()):
@@ -469,12 +485,12 @@ class ChainSync:
     def _may_fetch(self, reveal: Said[Reveal]) -> bool:
         contributions, root = self.store.contributions, reveal.what.root
         known = root in contributions or contributions.is_malformed(root)
-        return not known and root not in self._fetching and reveal.what.size == contributions.size
+        return not known and root not in self._fetching
 
     # --- questions --------------------------------------------------------------------------------------------------
 
-    def _who_holds(self, said: Said[Roster]) -> list[PeerId]:
-        """Who should hold what a roster rests on: its leader, who follows it, and neighbours."""
+    def _who_holds(self, said: Said[Roster] | Said[AvailabilityVote]) -> list[PeerId]:
+        """Who should hold what a roster or a cut rests on: its author, who follows it, and neighbours."""
         followers, neighbours = self.store.followers(said.id), self._neighbours()
         self._rng.shuffle(followers)
         self._rng.shuffle(neighbours)
@@ -486,12 +502,12 @@ class ChainSync:
     def _neighbours(self) -> list[PeerId]:
         return [view.peer for view in self._network.peers()]
 
-    async def ask_records(self, peer: PeerId, rosters: Iterable[bytes]) -> list[Element]:
-        """Records of this run on which these rosters rest, as far as a peer holds them, signatures checked.
+    async def ask_records(self, peer: PeerId, ids: Iterable[bytes]) -> list[Element]:
+        """Records of this run on which these rosters or cuts rest, as far as a peer holds them, signatures checked.
 
-        It gives them roster by roster, and perhaps not all at once; nothing where it does not answer.
+        It gives them one by one, and perhaps not all at once; nothing where it does not answer.
         """
-        query = RecordsQuery(self._run_id, tuple(rosters))
+        query = RecordsQuery(self._run_id, tuple(ids))
         try:
             answer = await self._rpc.call(peer, RECORDS, query, Records, timeout=TIMEOUT)
             elements = [open_element(raw, self._network.verify) for raw in answer.sealed]
@@ -544,9 +560,9 @@ class ChainSync:
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
         self.admit(query.run_id)
         found: list[bytes] = []
-        for id in query.rosters:
-            log = next((log for log in self.store.logs.values() if id in log.rosters), None)
-            more = log.records_of(log.rosters[id]) if log is not None else []
+        for id in query.ids:
+            log = next((log for log in self.store.logs.values() if id in log.rosters or id in log.cuts), None)
+            more = log.records_of(id) if log is not None else []
             if sum(map(len, (*found, *more))) > MAX_BYTES:
                 break
             found += more

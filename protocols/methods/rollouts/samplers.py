@@ -224,5 +224,6 @@ class Samplers:
         author = self._authors.setdefault(peer, _Author(SamplerTally(peer)))
         self._authors.move_to_end(peer)
         if len(self._authors) > AUTHORS:
-            del self._authors[next((old for old, each in self._authors.items() if not each.tally.caught), peer)]
+            others = [old for old in self._authors if old != peer]
+            del self._authors[next((old for old in others if not self._authors[old].tally.caught), others[0])]
         return author

@@ -37,7 +37,7 @@ import trio
 
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Begin, Completed, LostPlace, Method, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts.intake import informative
 from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
@@ -220,7 +220,6 @@ class Sapo(_ByRollouts):
         await self._broadcast_weights(stands)
         return RoundResult(
             round=place.round,
-            outcome=Completed(1 + learned.authors),
             state_hash=stands.state_hash,
             loss=float("nan"),
             worked=TrainStats(
@@ -347,7 +346,6 @@ class SapoSampler(_ByRollouts):
         tokens = sum(len(answer) for group in answered.groups for answer in group.answers)
         return RoundResult(
             round=place.round,
-            outcome=Completed(2),
             state_hash=stands.state_hash,
             loss=float("nan"),
             worked=TrainStats(1, len(answered.groups), tokens, float("nan"), answered.seconds),
@@ -415,7 +413,7 @@ class SapoSampler(_ByRollouts):
     def _others(self, peer: PeerId, newest: Newest) -> tuple[int, bool, bytes]:
         """What decides between trainers: how many others sample for it, and then by lot."""
         moves = self.trainer not in (None, peer)
-        return newest.samplers, moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
+        return max(0, newest.samplers), moves, sha256(f"{self._parts.me} {peer}".encode()).digest()
 
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:
@@ -431,7 +429,8 @@ class SapoSampler(_ByRollouts):
         if self.trainer != asked:  # meanwhile this node went to another
             return
         if answer is not None:
-            self._answered_at, self.answer, self._expected = trio.current_time(), answer, answer.tally.expected
+            self._answered_at, self.answer = trio.current_time(), answer
+            self._expected = answer.tally.expected if answer.tally.expected <= MAX_COUNTER // 2 else -1
             self._name(self._opened(asked, Envelope(answer.payload, answer.signature)))
         if answer is not None and answer.tally.caught:
             self._parts.observer.warn(

@@ -36,6 +36,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
     TIMEOUT,
     Give,
     GroupOffer,
+    InvalidGroup,
     OfferAnswer,
     OfferedGroup,
     RecentQuery,
@@ -134,7 +135,7 @@ class Rollouts:
 
         `trainer`: for whose policy they are, where that is not this node's.
 
-        Returns at once where nobody is there: a node alone learns alone. Raises InvalidGroup for one too large.
+        Returns at once where nobody is there: a node alone learns alone. One too large to travel is left out.
         """
         parts = self._parts
         first, made_at = self.counter, parts.now()
@@ -144,7 +145,13 @@ class Rollouts:
             sealing = partial(
                 seal, run_id=parts.run_id, author=parts.me, made_at=made_at, sign=parts.sign, trainer=trainer
             )
-            return [sealing(group, counter=first + index) for index, group in enumerate(groups)]
+            made = []
+            for counter, group in enumerate(groups, first):
+                try:
+                    made.append(sealing(group, counter=counter))
+                except InvalidGroup as error:
+                    log.warning("%s", error)
+            return made
 
         sealed = await self.runner(work)
         for group in sealed:

@@ -43,7 +43,8 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.protocols.wire import Message, WireError, decode, plain, within
-from swarmnode.training.rl.patches import BadPatch, Words, applied, between, widened
+from swarmnode.training.codecs.floats import from_bf16
+from swarmnode.training.rl.patches import BadPatch, Words, applied, between
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class WeightsFetch:
         self._held = weights, words
         for shard in (held[0].shards if held is not None else set()) - weights.shards:
             await self._shards.drop(shard)
-        return widened(words)
+        return from_bf16(words)
 
     async def _patched(self, words: Words, way: Sequence[Patch], weights: Weights) -> Words:
         raw = [await self._content(patch.shard, weights, range(1, weights.size)) for patch in way]
@@ -185,7 +186,7 @@ def _checked(words: Words, weights: Weights) -> Words:
     """These words, if they are those that were signed. Raises NoWeights."""
     if hash_of(words) != weights.policy:
         raise NoWeights(f"the weights that {weights.trainer} signed do not have their hash")
-    if not np.isfinite(widened(words)).all():
+    if not np.isfinite(from_bf16(words)).all():
         raise NoWeights(f"the weights of {weights.trainer} are not all numbers")
     return words
 

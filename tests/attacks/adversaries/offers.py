@@ -142,8 +142,7 @@ class CopiedReveal(OfferAdversary):
             binding = binding_of(chain.run_id, chain.round, target.peer(LIAR), chain.tip, salt, root)
             said = await method.signer.publish(Commit(chain.round, chain.tip, binding, method.signer.beacon.anchor))
             if said is not None:
-                size = book.reveals[theirs.id].what.size
-                await method.signer.publish(Reveal(chain.round, chain.tip, said.id, salt, root, size))
+                await method.signer.publish(Reveal(chain.round, chain.tip, said.id, salt, root))
 
         method.rounds.commit = commit  # type: ignore[method-assign]
 

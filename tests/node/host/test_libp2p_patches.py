@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,11 @@ import trio.testing
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.identity.identify_push import identify_push
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
 from libp2p.rcmgr.manager import ResourceManager
 from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
@@ -252,21 +256,32 @@ def test_stock_denied_connection_still_leaks() -> None:
 # agent versions: basic_host.keep_agent
 
 
-def test_agent_of_a_peer_is_kept_printable_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored: dict[str, str] = {}
+def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
+    store = PeerStore()
+    message = Identify(
+        agent_version="swarm\x1bnode/1\n" + "x" * 1000,
+        listen_addrs=[bytes(1 << 20), *(number.to_bytes(2, "big") for number in range(1000))],
+        protocols=["y" * 1000, *(f"/{number}" for number in range(100_000))],
+        signedPeerRecord=bytes(1 << 20),
+    )
+    run(partial(basic_host.keep_agent, store, PEER, message))
+    agent = str(store.get(PEER, basic_host.AGENT))
+    assert agent.startswith("swarmnode/1x") and len(agent) <= basic_host.MAX_AGENT
+    assert 0 < len(store.addrs(PEER)) < basic_host.MAX_PLACES
+    assert 0 < len(store.get_protocols(PEER)) < basic_host.MAX_PROTOCOLS
+    assert not message.signedPeerRecord
 
-    async def upstream(*_: Any) -> None: ...
 
-    monkeypatch.setattr(basic_host, "_update_peerstore", upstream)
+def test_what_a_peer_pushes_is_bounded_as_well() -> None:
+    assert identify_push.update_peerstore_from_identify is basic_host.keep_agent
+    assert identify_push.read_length_prefixed_protobuf.keywords == {"max_length": basic_host.MAX_IDENTIFY}
 
-    async def main() -> None:
-        store = SimpleNamespace(put=lambda peer, key, value: stored.update({key: value}))
-        message = SimpleNamespace(agent_version="swarm\x1bnode/1\n" + "x" * 1000)
-        await basic_host.keep_agent(store, PEER, message)  # type: ignore[arg-type]
 
-    run(main)
-    assert stored[basic_host.AGENT].startswith("swarmnode/1x")
-    assert len(stored[basic_host.AGENT]) <= basic_host.MAX_AGENT
+def test_stock_identify_still_takes_a_thousand_addresses() -> None:
+    from libp2p.host import basic_host as upstream
+
+    source = stock(upstream.update_peerstore_from_identify).__code__
+    assert 1000 in source.co_consts, GONE.format("basic_host.keep_agent")
 
 
 def test_stock_identify_still_forgets_the_agent() -> None:

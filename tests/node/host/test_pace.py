@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
+from libp2p.io.exceptions import ConnectionClosedError
 
 from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import MIB, RateLimits
+from swarmnode.node.host.tcp import WRITE_STALL, MeteredStream
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits
 
 RATES = RateLimits(member=0.0, stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=64.0 * 1024)
@@ -96,5 +98,34 @@ def test_a_slowed_member_is_read_slowly_until_it_is_forgiven() -> None:
         assert await seconds(host, "member", size=20 * PIECE) == pytest.approx(20.0, rel=0.1)
         await trio.sleep(2 * ScoringLimits().half_life)
         assert await seconds(host, "member") == 0.0
+
+    run(main)
+
+
+# --- a socket that takes nothing --------------------------------------------------------------------------------------
+
+
+async def connected(host: HostAllowance) -> tuple[MeteredStream, trio.SocketListener]:
+    """A connection to somebody who reads nothing."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    return MeteredStream(await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1]), host), listener
+
+
+def test_a_socket_that_takes_nothing_ends_its_connection() -> None:
+    async def main() -> None:
+        stream, _ = await connected(HostAllowance())
+        with pytest.raises(ConnectionClosedError, match="took nothing"), trio.fail_after(2 * WRITE_STALL):
+            while True:
+                await stream.write(bytes(1 << 20))
+
+    run(main)
+
+
+def test_what_the_owners_cap_has_wait_ends_no_connection() -> None:
+    async def main() -> None:
+        stream, _ = await connected(HostAllowance(up=1000.0))
+        began = trio.current_time()
+        await stream.write(bytes(30_000))
+        assert trio.current_time() - began > 2 * WRITE_STALL
 
     run(main)

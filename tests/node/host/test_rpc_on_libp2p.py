@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.calls.rpc import CALL, PROTOCOL, REPLY, Frame, Rpc, RpcLimits
+from swarmnode.protocols.calls.frames import CALL, REPLY, Frame
+from swarmnode.protocols.calls.rpc import PROTOCOL, Rpc, RpcLimits
 from swarmnode.protocols.calls.server import RESTING
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId

@@ -203,6 +203,30 @@ def test_a_machine_that_stops_while_saving_loses_only_that_checkpoint(
     assert rounds(tmp_path) == [15]  # nothing half-written stays
 
 
+@pytest.mark.parametrize("stops_at", ["write_tensors", "write_atomic", "state_hash"])
+def test_a_machine_that_stops_while_saving_a_round_once_more_has_what_was_saved_of_it(
+    tmp_path: Path, stops_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = store(tmp_path, keep=1)
+    checkpoints.save(a_checkpoint(5))
+
+    def stop(*anything: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        monkeypatch.setattr(module, stops_at, stop)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(a_checkpoint(5, history=1))
+        monkeypatch.undo()
+        found = store(tmp_path).newest()
+        assert found is not None and found.round == 5 and found.state.parameters[0] == 5
+        assert newest_round(tmp_path / "checkpoints") == 5
+    checkpoints.save(a_checkpoint(5, history=1))
+    found = store(tmp_path).newest()
+    assert found is not None and found.state.parameters[0] == 1005
+    assert rounds(tmp_path) == [5]
+
+
 SAVES_UNTIL_KILLED = """
 import sys
 from pathlib import Path

@@ -170,6 +170,19 @@ def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(settings: Tra
     _with_trainer(settings, use, spec)
 
 
+def test_other_settings_while_it_starts_are_no_failure_of_the_trainer(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        for threads in (2, 1, 2, 1):
+            before = trainer._process
+            trainer.change(threads=threads)
+            while trainer._process in (None, before):  # noqa: ASYNC110 (another process)
+                await trio.sleep(0.05)
+        with trio.fail_after(60):
+            await trainer.train(round=0, steps=1, seconds=60)
+
+    _with_trainer(settings, use)
+
+
 def test_a_trainer_takes_the_cpu_time_that_it_may(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:

@@ -9,14 +9,11 @@ from itertools import pairwise
 import pytest
 import trio
 
+from swarmnode.protocols.calls.frames import CALL, FAIL, REPLY, Frame
 from swarmnode.protocols.calls.rpc import (
-    CALL,
-    FAIL,
     PROTOCOL,
-    REPLY,
     CallError,
     DeadlineExceeded,
-    Frame,
     PeerGone,
     Refuse,
     Refused,

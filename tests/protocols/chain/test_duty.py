@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols.chain.duty import (
+    MAX_AUTHORS,
     Fetch,
     Judge,
     Own,
@@ -166,6 +167,25 @@ def test_the_log_of_a_round_takes_nothing_of_another_round_nor_of_who_takes_no_p
     assert not RoundLog(CHAIN, RULES).insert(foreign, b"", 0.0)
     few = RoundLog(replace(CHAIN, participation=1), RULES)
     assert not few.insert(X.commit, b"", 0.0) and few.insert(validator, b"", 0.0)
+
+
+def test_what_cuts_and_rosters_name_is_taken_whoever_was_heard_first() -> None:
+    said = [offer(CHAIN, "X", salt=bytes([number] * 16)).commit for number in range(3)]
+    log = log_of(*said)
+    assert len(log.commits) == 2 and commits_to_cut(CHAIN, log.commits.values()) == ()
+    vote = cut(CHAIN, "A", [said[2].id])
+    assert log.insert(vote, b"", 0.0) and log.lacking(vote.what) == [said[2].id]
+    assert not log.insert(said[2], b"", 0.0) and log.insert(said[2], b"record", 0.0, named=True)
+    assert log.lacking(vote.what) == [] and vote in log.quotable({}).cuts
+    assert b"record" in log.records_of(vote.id)
+
+
+def test_reveals_of_commits_that_are_not_here_are_bounded() -> None:
+    log = RoundLog(CHAIN, RULES)
+    for number in range(2 * MAX_AUTHORS):
+        made = offer(CHAIN, "X", salt=number.to_bytes(16, "big"))
+        log.insert(say("X", made.reveal), b"", 0.0)
+    assert len(log._loose) == MAX_AUTHORS
 
 
 # --- following --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from swarmnode.protocols.chain.statements import (
     MAX_GAIN,
     MAX_JUDGES,
     MAX_ROUND,
-    MAX_SIZE,
     MAX_VALIDATORS,
     MAX_WINDOW,
     MISSING,
@@ -81,9 +80,7 @@ places = st.sets(st.integers(0, MAX_VALIDATORS - 1), max_size=5).map(lambda some
 statements: st.SearchStrategy[Any] = st.one_of(
     st.builds(Commit, rounds, hashes, hashes, hashes),
     st.builds(AvailabilityVote, rounds, hashes, ascending(HASH, 5), hashes, windows, places),
-    st.builds(
-        Reveal, rounds, hashes, hashes, st.binary(min_size=SALT, max_size=SALT), hashes, st.integers(1, MAX_SIZE)
-    ),
+    st.builds(Reveal, rounds, hashes, hashes, st.binary(min_size=SALT, max_size=SALT), hashes),
     st.builds(Seal, rounds, hashes, hashes),
     st.builds(
         Scores,
@@ -178,7 +175,7 @@ def test_a_commit_opens_to_what_its_author_bound_and_to_nothing_else(
 ) -> None:
     round, author, parent, salt, root = bound
     commit = Said(author, hashed("id"), Commit(round, parent, binding_of(RUN, *bound[:2], *bound[2:]), bytes(HASH)))
-    reveal = Reveal(round, parent, commit.id, salt, root, 1)
+    reveal = Reveal(round, parent, commit.id, salt, root)
     assert opens(reveal, commit, RUN)
     copied = replace(commit, author="AB".replace(author, ""))
     assert not opens(reveal, copied, RUN), "a copied commit opens for who copied it"
@@ -206,7 +203,7 @@ def largest() -> list[Any]:
             tuple(range(MAX_VALIDATORS - MAX_JUDGES, MAX_VALIDATORS)),
             tuple((place, MAX_ROUND) for place in range(MAX_VALIDATORS - MAX_JUDGES, MAX_VALIDATORS)),
         ),
-        Reveal(*of, bytes(HASH), bytes(SALT), bytes(HASH), MAX_SIZE),
+        Reveal(*of, bytes(HASH), bytes(SALT), bytes(HASH)),
         Seal(*of, bytes(HASH)),
         Scores(*of, bytes(HASH), bytes(SALT), -MAX_GAIN, rows),
         Roster(*of, 4, bytes(HASH), judges, judges, listed, total, False, MAX_WINDOW, bytes(HASH), bytes(HASH)),

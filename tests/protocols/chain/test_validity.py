@@ -22,6 +22,7 @@ from chains import (
     start,
 )
 
+from swarmnode.crdt import encoding
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, advance, check, checks_seed
 from swarmnode.protocols.chain.state import MAX_ENCODED, ChainState, HashChain, Worked, decode, leaders, step
@@ -177,6 +178,31 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
     few = block(chain, RULES, fair(chain, RULES, [], silent="ABCD")).chain
     assert few.empties == 3
     assert block(few, RULES, fair(few, RULES, [], silent="AB")).chain.empties == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tip", {}),
+        ("round", "3"),
+        ("round", -1),
+        ("window", True),
+        ("seats", 1 << 60),
+        ("validators", ()),
+        ("validators", (1,)),
+        ("history", 5),
+        ("history", (("AB",),)),
+        ("history", ((("A", b"5"),),)),
+        ("anchors", {"A": 5}),
+        ("silent", ()),
+        ("norms", ("1",)),
+        ("undoable", 1),
+    ],
+)
+def test_bytes_with_a_field_of_another_type_are_no_chain_state(name: str, value: Any) -> None:
+    told: Any = encoding.decode(FIVE.encode(), max_size=MAX_ENCODED)
+    with pytest.raises(ValueError, match="no chain state"):
+        decode(encoding.encode({**told, name: value}, max_size=MAX_ENCODED))
 
 
 def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_any_other() -> None:

@@ -103,6 +103,8 @@ def test_a_basis_that_changes_its_size_leaves_nothing_offered() -> None:
                 for name in NAMES[1:]:
                     model_of(swarm, name).axis = 0  # from now on all work is in one column
         assert len(sizes) > 1 and most <= 2
+        for part in (reducer._left, *reducer._rights):  # what was rounded is told once, and not in later rounds
+            assert all(residual.is_zero() for residual in part._residuals if not residual.pending)
         assert swarm.held().offers <= 8 * len(NAMES)
 
     simulate(body, side=12, rank=4)

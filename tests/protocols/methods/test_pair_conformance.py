@@ -8,6 +8,7 @@ neither makes nor loses any.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ from signature import AXES, STRIDE, SignatureModel
 from simswarm import Body, SimNode, SimSwarm
 from tripwire import Tripwire, spread
 
-from swarmnode.training.gossip import consensus_distance
+from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.methods.gossip.meeting import MeetRequest, SettleRequest
+from swarmnode.protocols.methods.gossip.method import Gossip
+from swarmnode.protocols.wire import RunQuery
+from swarmnode.testing.consensus import consensus_distance
 from swarmnode.training.options import describe
 from swarmnode.training.runspec import ExchangeSection
 
@@ -125,6 +130,27 @@ def test_each_meets_each(method: str) -> None:
             alone = [r for r, told in swarm.nodes[name].rounds.items() if r >= SWEPT and told["members"] == 1]
             assert met == {swarm.peer(n) for n in NAMES}
             assert 0 < len(alone) < 15, name  # of five, one is left over in each round
+
+    simulate(method, body)
+
+
+# --- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_admitted_is_met_by_nobody(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        met, stranger = swarm.nodes["a"].method, swarm.world.node("stranger")
+        assert isinstance(met, Gossip)
+        met._parts = replace(met._parts, admits=lambda peer: peer != stranger.me)
+        for ask in (
+            met._on_stand(stranger.me, RunQuery(simswarm.RUN)),
+            met._on_meet(stranger.me, MeetRequest(simswarm.RUN, 10**6)),
+            met._on_settle(stranger.me, SettleRequest(simswarm.RUN, SWEPT, False)),
+        ):
+            with pytest.raises(Refuse, match="lists its members"):
+                await ask
+        await past(swarm, SWEPT + 2, *NAMES[:2])
 
     simulate(method, body)
 

@@ -23,7 +23,8 @@ from tripwire import Tripwire, spread
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.methods.seed import KIND, Chain, Seed, _chains
+from swarmnode.protocols.methods.seed import KIND, LACKING_FOR, Chain, Seed, _chains
+from swarmnode.protocols.wire import RunQuery
 from swarmnode.training.options import describe
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import ExchangeSection
@@ -408,6 +409,41 @@ def test_what_builds_on_nothing_waits_up_to_a_bound_and_holds_up_nobody_else(mon
         await past(swarm, SWEPT + 3, "a", "b")
         assert 0 < len(method._waiting[liar]) <= 8 and round_of(swarm.nodes["a"]) < 100
         assert method._chains[swarm.peer("b")].records > before
+
+    simulate(body)
+
+
+def test_a_record_that_builds_on_one_that_nobody_has_stops_no_training() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await seed_of(swarm.nodes["c"])._sync.write(key_of(KIND, 50_000_001, 0), (50_000_000, b"x"))
+        await trio.sleep(2 * LACKING_FOR)
+        before = round_of(swarm.nodes["a"])
+        await past(swarm, before + 10, "a", "b")
+
+    simulate(body)
+
+
+def test_one_copy_of_the_state_is_made_at_a_time_however_many_ask() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        method = seed_of(swarm.nodes["a"])
+        usual, at_once, most = method._parts.runner, 0, 0
+
+        async def slow(work: Any) -> Any:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await trio.sleep(1)
+            at_once -= 1
+            return await usual(work)
+
+        method._trainer.load = lambda parameters: None  # type: ignore[method-assign]
+        method._parts = replace(method._parts, runner=slow)
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(method._on_offer, swarm.peer("b"), RunQuery(simswarm.RUN))
+        assert most <= 2  # and one that adds records
 
     simulate(body)
 

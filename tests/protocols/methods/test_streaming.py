@@ -86,8 +86,9 @@ class Holding(SimTrainer):
         self.goes = trio.Event()
         await self.interrupt()
 
-    async def release(self) -> None:
+    async def release(self) -> bool:
         self.goes.set()
+        return True
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         await self.goes.wait()

@@ -20,7 +20,6 @@ from swarmnode.protocols.reputation.attestation import (
     InvalidAttestation,
     Saw,
     check,
-    latest,
     named,
     read,
 )
@@ -76,11 +75,6 @@ def test_nobody_attests_its_own_work() -> None:
         read(record(attestation(), author=EVE))
 
 
-def test_of_several_words_of_one_attester_the_last_counts() -> None:
-    said = [Attested(ANN, bytes([n]), n, attestation(round=n, score=n)) for n in (3, 9, 5)]
-    assert latest(said)[EVE][ANN].what.score == 9
-
-
 def test_a_word_that_its_own_evidence_disproves_is_found_out() -> None:
     helped = RoundWork(12, ROSTER, (Judged(EVE, 0, True, {ANN: 700, "bob": 800}),))
     rounds = named([helped])
@@ -95,3 +89,4 @@ def test_a_word_that_its_own_evidence_disproves_is_found_out() -> None:
     assert checked(Finding(Saw.GAIN, 5, 0, ROSTER[:16]), subject="nobody") is Checked.CONTRADICTED
     assert checked(Finding(Saw.GAIN, 5, 0, bytes(16))) is Checked.UNKNOWN
     assert checked(Finding(Saw.PROOF, 0, 5, ROSTER[:16])) is Checked.UNKNOWN
+    assert checked(Finding(Saw.SYNC, 5, 0, ROSTER[:16]), subject="nobody") is Checked.UNKNOWN

@@ -398,12 +398,12 @@ def test_a_node_whose_clock_is_wrong_signs_nothing_and_says_so(simulated: Simula
         await trio.sleep(2)
         with pytest.raises(WrongClock, match=r"60 s (behind|ahead)"):
             await wrong.sync.write("note/a", 1)
-        assert wrong.sync.complaints
-        assert not any(peer.sync.complaints for peer in peers)
+        assert wrong.state.clocks.complaint
+        assert not any(peer.state.clocks.complaint for peer in peers)
         shift[0] = 0
         await trio.sleep(8 * REPAIR_EVERY)
         await wrong.sync.write("note/a", 1)
-        assert not wrong.sync.complaints
+        assert not wrong.state.clocks.complaint
 
     simulated(main)
 
@@ -418,7 +418,7 @@ def test_two_peers_cannot_talk_a_node_out_of_its_clock(simulated: Simulated) -> 
         await connect((node, peer) for peer in (*right, *wrong))
         await trio.sleep(5)
         await node.sync.write("note/a", 1)
-        assert not node.sync.complaints
+        assert not node.state.clocks.complaint
 
     simulated(main)
 

@@ -13,6 +13,7 @@ from disconnecting import disconnect
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken, Unreachable
 from swarmnode.protocols.runner import inline
+from swarmnode.protocols.transfer import bulk
 from swarmnode.protocols.transfer.bulk import (
     CHUNK,
     PROTOCOL,
@@ -402,6 +403,34 @@ def test_a_fetcher_that_breaks_the_rules_loses_only_its_stream(simulated: Simula
         assert bob.violations.count(mallory.me) == 1
         assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
 
+    simulated(main)
+
+
+def test_a_fetcher_that_asks_on_and_never_reads_has_one_task(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[BulkWant] = []
+    serve = bulk.BulkConnection._serve
+
+    async def counted(connection: bulk.BulkConnection, want: BulkWant) -> None:
+        begun.append(want)
+        connection._stream.send_all = stuck  # type: ignore[method-assign]
+        await serve(connection, want)
+
+    async def stuck(data: bytes) -> None:
+        await trio.sleep_forever()
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        _, _, peer = await pair(world, nursery)
+        mallory = world.node("mallory")
+        await nursery.start(mallory.run)
+        stream = await mallory.open_stream(peer, PROTOCOL)
+        for number in range(20):
+            await stream.send_all(frame(encode(BulkWant(("not there", number)))))
+            await trio.sleep(0.1)
+        assert len(begun) == 1
+
+    monkeypatch.setattr(bulk.BulkConnection, "_serve", counted)
     simulated(main)
 
 

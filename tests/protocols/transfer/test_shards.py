@@ -198,6 +198,16 @@ def test_what_was_fetched_is_served_onwards(nodes: Callable[..., None]) -> None:
     nodes(main)
 
 
+def test_a_node_that_announces_no_more_fetches_on(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        node = await swarm.start("b", holds=b"all that it may announce", limits=ShardLimits(announced=1))
+        await node.shards.fetch(SHARD, providers=[source.me])
+        assert is_whole(node)
+
+    nodes(main)
+
+
 def test_what_lives_briefly_is_served_to_the_connected_announced_by_nobody_and_dropped(
     nodes: Callable[..., None], tmp_path: Path
 ) -> None:

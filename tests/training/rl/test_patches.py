@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.training.rl.patches import BadPatch, applied, between, rounded, widened
+from swarmnode.training.codecs.floats import from_bf16
+from swarmnode.training.rl.patches import BadPatch, applied, between, rounded
 
 RNG = np.random.default_rng(0)
 
@@ -24,8 +25,8 @@ def words(size: int) -> np.ndarray:
 def test_words_are_torchs_bf16(values: list[float]) -> None:
     parameters = np.array(values, np.float32)
     expected = torch.from_numpy(parameters).bfloat16().float().numpy()
-    np.testing.assert_array_equal(widened(rounded(parameters)), expected)
-    np.testing.assert_array_equal(rounded(widened(rounded(parameters))), rounded(parameters))
+    np.testing.assert_array_equal(from_bf16(rounded(parameters)), expected)
+    np.testing.assert_array_equal(rounded(from_bf16(rounded(parameters))), rounded(parameters))
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-5, 0.003, 0.1, 1.0])

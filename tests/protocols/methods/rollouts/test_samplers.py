@@ -12,7 +12,7 @@ from rolloutnodes import RUN, group
 
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
-from swarmnode.protocols.methods.rollouts.samplers import MOST, REFUND, SKIPS, Samplers
+from swarmnode.protocols.methods.rollouts.samplers import AUTHORS, MOST, REFUND, SKIPS, Samplers
 from swarmnode.protocols.methods.rollouts.weights import NoWeights, Patch, Weights, open_weights, seal_weights
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.section import RolloutsSection
@@ -203,3 +203,13 @@ def test_only_what_an_audit_looked_at_is_proved_and_a_liar_proves_nothing() -> N
     assert (found.tally(ALICE.me).accepted, found.tally(ALICE.me).proved) == (4, 1)
     found.settle((), caught={ALICE.me: "logprobs"}, checked={ALICE.me: 1})
     assert found.tally(ALICE.me).proved == 1
+
+
+def test_many_who_were_caught_crowd_nobody_out() -> None:
+    found = samplers()
+    for number in range(AUTHORS):
+        found.settle([], caught={f"liar {number}": "cherry-picked"})
+    assert found.insert(written(0)) == ""
+    drawn = found.drawn(1, version=10)
+    assert [each.author for each in drawn] == [ALICE.me]
+    assert len(found.tallies()) == AUTHORS
