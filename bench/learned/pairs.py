@@ -17,9 +17,10 @@ import numpy as np
 
 from learned.workers import Vector, Workers
 from swarmnode.protocols.methods.gossip.method import MERGES
+from swarmnode.testing.consensus import consensus_distance
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.gossip import consensus_distance, gossip_step, weights_codec
+from swarmnode.training.gossip import gossip_step, weights_codec
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec
 

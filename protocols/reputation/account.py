@@ -58,6 +58,7 @@ from swarmnode.protocols.chain.statements import (
     REFUSED_NO_STANDING,
     Roster,
 )
+from swarmnode.protocols.limits import Recent
 
 MU, SIGMA = 25.0, 25.0 / 3  # of who was never seen
 BETA = 25.0 / 6  # spread of one performance about the skill
@@ -135,6 +136,7 @@ class Account:
 
 
 NEWCOMER = Account()
+MAX_PEERS = 4096  # that have an account; who was seen longest ago is forgotten first
 
 
 def after_work(account: Account, gain: float, *, round: int) -> Account:
@@ -315,7 +317,8 @@ def _weighed(one: Judged, voices: Mapping[str, float], me: str) -> list[tuple[fl
 
 def after_roster(accounts: Mapping[str, Account], work: RoundWork, *, me: str = "") -> dict[str, Account]:
     voices = {judge: weight(account, work.round) for judge, account in accounts.items()}
-    after = dict(accounts)
+    after = Recent[str, Account](MAX_PEERS)
+    after.update(accounts)
     for author, gain in relative_gains(work, voices, me=me).items():
         after[author] = after_work(after.get(author, NEWCOMER), gain, round=work.round)
     for one in work.works:

@@ -25,6 +25,7 @@ from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.reputation.account import (
     CONTAINED_AFTER,
+    MAX_PEERS,
     MEASURED,
     NEW,
     NEWCOMER,
@@ -57,7 +58,6 @@ from swarmnode.protocols.reputation.view import LATELY, PeerScore, of_own_data, 
 from swarmnode.training.verify.replay import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
-MAX_PEERS = 4096  # with an account of what was seen beside the chain; who was seen longest ago is forgotten first
 MAX_ATTESTATIONS = 16_384  # words of others: 4 MiB
 HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …

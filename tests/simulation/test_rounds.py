@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 from simswarm import SimSwarm, simulate
+
+from swarmnode.protocols.methods.known.messages import RoundHead
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -160,5 +164,30 @@ def test_a_swarm_of_two_does_not_wait_for_one_that_left_in_order() -> None:
         await swarm.round_done(2, "a")
         usual = swarm.nodes["a"].rounds[1]["seconds"]
         assert swarm.nodes["a"].rounds[2]["seconds"] <= usual + 1.0
+
+    simulate(body)
+
+
+def test_a_joiner_that_is_named_by_a_few_who_went_on_apart_waits_for_the_many() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin(NAMES)
+        await swarm.round_done(4, *NAMES)
+        joins, me, went = swarm.nodes["a"].diloco, swarm.peer("a"), list[str]()
+        many = replace(joins.agreement.acceptor.head(), voters=tuple(map(swarm.peer, NAMES[1:])), joiners=())
+        same = replace(many, voters=(swarm.peer("d"),), joiners=(me,), round=many.round + 1)
+        (*before, last) = many.history
+        apart = replace(same, history=(*before, replace(last, state_hash="00" * 32)))
+
+        async def go_to(head: RoundHead, source: str) -> bool:
+            went.append(source)
+            return True
+
+        for few, gone in ((apart, []), (same, ["d"])):
+
+            async def heads(*, join: bool, few: RoundHead = few) -> list[tuple[RoundHead, str]]:
+                return [(many, "b"), (few, "d")]
+
+            joins._heads, joins.go_to = heads, go_to  # type: ignore[method-assign]
+            assert await joins._join_others() is bool(gone) and went == gone
 
     simulate(body)

@@ -236,15 +236,10 @@ class Position(Message):
 
     round: Counter
     parent: Hash  # of the state at its start
-    voters: Peers  # the seats of the last roster
+    voters: Annotated[Peers, within(1, MAX_PEERS)]  # the seats of the last roster
     joiners: Peers  # those admitted by it
     window: Seconds  # that members train in the round at the most
     steering: bytes = field(default=b"", kw_only=True)  # the owner's word that is in force; empty: none is
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.voters:
-            raise WireError(f"{type(self).__name__}.voters: there are none")
 
     @property
     def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:

@@ -248,7 +248,8 @@ class Diloco(Method):
         for head, source in heads:
             # after its last round a swarm names nobody any more
             over = self._last_round is not None and head.round >= self._last_round
-            if (self._named_in(head) or over) and await self.go_to(head, source):
+            # Who went on apart from more give up their rounds when they meet these, so nobody joins them.
+            if (self._named_in(head) or over) and not diverged(heads[0][0], head) and await self.go_to(head, source):
                 return True
         if heads and not self.rounds.stands:
             await self.go_to(*heads[0])

@@ -427,8 +427,7 @@ class ChainStore:
             inserted = self._insert_head(element, said)
         else:
             log = self.logs.get(said.what.parent)
-            now = trio.current_time()
-            inserted = log is not None and log.insert(said, element.sealed, now, named=said.id in named)
+            inserted = log is not None and log.insert(said, element.sealed, trio.current_time(), named=said.id in named)
         if not inserted:
             return None
         self.counts["heard"] += 1

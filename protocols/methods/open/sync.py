@@ -68,6 +68,7 @@ SOURCES = 6  # peers asked for a thing, one after the other
 FETCHES = 16  # contributions on their way at once
 PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; then it is asked for
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
+AT_ONCE = 16  # of one validator's words that are looked into at a time: the others wait till this node moves
 GIVE_UP = 3  # tries in vain at what a validator leads or follows after which a node may be too far away to replay
 RECENT = 8  # rounds before the tip of which a roster is examined unasked
 
@@ -126,6 +127,7 @@ class ChainSync:
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._examining: set[bytes] = set()  # rosters, and heads that are looked for
         self._invalid: set[bytes] = set()
+        self._in_hand = Counter[PeerId]()  # of them, by who said so
         self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by validator
         self._fetching: set[bytes] = set()  # contributions
         self._limit = trio.CapacityLimiter(FETCHES)
@@ -259,8 +261,9 @@ class ChainSync:
     def _begin(self, id: bytes, said: Said[Roster] | Said[ForkChoiceVote]) -> None:
         """Have this roster, which was said or is followed, in the tree."""
         known = id in self._examining or id in self._invalid or id in self.store.tree
-        if not known and self._nursery is not None:
+        if not known and self._nursery is not None and self._in_hand[said.author] < AT_ONCE:
             self._examining.add(id)
+            self._in_hand[said.author] += 1
             self._nursery.start_soon(self._keep_trying, id, said)
 
     async def _keep_trying(self, id: bytes, said: Said[Any]) -> None:
@@ -286,6 +289,7 @@ class ChainSync:
                     return
         finally:
             self._examining.discard(id)
+            self._in_hand[said.author] -= 1
 
     def _consider_out_of_sync(self) -> None:
         """Most validators who are heard of follow what cannot be had: catching up from a state of theirs may help."""

@@ -41,6 +41,7 @@ import trio
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.statements import ACCEPTED, ONE, Entry, Reveal
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.checks.check import WorkCheck
 from swarmnode.protocols.methods.open.checks.texts import TrainingText
@@ -184,11 +185,11 @@ class Audits(WorkCheck):
         self._vectors_here, self._have = Vectors(parts.trainer.states[2]), dict[bytes, Vector]()  # of the audit in hand
         self._records: dict[bytes, bytes] = {}  # likewise
         self._one = trio.Lock()  # audit at a time
-        self._bare: Counter[PeerId] = Counter()  # contributions in a row that are bound to no record
+        self._bare = Recent[PeerId, int](REMEMBERED)  # contributions in a row that are bound to no record
         self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
         self._taken: deque[tuple[PeerId, bytes]] = deque(maxlen=REMEMBERED)  # accuser, roster
-        self._unheard: set[tuple[PeerId, bool]] = set()  # who accused somebody of what this node did not find
-        self._others: Counter[tuple[PeerId, PeerId | None]] = Counter()  # rounds: asked by whom, as by_whom had to
+        self._unheard = Recent[tuple[PeerId, bool], None](REMEMBERED)  # who accused of what this node did not find
+        self._others = Recent[tuple[PeerId, PeerId | None], int](REMEMBERED)  # rounds: asked by whom, as by_whom had to
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
         parts.rpc.serve(ACCUSE, Accusation, self._on_accuse)
 
@@ -216,8 +217,8 @@ class Audits(WorkCheck):
         drawn = by_whom(self._store.checks_seed(block), self._parts.me, measured)
         if peer == drawn or peer not in measured or whose in self._shown:
             return peer in measured
-        self._others[peer, drawn] += 1  # it heard that nothing was shown to the one who was drawn
-        return self._others[peer, drawn] <= PATIENCE + 1
+        self._others[peer, drawn] = rounds = self._others.get((peer, drawn), 0) + 1  # the one drawn was shown nothing
+        return rounds <= PATIENCE + 1
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
         store = self._store
@@ -281,9 +282,9 @@ class Audits(WorkCheck):
         self._tidy(trio.current_time())
         for author, commit in self._store.measured(block).items():
             work = self._work(block, author, commit)
-            self._bare[author] = 0 if work.reveal.trace else self._bare[author] + 1
-            if self._bare[author] > PATIENCE and self._local.records:
-                why = f"no record of {self._bare[author]} contributions in a row"
+            self._bare[author] = bare = 0 if work.reveal.trace else self._bare.get(author, 0) + 1
+            if bare > PATIENCE and self._local.records:
+                why = f"no record of {bare} contributions in a row"
                 self._conclude(self._blank(work, Verdict.LIED, why))
         super().consider(block)
 
@@ -310,7 +311,7 @@ class Audits(WorkCheck):
                 if mine or audit.verdict is Verdict.LIED or (audit.verdict is Verdict.NOT_SHOWN and not shown):
                     self._conclude(audit)
                 else:
-                    self._unheard.add((work.auditor, shown))
+                    self._unheard[work.auditor, shown] = None
                 if mine and audit.verdict is Verdict.LIED:
                     await self._accuse(work, shown=True)
             except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
