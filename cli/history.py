@@ -34,7 +34,7 @@ from swarmnode.cli.terminal import (
 )
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain
-from swarmnode.node.storage.history import HISTORY, figures
+from swarmnode.node.storage.history import ALL, HISTORY, MOST, figures
 
 Write = Callable[[dict[str, Any]], None]  # of one round
 
@@ -88,7 +88,9 @@ def history(
         raise UsageMistake("--follow goes with --tensorboard and --wandb, and --csv and --plot do not; leave it out")
     home = DataDir(directory())
     answer = _read(home, run_meant(home, run_id, "swarmnode history "), since)
-    rounds = answer["rounds"]
+    given, rounds = _given(answer["rounds"]), answer["rounds"]
+    if not written_elsewhere:
+        answer["rounds"] = rounds = rounds[::-1][:: max(1, -(-len(rounds) // MOST))][::-1]
     if written_elsewhere:
         places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
         places += [] if wandb is None else [_for_wandb(wandb, home, answer)]
@@ -106,7 +108,7 @@ def history(
     elif plot:
         print("\n".join(_plot(answer)))
     else:
-        print("\n".join([*_table(answer, last), _given(rounds)]))
+        print("\n".join([*_table(answer, last), given]))
 
 
 def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
     if (spec := spec_of(home, run_id)) is not None:  # else the rounds can be read all the same
         name, unit = spec.run.name, spec.loss_unit if spec.needs_data else "reward"
     try:
-        return {"run_id": run_id, "name": name, "unit": unit, "rounds": figures(folder / HISTORY, since)}
+        return {"run_id": run_id, "name": name, "unit": unit, "rounds": figures(folder / HISTORY, since, most=ALL)}
     except OSError as error:
         raise explain(error, folder / HISTORY) from error
 

@@ -220,7 +220,7 @@ def netcheck(
 
 def sample(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='How the text begins, such as "def main(".')],
-    length: Annotated[int, typer.Option(min=1, max=65536, help="Tokens to write; bytes, for byte-lm.")] = 200,
+    length: Annotated[int, typer.Option(min=1, max=4096, help="Tokens to write; bytes, for byte-lm.")] = 200,
     temperature: Annotated[
         float, typer.Option(min=0.0, max=10.0, help="0 takes the likeliest token; higher is more varied.")
     ] = 0.8,

@@ -31,7 +31,7 @@ from swarmnode.cli.terminal import (
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain
-from swarmnode.node.storage.history import HISTORY, figures
+from swarmnode.node.storage.history import ALL, HISTORY, figures
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.runspec import SECTIONS, RunSpec, to_toml
 
@@ -204,10 +204,10 @@ def _end(home: DataDir, run_id: str) -> dict[str, Any]:
 
 
 def _rounds(home: DataDir, run_id: str) -> list[dict[str, Any]]:
-    """Some of the rounds that this node saw end, the last one among them. Raises DataDirError."""
+    """The rounds that this node saw end. Raises DataDirError."""
     path = home.run(run_id) / HISTORY
     try:
-        return figures(path)
+        return figures(path, most=ALL)
     except OSError as error:
         raise explain(error, path) from error
 

@@ -43,6 +43,7 @@ from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.cutting import drop_unfinished
 from swarmnode.node.storage.datadir import DataDir, write_atomic
 from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
@@ -119,6 +120,7 @@ class Node:
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=int(config.shards_cap * GIGABYTE))
+        drop_unfinished(self.shard_store)
         self.shards = Shards(
             self.network,
             self.rpc,

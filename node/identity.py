@@ -11,9 +11,10 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import base58
 
@@ -166,8 +167,9 @@ def replace(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> Pat
     try:
         if path.exists():
             aside = path.with_name(f"{path.name}.{load(path, passphrase).peer_id[-12:]}")
-            os.rename(path, aside)
-        _save(path, passphrase, key)
+            with suppress(FileExistsError):  # of an earlier try
+                os.link(path, aside)
+        _save(path, passphrase, key, place=os.replace)
     except OSError as error:
         raise explain(error, path) from error
     return aside
@@ -212,8 +214,8 @@ def load(path: Path, passphrase: bytes | None) -> Identity:
     return Identity(private_key, peer_id_of(private_key.public_key().public_bytes_raw()))
 
 
-def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> None:
-    """Keep `key` at `path`, unless there is one."""
+def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey, *, place: Any = os.link) -> None:
+    """Keep `key` at `path`, unless there is one: unlike a rename, a link replaces none."""
     from cryptography.hazmat.primitives import serialization as form
 
     encryption = form.BestAvailableEncryption(passphrase) if passphrase else form.NoEncryption()
@@ -221,11 +223,11 @@ def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> None:
     with beside(path) as (file, written):
         write_all(file, pem)
     try:
-        os.link(written, path)  # unlike a rename, this never replaces a key that is there
+        place(written, path)
     except FileExistsError:
         return
     finally:
-        written.unlink()
+        written.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 

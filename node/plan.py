@@ -96,6 +96,7 @@ class Pace:
     decode: dict[str, float]
     clip: float  # CenteredClip and what its encoding leaves, for each member
     check: float  # checksums of an own part
+    device: float | None = None  # bytes that are free there; None: it trains on the CPU
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ def planned(
         readable=chosen.sandbox_read,
     )
     pace = measure(spec, settings)
-    where = config.directory if config.directory.exists() else Path("/")
-    machine = Machine.here(str(where), None)
+    where = next(path for path in (config.directory, *config.directory.parents) if path.is_dir())
+    machine = Machine.here(str(where), pace.device)
     found = tuple(predict(way, pace, Link(*link), members, machine) for way in ways(spec))
     return Advice(pace, found, *recommend(found, spec))
 
@@ -350,7 +351,7 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
     They are taken on tokens by chance, of which none takes longer than another.
     """
 
-    async def main(text: Path) -> tuple[Weight, float, float]:
+    async def main(text: Path) -> tuple[Weight, float, float, float | None]:
         based, _ = await with_base(spec, settings.base)
         told = replace(settings, heldout=str(text), texts=(str(text),))
         trainer = TrainerProcess(_on_chance(based, text), run_id=spec.run_id, peer_id="plan", settings=told)
@@ -362,16 +363,17 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
             began = time.perf_counter()
             await trainer.evaluate(thorough=False)
             weight = trainer.weight or Weight(trainer.layout.parameters)
-            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began
+            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began, trainer.free
             nursery.cancel_scope.cancel()
         return measured
 
     try:
         with tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
-            weight, step, loss = trio.run(main, Path(folder, "text"))
+            weight, step, loss, device = trio.run(main, Path(folder, "text"))
     except BaseExceptionGroup as group:
-        raise reason_of(group) from group
-    return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)))
+        why = reason_of(group)
+        raise ExpectedError(str(why)) if isinstance(why, TrainerDied) else why from group
+    return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)), device=device)
 
 
 def _on_chance(spec: RunSpec, file: Path) -> RunSpec:

@@ -537,7 +537,9 @@ class RunSession(Observer):
             what = f"{phase} {'with' if phase == 'exchanging' else 'for'} the others"
         times = f", ends in {_clock(left)}" if left is not None else ""
         if last and usual and left is not None and last > place.round + 1:
-            times += f", all {last} in {_clock((last - place.round - 1) * usual + left)}"
+            inner, after = spec.inner, place.round + 1
+            rest = (inner.steps_before(last) - inner.steps_before(after)) / inner.steps_in(place.round)
+            times += f", all {last} in {_clock(rest * usual + left)}"
         return f"round {place.round}: {what}{times}"
 
     def _tell_of_members(self, counted: tuple[PeerId, ...]) -> None:

@@ -40,7 +40,6 @@ ILL = {
     "SwarmnodeProblems": {f'swarmnode_warnings{{{NODE}, kind="problem"}}': "2x60"},
     "SwarmnodeDisk": {f"swarmnode_disk_free_bytes{{{NODE}}}": "1e9x60"},
     "SwarmnodeTrainerRestarts": {f"swarmnode_trainer_restarts_total{{{NODE}}}": "0+1x60"},
-    "SwarmnodeLossNotFinite": {f"swarmnode_loss{{{NODE}}}": "NaN " * 61},
     "SwarmnodeClock": {f"swarmnode_clock_behind_seconds{{{NODE}}}": "-25x60"},
 }
 WELL = {

@@ -180,6 +180,10 @@ class InnerLoop:
             losses += self._step().double().cpu()
             spent += time.perf_counter() - started
             done += 1
+        diverged = torch.tensor(float(not bool(self._vector.isfinite().all())))
+        if bool(self._ranks.sum(diverged)):  # so have the moments, which would spoil every step from now on
+            self.optimizer.moments.zero_()
+            self.optimizer.count(0)
         return Progress(
             steps=done,
             samples=done * self._spec.inner.batch,

@@ -152,7 +152,7 @@ def as_toml(value: Any) -> str:
         return "[" + ", ".join(as_toml(item) for item in value) + "]"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped) + '"'
     return repr(value)
 
 

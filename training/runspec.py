@@ -17,9 +17,10 @@ import dataclasses
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -167,7 +168,7 @@ class ModelSection:
     )
 
 
-@cache
+@lru_cache(maxsize=64)
 def _grown(most: int) -> tuple[int, ...]:
     """Where H grows: inner steps before each round, up to the first that has `most`."""
     begun = [0]
@@ -609,10 +610,10 @@ def _check_rollouts(spec: RunSpec, source: str) -> Iterator[str]:
 
 def _check_trust(spec: RunSpec, source: str) -> Iterator[str]:
     trust = spec.trust
-    twice = sorted({peer for peer in trust.validators if trust.validators.count(peer) > 1})
+    twice = sorted(peer for peer, count in Counter(trust.validators).items() if count > 1)
     if twice:
         yield f"{source} [trust]: validators names {', '.join(twice)} more than once; name each peer once"
-    strangers = [peer for peer in trust.validators if spec.run.members and peer not in spec.run.members]
+    strangers = sorted(set(trust.validators).difference(spec.run.members)) if spec.run.members else []
     if strangers:
         yield (
             f"{source} [trust]: validators names {', '.join(strangers)}, not among [run] members; who judges must be "

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swarmnode.node.control import LINE_LIMIT
 from swarmnode.node.exitcodes import ERROR, NOT_RUNNING, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
@@ -84,14 +83,19 @@ class ControlClient:
                 raise ControlError("the daemon closed the connection: it is ending, or has too many clients") from None
 
 
+ANSWER_LIMIT = 256 << 20  # bytes of an answer, from this user's own daemon
+
+
 def _messages(connection: socket.socket) -> Iterator[dict[str, Any]]:
     """The JSON objects that come, a line each, until the other side closes."""
     with connection.makefile("rb") as lines:
-        while line := lines.readline(LINE_LIMIT + 1):
+        while line := lines.readline(ANSWER_LIMIT + 1):
             if line.endswith(b"\n"):
                 yield json.loads(line)
-            elif len(line) > LINE_LIMIT:
-                raise ControlError(f"the daemon sent a line of more than {LINE_LIMIT} bytes; is it of another version?")
+            elif len(line) > ANSWER_LIMIT:
+                raise ControlError(
+                    f"the daemon sent a line of more than {ANSWER_LIMIT} bytes; is it of another version?"
+                )
 
 
 def result_of(message: dict[str, Any] | None, method: str) -> Any:

@@ -68,17 +68,12 @@ class Way(Protocol):
         """Whether the router still maps so."""
 
 
-class _Datagrams:
+class _Datagrams(Way):
     """What both protocols share: one request, one answer, and asking again."""
-
-    name = ""
 
     def __init__(self, router: str, source: str) -> None:
         """`source`: this node's address, from which it asks."""
         self._router, self._source = router, source
-
-    async def map(self, transport: str, port: int, wanted: int) -> Lease:
-        raise NotImplementedError
 
     async def holds(self, transport: str, port: int, lease: Lease) -> bool:
         there = await self.map(transport, port, lease.port)

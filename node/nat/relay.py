@@ -139,7 +139,7 @@ class RelayServer:
         self._reservations = {holder: until for holder, until in self._reservations.items() if until > now}
         self._reservations[peer] = now + self._limits.reservation_ttl
         # who dials the relay over QUIC first has TCP beside it at once; twice the addresses would help nobody
-        own = tuple(_packed(address) for address in self._network.addresses if "/quic-v1" not in address)
+        own = tuple(Multiaddr(address).to_bytes() for address in self._network.addresses if "/quic-v1" not in address)
         place = pb.Reservation(expire=int(time.time() + self._limits.reservation_ttl), addrs=own)
         try:
             answer = pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, reservation=place, limit=self._limit())
@@ -256,11 +256,6 @@ class _Refusal(Exception):
     def __init__(self, status: pb.Status.ValueType, why: str) -> None:
         super().__init__(why)
         self.status = status
-
-
-def _packed(address: Address) -> bytes:
-    raw: bytes = Multiaddr(address).to_bytes()
-    return raw
 
 
 class RelayRefused(NetworkError):

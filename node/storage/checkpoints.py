@@ -93,10 +93,8 @@ class Checkpoints:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             discard_unfinished(self.folder)
             self._make_room()
-            if path.with_suffix(
-                ".json"
-            ).exists():  # the same round once more: until that is whole, what was saved stays
-                for suffix in (".safetensors", MOMENTS, ".json"):
+            if path.with_suffix(".json").exists():  # the same round once more: till that is whole, what was saved stays
+                for suffix in (MOMENTS, ".safetensors", ".json"):
                     with suppress(FileNotFoundError):
                         os.replace(path.with_suffix(suffix), path.with_stem(path.stem + ASIDE).with_suffix(suffix))
         except OSError as error:
@@ -188,7 +186,10 @@ class Checkpoints:
         if not manifest.moments:
             return saved
         try:
-            found = read_tensors(path)
+            aside = path.with_stem(path.stem + ASIDE)
+            found = read_tensors(path if path.exists() or not aside.exists() else aside)
+            if found.sha256 != manifest.moments and aside.exists():
+                found = read_tensors(aside)
             moments = found.tensors.get("moments")
             if found.sha256 != manifest.moments or moments is None or moments.dtype != np.float32 or moments.ndim != 1:
                 raise ValueError("they are not what was written with the checkpoint")

@@ -14,11 +14,12 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarmnode.node.storage.datadir import NoSpace, write_atomic
@@ -118,6 +119,7 @@ def publish(
         raise
     made = [filled.data.index, heldout, filled.data.tokenizer]
     write_atomic(note, json.dumps(made).encode())
+    _unfinished(store).unlink(missing_ok=True)
     return filled
 
 
@@ -174,18 +176,19 @@ class _Kept:
         """Make it a pinned shard. Raises NoRoom or ShardError."""
         manifest = ShardManifest.of(content)
         self.size += manifest.size
-        if not intact(manifest.id, self._store):
-            _write(content, manifest, self._store)
         if manifest.id not in self._pinned:
             self._added.append(manifest.id)
+            with _unfinished(self._store).open("ab", 0) as journal:  # a machine that stops now leaves no text to serve
+                journal.write(f"{manifest.id.hex()}\n".encode())
+                os.fsync(journal.fileno())
+        if not intact(manifest.id, self._store):
+            _write(content, manifest, self._store)
         self._store.pin(manifest.id)
         return manifest.id
 
     def undo(self) -> None:
-        for shard in self._added:
-            self._store.pin(shard, False)
-            self._store.drop(shard)
         self._added.clear()
+        drop_unfinished(self._store)
 
     def does_not_fit(self, size: int) -> NoSpace:
         pinned = sum(self._pinned.values())
@@ -357,6 +360,21 @@ def _write(text: bytes, manifest: ShardManifest, store: ShardStore) -> None:
     except BaseException:
         store.suspend(manifest.id)
         raise
+
+
+def _unfinished(store: ShardStore) -> Path:
+    """Ids of shards that belong to no run yet, one a line."""
+    return store.folder.parent / "cut-unfinished"
+
+
+def drop_unfinished(store: ShardStore) -> None:
+    """Delete what was cut for a run that never came to be: before anything is served."""
+    with suppress(FileNotFoundError):
+        for name in _unfinished(store).read_text().split():
+            with suppress(ValueError, ShardError):
+                store.pin(parse_id(name), False)
+                store.drop(parse_id(name))
+        _unfinished(store).unlink()
 
 
 def release_forgotten(runs: RunStore, store: ShardStore) -> None:

@@ -268,6 +268,8 @@ class DataSet(Texts):
         try:
             await self._need("index", self._index_id, range(MAX_INDEX + 1))
         except DataUnavailable:
+            if self._own_text:  # which nobody asked this node to cut
+                raise
             meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):
                 try:
@@ -302,7 +304,7 @@ class DataSet(Texts):
 
     async def _complete(self, index: Index, task_status: trio.TaskStatus[None]) -> None:
         """Find or fetch as many as are wanted; started when training can begin."""
-        self._began, started = trio.current_time(), False
+        started = False
         usual = self.room / self._wanted
 
         def start_with(least: float) -> None:
@@ -326,6 +328,7 @@ class DataSet(Texts):
         async with trio.open_nursery() as waiting:
             waiting.start_soon(wait_no_longer)
             await self._find_here(index)
+            self._began = trio.current_time()
             start_with(enough)
             while len(self._here) < self._wanted:
                 before = len(self._here)

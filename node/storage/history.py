@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 HISTORY = "history.jsonl"  # in the run's folder
 LIMIT = 1 << 26  # bytes of the file
-MOST = 1000  # rounds in one answer; of more, every second or third … is given
+MOST = 1000  # rounds that are shown; of more, every second or third … is
+ALL = 10**9
 BLOCK = 1 << 16  # bytes read at a time from the end
 
 
@@ -133,16 +134,16 @@ def read_history(path: Path) -> tuple[PastRound, ...]:
     return tuple(entries)
 
 
-def figures(path: Path, since: int = 0) -> list[dict[str, Any]]:
+def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, Any]]:
     """The rounds from `since` on with their figures, for people: `round`, `time` (s since 1970) and the others above.
 
-    At the most MOST, evenly apart, with the last one. Blocking. Raises OSError where it cannot be read.
+    At the `most` so many, evenly apart, with the last one. Blocking. Raises OSError where it cannot be read.
     """
     try:
         lines = list(_since(path, since))  # the newest first
     except FileNotFoundError:
         return []
-    every = -(-len(lines) // MOST)
+    every = -(-len(lines) // most)
     told: list[dict[str, Any]] = []
     before = None
     for found in islice(map(_read, lines), 0, None, max(every, 1)):

@@ -321,6 +321,8 @@ class TrainerChild:
             return call.answer["ok"] or {}
         if call.answer["fault"]:
             raise TrainerFailed(call.answer["error"])
+        if op == "sample":  # it changed nothing, and what was asked may be at fault
+            raise ValueError(call.answer["error"])
         self.end(f"{op} failed: {call.answer['error']}")
         raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
 

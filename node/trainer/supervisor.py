@@ -439,7 +439,7 @@ class TrainerProcess(Trainer):
             answer = await child.call("weigh", **run, **asdict(settings))
             if answer["weight"] is None or self._spec.exchange.method == "sapo":
                 return
-            free = answer["free"]
+            self.free = free = answer["free"]
             machine = Machine.here(self._settings.scratch, free)
             self.weight = Weight(**answer["weight"])
             self.needs = needs(self._spec, self.weight, keeping, on_device=free is not None)

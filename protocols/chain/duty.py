@@ -62,7 +62,7 @@ from swarmnode.protocols.chain.statements import (
 
 MAX_AUTHORS = 2048  # who commit in one round, beside validators; far more than take part, and 1 MiB of memory
 PER_AUTHOR = 2  # records of one author that a log takes by itself. Who says more says other things to others: then …
-NAMED = 128  # … it takes so many more that cuts or rosters name, or nodes that heard others first would never agree
+NAMED = 8  # … it takes so many that anybody's cuts and rosters name, or nodes that heard others first would never agree
 
 
 @dataclass
@@ -86,6 +86,7 @@ class RoundLog:
     sealed: dict[bytes, bytes] = field(default_factory=dict)  # id -> the record's bytes, for peers
     derived: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Derived] = field(default_factory=dict)  # by the quotes
     _listed: tuple[int, tuple[bytes, ...]] = (0, ())  # `listed` of so many cuts
+    _named: Counter[tuple[str, str]] = field(default_factory=Counter)  # taken since somebody names it: by whom, of whom
     _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
 
     def __post_init__(self) -> None:
@@ -93,45 +94,56 @@ class RoundLog:
         self.leaders = leaders(self.chain, self.rules)
         self.quorum = quorum(self.chain, self.rules)
 
-    def insert(self, said: Said[Any], sealed: bytes, now: float, *, named: bool = False) -> bool:
-        """Insert a statement; whether it is new and belongs to this round. `named`: by a cut or a roster."""
+    def insert(self, said: Said[Any], sealed: bytes, now: float, *, namer: str = "") -> bool:
+        """Insert a statement; whether it is new and belongs to this round. `namer`: whose cut or roster names it."""
         what = said.what
         if said.id in self.sealed or (what.round, what.parent) != (self.chain.round, self.chain.tip):
             return False
         match what:
             case Commit():
-                inserted = self._insert_commit(said, now, named)
+                inserted = self._insert_commit(said, now, namer)
             case Reveal():
                 inserted = self._insert_reveal(said)
             case AvailabilityVote():
-                inserted = said.author in self.judges and _put(self.cuts, said, named)
+                inserted = said.author in self.judges and self._put(self.cuts, said, namer)
                 if inserted:
                     self.cut_by.setdefault(said.author, said)
             case Seal():
                 inserted = said.author in self.judges and self.seals.setdefault(said.author, said) is said
             case Scores():
-                inserted = said.author in self.judges and _put(self.scores, said, named)
+                inserted = said.author in self.judges and self._put(self.scores, said, namer)
             case Roster():
                 leads = said.author in self.leaders[what.attempt : what.attempt + 1]
-                inserted = leads and _put(self.rosters, said, named)
+                inserted = leads and self._put(self.rosters, said, namer)
             case _:
                 inserted = False
         if inserted:
             self.sealed[said.id] = sealed
         return inserted
 
-    def _insert_commit(self, said: Said[Commit], now: float, named: bool) -> bool:
+    def _insert_commit(self, said: Said[Commit], now: float, namer: str) -> bool:
         known = (
-            named
+            bool(namer)
             or said.author in self.chain.validators
             or any(said.author == worked.author for roster in self.chain.history[-2:] for worked in roster)
         )
         room = known or len(self.commits) < MAX_AUTHORS
-        if not room or not participates(self.chain, said.author) or not _put(self.commits, said, named):
+        if not room or not participates(self.chain, said.author) or not self._put(self.commits, said, namer):
             return False
         self.arrived.setdefault(said.author, now)
         for reveal in self._loose.pop(said.id, ()):
             self._insert_reveal(reveal)
+        return True
+
+    def _put(self, kept: dict[bytes, Any], said: Said[Any], namer: str) -> bool:
+        """Keep it unless as many of its author's are here; then as many as each namer may have."""
+        if said.id in kept:
+            return False
+        if sum(said.author == other.author for other in kept.values()) >= PER_AUTHOR:
+            if not namer or self._named[namer, said.author] >= NAMED:
+                return False
+            self._named[namer, said.author] += 1
+        kept[said.id] = said
         return True
 
     def _insert_reveal(self, said: Said[Reveal]) -> bool:
@@ -211,15 +223,6 @@ class RoundLog:
     ) -> Quoted:
         reveals = {id: said.what for id, said in self.reveals.items()}
         return Quoted(tuple(cuts), tuple(scores), self.commits, reveals, norms)
-
-
-def _put(kept: dict[bytes, Any], said: Said[Any], named: bool) -> bool:
-    """Keep it unless as many of its author's are here."""
-    most = PER_AUTHOR + NAMED * named
-    if said.id in kept or sum(said.author == other.author for other in kept.values()) >= most:
-        return False
-    kept[said.id] = said
-    return True
 
 
 @dataclass(frozen=True)
@@ -408,10 +411,11 @@ def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[
 
 
 def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
-    """Commits that a roster may list, ascending: what these cuts make it list, then others while there is room."""
-    listed = listed_commits(cuts)
-    others = sorted({id for cut in cuts for id in cut.what.commits}.difference(listed))
-    return tuple(sorted([*listed, *others][:MAX_COMMITS]))
+    """Commits that a roster may list, ascending: those that most judges cut, while there is room. Each counts once."""
+    times = Counter(
+        id for _, id in {(cut.author, id) for cut in cuts for id in cut.what.commits}
+    )  # a judge counts once
+    return tuple(sorted(sorted(times, key=lambda id: (-times[id], id))[:MAX_COMMITS]))
 
 
 def follow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +22,11 @@ from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
+from swarmnode.training.codecs.base import Vector
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.runspec import RunSpec
+
+logger = logging.getLogger(__name__)
 
 TELL_AFTER = 1.0  # seconds of looking for members in vain, until the owner hears of it
 
@@ -78,6 +83,15 @@ class Context:
         """Raises Refuse for a peer that may not take part."""
         if not self.admits(peer):
             raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
+
+    async def is_whole(self, work: Vector) -> bool:
+        """Whether local work is finite. Where it is not its owner is told, and whoever asks drops it."""
+        whole = await self.runner(lambda: is_finite(work))
+        text = "training here diverges to NaN or infinity, and its work is dropped: a learning rate may be too high"
+        if not whole:
+            logger.warning("%s", text)
+        self.observer.warn("diverged", None if whole else text)
+        return whole
 
     def nearby(self) -> tuple[PeerId, ...]:
         """The members that are connected; before one is known, all peers who may take part."""

@@ -68,6 +68,7 @@ TIMEOUT = 3.0  # seconds for a peer to say where it stands
 FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
 NOTICE_MEMBERS_FOR = 4.0  # the same for one that comes back
 END_WITHIN = 10.0  # seconds that a node which is done waits for the last records of others
+OFFERED_FOR = 10.0  # seconds in which whoever asks is offered the same state
 LACKING_FOR = 60.0  # seconds after which a record that others build on is not waited for any more
 
 RECORDS = Metric("swarmnode_seed_records", GAUGE, "records of all authors that this node's parameters are the sum of")
@@ -127,7 +128,8 @@ class Seed(Method):
         self._unsaid: dict[int, bytes] = {}  # own, by round
         self._counted = Count[PeerId]()  # whose records were added since the last result
         self._adding = trio.Lock()  # S and the chains belong together
-        self._offering = trio.Lock()  # one copy of them is made at a time, however many ask
+        self._offering = trio.Lock()  # one copy of them is made at a time, however many ask …
+        self._offered: tuple[float, Offer] | None = None  # … and given for a while: trio time, the last one
         self._round = 0
         self._begun = FIRST  # the last round that the trainer took a step of
         self._parameters = parts.trainer.parameters()  # theta, as the trainer has it between two steps
@@ -140,6 +142,7 @@ class Seed(Method):
     # --- what others ask --------------------------------------------------------------------------------------------
 
     async def _on_stand(self, peer: PeerId, query: RunQuery) -> SeedStand:
+        self._parts.check_admitted(peer)
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
             self._news.set()
@@ -150,12 +153,15 @@ class Seed(Method):
     async def _on_offer(self, peer: PeerId, query: RunQuery) -> Offer:
         layout = self._trainer.layout
         async with self._offering:
+            if self._offered is not None and trio.current_time() < self._offered[0] + OFFERED_FOR:
+                return self._offered[1]  # what came since travels as records
             async with self._adding:
                 tally = self._check(peer, query)
                 round, chains, state = self._round, self._packed(), OuterState(tally.initial, tally.whole())
             hash = await self._parts.runner(lambda: state_hash(round, layout, state))
             self.catch_up.serve_state(round, hash, state)
-            return Offer(hash, chains)
+            self._offered = trio.current_time(), Offer(hash, chains)
+            return self._offered[1]
 
     def _check(self, peer: PeerId, query: RunQuery) -> Tally:
         self._parts.check_admitted(peer)
@@ -387,7 +393,7 @@ class Seed(Method):
             return True
         initial = await self._parts.runner(lambda: hashlib.sha256(state.parameters.data).hexdigest())
         self._tally = Tally(state.parameters.copy(), state.momentum.astype(np.int32))
-        self._initial, self._chains, self._waiting, self._hash = initial, chains, {}, ""
+        self._initial, self._chains, self._waiting, self._hash, self._offered = initial, chains, {}, "", None
         self._round = max(self._round, 1 + max((chain.round for chain in chains.values()), default=FIRST))
         await self._look_at_all()
         await self._add()

@@ -24,7 +24,6 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
-from functools import partial
 from math import inf, nan
 
 import numpy as np
@@ -131,8 +130,7 @@ class StreamingRounds(DilocoRounds):
         before, beside = self._steps_of(here.round)
         worked = self._count(await self._train(here, before))
         unsettled = await self._unsettled()
-        if not await self._runner(partial(is_finite, unsettled)):
-            logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
+        if not await self._parts.is_whole(unsettled):
             self._begin_anew()
             unsettled, worked = np.zeros_like(unsettled), NOTHING
         self._gradient = gradient = fragment.take(unsettled)

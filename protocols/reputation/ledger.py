@@ -398,7 +398,7 @@ class Ledger:
         return {
             "version": EXPORT,
             "round": self.round,
-            "chain": {peer: asdict(account) for peer, account in sorted(chain.items())},
+            "chain": {peer: asdict(account) for peer, account in chain.items()},
             "seen": {peer: asdict(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
             "owed": {peer: seen.owed for peer, seen in self._seen.items() if seen.owed},
         }

@@ -197,7 +197,8 @@ class Repair:
             cutoff, nonce = self._backend.now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
             responder = Responder(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
             session = _Session(step.session, responder, now)
-            self.record_time(peer, step.time)
+            if step.time:
+                self.record_time(peer, step.time)
         try:
             frame = await self._runner(lambda: session.responder.receive(step.frame))
         except CutoffRefused as error:

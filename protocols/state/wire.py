@@ -71,7 +71,7 @@ class RepairStep:
     run_id: str
     session: int
     frame: bytes
-    time: int  # ms since the epoch, by the caller's clock
+    time: int = 0  # ms since the epoch, by the caller's clock; 0 where it does not say
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import trio
@@ -108,9 +108,9 @@ class FetchContext:
     counts: Counter[str]
     limits: ShardLimits
     deliveries: DeliveryLog | None
-    askers: Askers
     disk: Store
-    memory: MemoryShards
+    memory: MemoryShards = field(default_factory=MemoryShards)
+    askers: Askers = field(default_factory=Askers)
 
     def store_of(self, shard: ShardId) -> Store:
         """The store that has the shard, or is to have it."""
@@ -301,7 +301,7 @@ class ShardFetch:
                 source = Source(peer, self._plan.chunks_of(holding), self._limits)
                 await self._draw_from(self._plan, source)
                 broken = source.broken_promises >= EMPTY_PROMISES and not self.brief
-                if broken and await self._still_promises(peer):
+                if broken and (await self._ask(peer)).complete:  # it did not drop the shard, and sends nothing
                     self._deliver(peer, 0, False)
         except WireError as error:
             self._banned.add(peer)
@@ -319,10 +319,6 @@ class ShardFetch:
             if asker != self._context.network.me:
                 self._companions[asker] = None
         return holding
-
-    async def _still_promises(self, peer: PeerId) -> bool:
-        """Whether a provider that sends nothing says even now that it has the whole shard: it may have dropped it."""
-        return (await self._ask(peer)).complete
 
     async def _refresh(self, source: Source) -> None:
         """Learn which chunks a half-complete provider has by now."""

@@ -46,9 +46,8 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
-from swarmnode.protocols.transfer.shard_fetch import Askers, DeliveryLog, FetchContext, ShardFetch, check_size
+from swarmnode.protocols.transfer.shard_fetch import DeliveryLog, FetchContext, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
-from swarmnode.protocols.transfer.shard_memory import MemoryShards
 from swarmnode.protocols.transfer.shard_plan import Run
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
@@ -283,7 +282,6 @@ class Shards:
         self._limits = limits
         self._random = random.Random(seed)
         self._channels = Channels(network, PROTOCOL, idle=limits.idle_streams)
-        self.memory = MemoryShards()  # for those whose owner brings the memory
         self._fetches: dict[ShardId, ShardFetch] = {}
         self._slots = trio.Semaphore(limits.fetches)
         self._nursery: trio.Nursery | None = None
@@ -294,18 +292,9 @@ class Shards:
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
         self._context = FetchContext(
-            network,
-            rpc,
-            runner,
-            self._channels,
-            self.violations,
-            self.counts,
-            limits,
-            deliveries,
-            Askers(),
-            store,
-            self.memory,
+            network, rpc, runner, self._channels, self.violations, self.counts, limits, deliveries, store
         )
+        self.memory = self._context.memory  # for those whose owner brings the memory
         self.ask_holdings = self._context.ask_holdings
         self.server = ShardServer(self._context, standings, self._random)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarmnode.node import identity
 from swarmnode.node.assembly import WorkMissing, check_admitted
 from swarmnode.node.identity import (
     NAME_LENGTH,
     IdentityError,
     agent,
+    load,
     load_or_create,
     named,
     peer_id_of,
     read_passphrase,
+    replace,
 )
+from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.training.runspec import parse_runspec
 
 
@@ -126,3 +132,19 @@ def test_a_name_travels_behind_the_version_and_is_cleaned_on_both_sides(tmp_path
     assert named(agent("1.2", path)) == ("swarmnode/1.2", "Anna's[2J desktop")
     assert named("swarmnode/1.2 " + "x\n" * 99)[1] == "x" * NAME_LENGTH
     assert named("kubo/0.30 desktop") == ("kubo/0.30", "")
+
+
+def test_a_key_that_cannot_be_written_replaces_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "identity.key"
+    before, mined = load_or_create(path, None).peer_id, Ed25519PrivateKey.generate()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(identity, "write_all", full)
+        with pytest.raises(NoSpace):
+            replace(path, None, mined)
+    assert load_or_create(path, None).peer_id == before
+    aside = replace(path, None, mined)
+    assert aside is not None and load(aside, None).peer_id == before != load(path, None).peer_id

@@ -235,3 +235,15 @@ class Watched(Line):
 
 def test_a_batch_for_which_there_is_memory_is_given_to_the_task_as_it_drew_it() -> None:
     assert _loop(Watched())[0].train(round=0, steps=2, seconds=60, between=_never).steps == 2
+
+
+def test_one_step_that_diverges_spoils_no_later_one() -> None:
+    loop, vector = _loop(Line(), lr=0.1)
+    loop.train(round=0, steps=2, seconds=60, between=_never)
+    before = vector.clone()
+    loop.optimizer.moments.fill_(math.nan)  # as after a gradient beyond float32
+    loop.train(round=1, steps=1, seconds=60, between=_never)
+    assert not vector.isfinite().all() and loop.optimizer.updates == 0
+    vector.copy_(before)  # its work was dropped
+    loop.train(round=2, steps=3, seconds=60, between=_never)
+    assert vector.isfinite().all() and loop.optimizer.updates == 3

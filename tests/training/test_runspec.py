@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarmnode.training import runspec
 from swarmnode.training.codecs import CODECS
-from swarmnode.training.options import SettingError, option
+from swarmnode.training.options import SettingError, as_toml, option
 from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import LAST_RATE, decode, encode, load_runspec, parse_runspec, to_toml
 
@@ -327,3 +327,9 @@ def test_what_is_told_of_overlap_has_no_meaning_with_another_method() -> None:
         parse_runspec({**run, "exchange": {"method": "streaming", "alpha": 0.25}}, source="f")
     mixes = parse_runspec({**run, "exchange": {"method": "streaming", "alpha": 0.25, "eager": False}}, source="f")
     assert mixes.exchange.alpha == 0.25
+
+
+def test_a_text_in_toml_moves_no_cursor_and_loads_to_itself() -> None:
+    for text in ("\x1b]0;x\x07", "two\nlines\t", 'a "quoted" \\ one', "\x85\u202e\U0001f600"):
+        written = as_toml(text)
+        assert written.isprintable() and tomllib.loads(f"x = {written}") == {"x": text}

@@ -233,7 +233,7 @@ def _processor(drawings: Mapping[int, Drawing]) -> type[Any]:
 
 def kv_cache(policy: HFPolicy) -> int:
     """Bytes for keys and values, in which at least one text finds room; what is then too long waits its turn."""
-    config = policy.config
+    config = policy.model.config
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kept = getattr(config, "num_key_value_heads", None) or heads

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.rl.tasks import MAX_NAME, MAX_SEED, Question, TaskRef, UnknownTask, regenerate
-from swarmnode.training.rl.vocabulary import BYTES, Vocabulary, known, text_by, translate
+from swarmnode.training.rl.vocabulary import BYTES, Vocabulary, known, translate
 
 MAX_ANSWERS = 64  # in a group
 MAX_TOKENS = 4096  # of an answer
@@ -291,7 +291,7 @@ def as_text(group: RolloutGroup) -> RolloutGroup:
     if source is None:
         raise GroupError(f"vocabulary {group.vocabulary!r} is not known here")
     texts = [tuple(translate(answer, source, BYTES)) or (BYTES.end,) for answer in group.answers]
-    return replace(group, answers=tuple(texts), vocabulary=text_by(source.id), logprobs=None)
+    return replace(group, answers=tuple(texts), vocabulary=f"{BYTES.id}/{source.id}", logprobs=None)
 
 
 def reward_by_task(scored: Sequence[Scored]) -> dict[str, float]:

@@ -107,10 +107,6 @@ class HFPolicy(nn.Module):
         """Those that are trained, and so `parameters` as well."""
         return (each for each in super().named_parameters(*args, **kwargs) if each[1].requires_grad)
 
-    @property
-    def config(self) -> Any:
-        return self.model.config
-
     def forward(self, tokens: Tensor) -> Tensor:
         return self._run(tokens, None)[0]
 

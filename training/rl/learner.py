@@ -218,9 +218,9 @@ class Learner:
         """
         rng = self._heldout if seed is None else np.random.default_rng([seed, 4])
         asked = [self._question(rng) for _ in range(questions)]
-        exact = [question for question in asked if question.exact]
+        exact = [question for question in asked if question.task.exact]
         total = float(self._chances(exact).sum()) if exact else 0.0
-        open_ended = [question for question in asked if not question.exact]
+        open_ended = [question for question in asked if not question.task.exact]
         if open_ended:
             total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1)))
         return total / questions

@@ -14,9 +14,8 @@ the seeds has too: `read` tells how far each token is from the one that the nois
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -55,12 +54,8 @@ class Completion:
     logprobs: tuple[float, ...]  # nats, one a token
 
 
-class Sampler(Protocol):
-    """Whatever writes answers as `sample` does; `engine.py` has others."""
-
-    def __call__(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, seeds: Sequence[int]
-    ) -> list[Completion]: ...
+# Whatever writes answers as `sample` does; `engine.py` has others.
+Sampler = Callable[[Policy, Sequence[Sequence[int]], Sampling, Sequence[int]], list[Completion]]
 
 
 def prompt_of(policy: Policy, question: Question, how: Sampling) -> list[int]:

@@ -100,11 +100,6 @@ class Question:
     task: RolloutTask = field(repr=False, compare=False)
     problem: Any = field(repr=False, compare=False)
 
-    @property
-    def exact(self) -> bool:
-        """Whether the chance of writing `key`, and then ending, is the expected reward."""
-        return self.task.exact
-
     def reward(self, answer: str) -> float:
         """In [0, 1]: how right the final answer in the text `answer` is. Never raises, whatever the text."""
         return self._checked("verify", answer)

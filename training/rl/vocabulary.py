@@ -96,13 +96,8 @@ def register(vocabulary: Vocabulary) -> None:
     KNOWN[vocabulary.id] = vocabulary
 
 
-def text_by(id: str) -> str:
-    """The id of text that the vocabulary `id` wrote: BYTES to whoever does not know that one."""
-    return f"{BYTES.id}/{id}"
-
-
 def known(id: str) -> Vocabulary | None:
-    """The vocabulary of that id; None where nobody here knows it."""
+    """The vocabulary of that id, for text by an unknown one BYTES; None where nobody here knows it."""
     return KNOWN.get(id) or KNOWN.get(id.partition("/")[0])
 
 

@@ -22,6 +22,7 @@ No longer needed when the `test_stock_yamux_still_…` tests in tests/node/host/
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -185,10 +186,10 @@ class YamuxSession(MuxedSession):
                 await self._work.wait()
                 if self._closing and not self.outbox:
                     return
-            # A TCP connection sees itself whether its socket stalls; and what the owner's cap has wait does not.
-            sees_itself = isinstance(self.raw, MeteredStream) or self.raw.host.up.rate
+            # TCP sees itself whether its socket stalls; what goes through a relay may wait for the owner's cap.
+            patience = WRITE_STALL * (10 if self.raw.host.up.rate else 1)
             try:
-                with trio.move_on_after(float("inf") if sees_itself else WRITE_STALL) as scope:
+                with trio.move_on_after(math.inf if isinstance(self.raw, MeteredStream) else patience) as scope:
                     await self._transport.write(self.outbox.batch())
             except Exception as error:
                 await self.abandon(f"write failed: {error!r}")

@@ -241,14 +241,9 @@ class BtardReduce(SignedReducer):
         return Centre(number, hashlib.sha256(raw).digest(), radius, residual(rows, shares, rounded, radius)), raw
 
     def _sums(self, attempt: BtardAttempt, own: list[bytes], mean: Vector) -> Sums:
-        sums: list[float] = []
-        distances: list[float] = []
-        for number, raw in enumerate(own):
-            part = attempt.parts[number]
-            of_part, distance = self._checksum(attempt, number, raw, mean[part.start : part.stop])
-            sums += of_part
-            distances.append(distance)
-        return Sums(tuple(sums), tuple(distances))
+        centres = [mean[part.start : part.stop] for part in attempt.parts]
+        told = [self._checksum(attempt, number, raw, centres[number]) for number, raw in enumerate(own)]
+        return Sums(tuple(each for sums, _ in told for each in sums), tuple(distance for _, distance in told))
 
     def _checksum(
         self, attempt: BtardAttempt, number: int, raw: bytes, centre: Vector

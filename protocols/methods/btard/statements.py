@@ -188,15 +188,10 @@ def _contradict(one: Signed, other: Signed) -> bool:
         return _number(first) == _number(second)
     match first, second:
         case (Commitment() as commitment, Sent() as sent) | (Sent() as sent, Commitment() as commitment):
-            return _breaks(commitment, sent)
+            return not 0 <= sent.part < len(commitment.hashes) or commitment.hashes[sent.part] != sent.hash
         case (Commitment(nonce=sealed), Opening(nonce=nonce)) | (Opening(nonce=nonce), Commitment(nonce=sealed)):
             return hashlib.sha256(nonce).digest() != sealed
     return False
-
-
-def _breaks(commitment: Commitment, sent: Sent) -> bool:
-    hashes = commitment.hashes
-    return not 0 <= sent.part < len(hashes) or hashes[sent.part] != sent.hash
 
 
 def _read(signed: Signed) -> Statement:

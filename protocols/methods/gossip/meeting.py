@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Refused
-from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Counter, Hash
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -232,17 +231,3 @@ class Meeting:
                 self._closed = True
             self._tell()
         return self.counts
-
-
-class PastMeetings:
-    """How the last meetings ended, for the one that did not hear it."""
-
-    def __init__(self) -> None:
-        self._ended = Recent[tuple[PeerId, int], bool](PAST)
-
-    def note(self, meeting: Meeting) -> None:
-        if meeting.peer is not None:
-            self._ended[meeting.peer, meeting.round] = meeting.counts
-
-    def counted(self, peer: PeerId, round: int) -> bool:
-        return self._ended.get((peer, round), False)

@@ -44,10 +44,10 @@ from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.gossip.meeting import (
     AWAY,
+    PAST,
     Meeting,
     MeetReply,
     MeetRequest,
-    PastMeetings,
     SettleReply,
     SettleRequest,
     Stand,
@@ -62,7 +62,7 @@ from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
+from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.gossip import gossip_step, weights_codec
 from swarmnode.training.outer import OuterState, pseudo_gradient, state_hash
 from swarmnode.training.runspec import OuterSection
@@ -99,7 +99,7 @@ class Gossip(Method):
         self.violations = (self.lies,)
         self.meeting: Meeting | None = None
         self.apart = 0.0  # |phi - the other's phi| / |phi|, in the last meeting
-        self._past = PastMeetings()
+        self._past = Recent[tuple[PeerId, int], bool](PAST)  # whether they counted, for the one that did not hear it
         self._met = Recent[int, bool](64)  # by round, whether somebody was met
         self._deadline = AdaptiveDeadline(
             floor=parts.spec.exchange.deadline_floor, ceiling=parts.spec.exchange.deadline_ceiling
@@ -158,7 +158,7 @@ class Gossip(Method):
         meeting = self.meeting
         if meeting is not None and (peer, request.round) == (meeting.peer, meeting.round):
             return SettleReply(await meeting.settle(peer, request.round, waits=request.waits))
-        return SettleReply(self._past.counted(peer, request.round))
+        return SettleReply(self._past.get((peer, request.round), False))
 
     def _check(self, peer: PeerId, run_id: str, *, moving: bool) -> None:
         """Raises Refuse where this node is in another run, stands nowhere yet, trains no more, or does not admit it."""
@@ -225,8 +225,7 @@ class Gossip(Method):
                 nursery.start_soon(meeting.run)
                 worked = await self._train(meeting, steps)
                 gradient = await self._unsettled()
-                if not await self._parts.runner(lambda: is_finite(gradient)):
-                    logger.warning("round %d: local training diverged; its work is dropped", meeting.round)
+                if not await self._parts.is_whole(gradient):
                     gradient, worked = np.zeros_like(gradient), NOTHING
                 self.phase = "exchanging"
                 began = trio.current_time()
@@ -261,7 +260,8 @@ class Gossip(Method):
 
     def _end(self, meeting: Meeting) -> None:
         meeting.close()
-        self._past.note(meeting)
+        if meeting.peer is not None:
+            self._past[meeting.peer, meeting.round] = meeting.counts
         self.meeting = None
         self.phase = "waiting"
 

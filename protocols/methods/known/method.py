@@ -245,11 +245,15 @@ class Diloco(Method):
     async def _join_others(self) -> bool:
         """Ask members to be named; once somebody's roster names this node, fetch the state and stand there."""
         heads = await self._heads(join=True)
+        best = next((found for found in heads if not found[0].paused), None)
+        # Who went on apart from more give up their rounds when they meet these, so nobody joins them …
+        apart = [found for found in heads if best is not None and diverged(best[0], found[0])]
+        if apart and best is not None and not self._named_in(best[0]) and not await self.go_to(*best):
+            apart = []  # … unless these have no such state: who says so keeps nobody from the others
         for head, source in heads:
             # after its last round a swarm names nobody any more
             over = self._last_round is not None and head.round >= self._last_round
-            # Who went on apart from more give up their rounds when they meet these, so nobody joins them.
-            if (self._named_in(head) or over) and not diverged(heads[0][0], head) and await self.go_to(head, source):
+            if (self._named_in(head) or over) and (head, source) not in apart and await self.go_to(head, source):
                 return True
         if heads and not self.rounds.stands:
             await self.go_to(*heads[0])

@@ -34,7 +34,6 @@ from swarmnode.protocols.methods.method import RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
-from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import OuterState, outer_step, pseudo_gradient, state_hash
 from swarmnode.training.runspec import InnerSection
 
@@ -164,8 +163,7 @@ class DilocoRounds:
         if self.population is not None:
             await self.population.measure(here.round)
         gradient = await self._unsettled()
-        if not await self._runner(lambda: is_finite(gradient)):
-            logger.warning("round %d: local training diverged to NaN or infinity; its work is dropped", here.round)
+        if not await self._parts.is_whole(gradient):
             gradient, worked = np.zeros_like(gradient), NOTHING
         self.phase = "exchanging"
         self._gradient = gradient

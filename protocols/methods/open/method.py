@@ -241,12 +241,7 @@ def update_ledger(ledger: Ledger, store: ChainStore, to: Block) -> None:
         ledger.follow(id, parent, _proved(store, block), round=block.chain.round)
     if known == len(way) - 1:
         ledger.go_to(to.id)
-    _compare_heads(ledger, store)
-
-
-def _compare_heads(ledger: Ledger, store: ChainStore) -> None:
-    """Hold the state hash that each validator signed against that of this node's own replay, once for each head."""
-    for author, (_, said) in store.last_heads.items():
+    for author, (_, said) in store.last_heads.items():  # the state hash that each signed, against this node's replay
         own = store.hashes.get(said.what.roster)
         if own is not None and author in store.block.chain.validators:
             same = said.what.state == bytes.fromhex(own)

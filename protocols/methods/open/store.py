@@ -6,10 +6,11 @@
     store.move(block)            stand there; let go of what is long past
     await store.until(…)         wait for what others say: whoever waits looks again when something changed
 
-`ChainStore` asks nobody (`sync.py` does). What strangers can make it hold is bounded: a round's log by MAX_AUTHORS,
-votes and absences by LOOKED_FOR, contributions by bytes, all else by rules that hold and by rounds long past being let
-go of. The states of the last blocks are kept within a budget; an earlier one, or one of another fork, is made again by
-replaying rosters from the nearest state that is kept. The same chain gives the same bits (`training.open_step`).
+`ChainStore` asks nobody (`sync.py` does). What strangers can make it hold is bounded: a round's log by MAX_AUTHORS
+and NAMED, votes and absences by LOOKED_FOR, contributions by bytes, all else by rules that hold and by rounds long past
+being let go of. The states of the last blocks are kept within a budget; an earlier one, or one of another fork, is
+made again by replaying rosters from the nearest state that is kept. The same chain gives the same bits
+(`training.open_step`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 AWAY = "note/away"  # key of the record by which a node says that it takes no part for now
 ROUND_KINDS = ("commit", "availability", "reveal", "score", "roster")  # kinds of what is said in a round
 VOTE_KIND = "vote"
+NOTHING_NAMED: Mapping[bytes, PeerId] = {}
 LOOKED_FOR = 4096  # authors of heads that are kept, and of absences
 NEWCOMERS = 256  # peers about to join that are remembered …
 LATELY = 60.0  # … for so many seconds
@@ -267,7 +269,7 @@ class ChainStore:
         self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
         self.disproved: dict[PeerId, Block] = {}  # judges, with the roster that quotes what this node found false
         self.counts: Counter[str] = Counter()
-        self._changed = trio.Event()
+        self.changed = trio.Event()  # set by what changes next
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(STATEMENTS, lambda: self.counts)
@@ -409,8 +411,8 @@ class ChainStore:
 
     # --- who said what ------------------------------------------------------------------------------------------------
 
-    def insert(self, element: Element, named: Container[bytes] = ()) -> Said[Any] | None:
-        """Insert a record of the state; the statement that is new by it, if one is. `named`: ids in cuts or rosters."""
+    def insert(self, element: Element, named: Mapping[bytes, PeerId] = NOTHING_NAMED) -> Said[Any] | None:
+        """Insert a record of the state; the statement that is new by it, if one is. `named`: ids, and by whom."""
         if not isinstance(element, Record) or not self._admits(element.author):
             return None
         if element.key == AWAY:
@@ -427,7 +429,8 @@ class ChainStore:
             inserted = self._insert_head(element, said)
         else:
             log = self.logs.get(said.what.parent)
-            inserted = log is not None and log.insert(said, element.sealed, trio.current_time(), named=said.id in named)
+            now, namer = trio.current_time(), named.get(said.id, "")
+            inserted = log is not None and log.insert(said, element.sealed, now, namer=namer)
         if not inserted:
             return None
         self.counts["heard"] += 1
@@ -471,20 +474,16 @@ class ChainStore:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    @property
-    def changed(self) -> trio.Event:
-        return self._changed
-
     def notify(self) -> None:
         """Something changed: who waits looks again."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self.changed.set()
+        self.changed = trio.Event()
 
     async def until(self, true: Callable[[], bool], *, deadline: float = float("inf")) -> bool:
         """Wait until `true()`, asked whenever something changed, or the deadline in trio time; whether it is true."""
         with trio.move_on_at(deadline):
             while not true():
-                await self._changed.wait()
+                await self.changed.wait()
                 await trio.sleep(BURST)
             return True
         return true()

@@ -6,8 +6,8 @@
 
 A roster comes into the tree when all that it rests on is here: what it quotes, by id; its rules; the contributions that
 it accepts; the state after it. A validator's head leads to a roster by the way to it from here, each roster on that way
-in turn. So whatever is in the tree is here with every byte. Each roster is one task, of which there are at most two per
-attempt, as a log takes no more. Where something cannot be had, the task tries again, at longer and longer intervals,
+in turn. So whatever is in the tree is here with every byte. Each roster is one task, of which there are few, as a log
+takes no more. Where something cannot be had, the task tries again, at longer and longer intervals,
 while the roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP tries in
 vain at what one validator leads or follows, of one roster or of as many, this node may be too far from the others to
 replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of theirs.
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -48,6 +48,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import (
     AWAY,
     LOOKED_FOR,
+    NOTHING_NAMED,
     ROUND_KINDS,
     VOTE_KIND,
     ChainStore,
@@ -70,7 +71,7 @@ PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; th
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
 AT_ONCE = 16  # of one validator's words that are looked into at a time: the others wait till this node moves
 GIVE_UP = 3  # tries in vain at what a validator leads or follows after which a node may be too far away to replay
-RECENT = 8  # rounds before the tip of which a roster is examined unasked
+RECENT = 8  # rounds from where this node stands up to which a roster is examined
 
 PATH, RECORDS = "chain.path", "chain.records"
 MAX_PATH = 160  # rosters in one path, or asked about at once; more than the rounds that can be gone back
@@ -189,7 +190,7 @@ class ChainSync:
                 finally:
                     self._nursery = None
 
-    def insert(self, element: Element, named: Container[bytes] = ()) -> None:
+    def insert(self, element: Element, named: Mapping[bytes, PeerId] = NOTHING_NAMED) -> None:
         said = self.store.insert(element, named)
         if said is not None:
             self._follow_up_on(said)
@@ -236,7 +237,10 @@ class ChainSync:
                 self._follow_up_on(roster)
         for _, head in list(self.store.last_heads.values()):
             self._follow_up_on(head)
-        self.fetch_listed(self.store.logs.get(self.store.tip))
+        if (here := self.store.logs.get(self.store.tip)) is not None:
+            for cut in list(here.cuts.values()):
+                self._follow_up_on(cut)
+            self.fetch_listed(here)
 
     def _follow_up_on(self, said: Said[Any]) -> None:
         """Begin what can be done with what was just heard."""
@@ -254,7 +258,9 @@ class ChainSync:
                 else:
                     self._consider_out_of_sync()
             case AvailabilityVote() | Reveal() if said.what.parent == store.tip:
-                if isinstance(said.what, AvailabilityVote) and store.log.lacking(said.what):
+                lacks = isinstance(said.what, AvailabilityVote) and store.log.lacking(said.what)
+                if lacks and said.id not in self._examining:
+                    self._examining.add(said.id)
                     self._nursery.start_soon(self._obtain_listed, store.log, said)
                 self.fetch_listed(store.log)
 
@@ -370,25 +376,32 @@ class ChainSync:
         if await self.store.until(here, deadline=trio.current_time() + PUSH_TAKES):
             return
         for peer in self._who_holds(said):
-            await self._insert_from(peer, said.id, log.lacking(said.what))
+            await self._insert_from(peer, said.id, log.lacking(said.what), said.author)
             if here():
                 return
         raise Lost("a reveal" if reveal_of else f"{len(log.lacking(said.what))} records are with nobody who was asked")
 
     async def _obtain_listed(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
         """Have the commits that a cut lists: it cannot be quoted without; and of one author a log takes few unasked."""
-        if await self.store.until(lambda: not log.lacking(cut.what), deadline=trio.current_time() + PUSH_TAKES):
-            return
-        for peer in self._who_holds(cut):
-            await self._insert_from(peer, cut.id, log.lacking(cut.what))
-            if not log.lacking(cut.what):
-                return
+        wait, most = TRY_AGAIN
+        try:
+            while log.chain.tip == self.store.tip:
+                if await self.store.until(lambda: not log.lacking(cut.what), deadline=trio.current_time() + PUSH_TAKES):
+                    return
+                for peer in self._who_holds(cut):
+                    await self._insert_from(peer, cut.id, log.lacking(cut.what), cut.author)
+                    if not log.lacking(cut.what):
+                        return
+                await trio.sleep(wait)
+                wait = min(2 * wait, most)
+        finally:
+            self._examining.discard(cut.id)
 
-    async def _insert_from(self, peer: PeerId, id: bytes, named: Iterable[bytes]) -> None:
-        """Insert what a peer gives of a roster or a cut; `named` are ids that are needed."""
-        wanted = {id, *named}
+    async def _insert_from(self, peer: PeerId, id: bytes, named: Iterable[bytes], by: PeerId) -> None:
+        """Insert what a peer gives of a roster or a cut; `named`: ids that are needed, as `by` names them."""
+        needed = dict.fromkeys(named, by)
         for element in await self.ask_records(peer, [id]):
-            self.insert(element, wanted)
+            self.insert(element, needed)
 
     # --- the way to a roster that somebody follows --------------------------------------------------------------------
 
@@ -420,6 +433,9 @@ class ChainSync:
             await self._take_step(path.ids[number], path.empty[number], author)
             if path.ids[number] not in tree:  # nor will any be that builds on it
                 raise Lost("no way leads there from here")
+            if tree[path.ids[number]].chain.round > self.store.block.chain.round + RECENT:
+                self._consider_out_of_sync()
+                raise Lost("it is too far from here to be replayed")
 
     async def _take_step(self, id: bytes, is_empty: bool, author: PeerId) -> None:
         store = self.store
@@ -430,7 +446,7 @@ class ChainSync:
             return
         if not any(id in log.rosters for log in store.logs.values()):
             for peer in self._others([author, *self._neighbours()])[:SOURCES]:
-                await self._insert_from(peer, id, ())
+                await self._insert_from(peer, id, [id], author)
                 if any(id in log.rosters for log in store.logs.values()):
                     break
         for log in list(store.logs.values()):
@@ -459,9 +475,9 @@ class ChainSync:
 
     # --- contributions ----------------------------------------------------------------------------------------------
 
-    def fetch_listed(self, log: RoundLog | None) -> None:
+    def fetch_listed(self, log: RoundLog) -> None:
         """Fetch contributions that the cuts of a round list, as soon as they are revealed."""
-        if log is not None and self._nursery is not None:
+        if self._nursery is not None:
             for id in log.listed():
                 if id in log.reveals and self._may_fetch(log.reveals[id]):
                     self._nursery.start_soon(self._fetch, log, id, "")

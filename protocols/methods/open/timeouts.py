@@ -74,7 +74,7 @@ class Timeouts:
             for attempt, leader in enumerate(order):
                 self._set(context, attempt=attempt)
                 await self._wait_for("roster", partial(self._without_roster, context, leader))
-                if not self._is_open(context):
+                if not self._without_roster(context, leader):
                     await trio.sleep(self._patience("heads"))  # for heads; the round ends meanwhile
         else:
             logger.info("round %d: too few judges are there", chain.round)
@@ -170,11 +170,7 @@ class Timeouts:
 
     def _without_roster(self, context: RoundView, leader: PeerId) -> set[PeerId]:
         """The leader, while no roster of this round is here whose rules hold."""
-        return {leader} if self._is_open(context) else set()
-
-    def _is_open(self, context: RoundView) -> bool:
-        """Whether no roster of this round is here whose rules hold."""
-        return not self._store.tree.children(context.chain.tip)
+        return set() if self._store.tree.children(context.chain.tip) else {leader}
 
     def _is_there(self, peer: PeerId) -> bool:
         return peer == self._me or not (self._liveness.is_suspected(peer) or self._store.is_away(peer))

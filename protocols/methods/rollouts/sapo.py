@@ -77,10 +77,7 @@ AGAIN = 32  # counters by which this node may be ahead of what its trainer expec
 
 
 class _ByRollouts(Method):
-    """What both roles have alike. It implements `SharingRules` as a method that takes no groups.
-
-    Raises TypeError where its trainer process has no policy.
-    """
+    """What both roles have alike. It implements `SharingRules` as a method that takes no groups."""
 
     name = "sapo"
     phase = "waiting"

@@ -193,12 +193,8 @@ class Rollouts:
         return RolloutStats(self.pool.stats(), self.alone, len(self._loads), dict(self.counts))
 
     def measure(self, metrics: Metrics) -> None:
-        def held_bytes() -> dict[str, float]:
-            stats = self.pool.stats()
-            return {"own": stats.own_bytes, "others": stats.bytes}
-
         metrics.show(HELD, lambda: {"own": len(self.pool.own()), "others": len(self.pool)})
-        metrics.show(HELD_BYTES, held_bytes)
+        metrics.show(HELD_BYTES, lambda: {"own": self.pool.stats().own_bytes, "others": self.pool.stats().bytes})
         metrics.show(EVENTS, lambda: self.counts)
         metrics.show(SHARE_SECONDS, lambda: self.runner.seconds)
         metrics.show(REFUSED, lambda: self.pool.refused)

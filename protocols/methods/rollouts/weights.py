@@ -165,13 +165,9 @@ class WeightsFetch:
 
     async def _patched(self, words: Words, way: Sequence[Patch], weights: Weights) -> Words:
         raw = [await self._content(patch.shard, weights, range(1, weights.size)) for patch in way]
-
-        def patched() -> Words:
-            return _checked(functools.reduce(applied, raw, words), weights)
-
-        words = await self._runner(patched)
+        after = await self._runner(lambda: _checked(functools.reduce(applied, raw, words), weights))
         self.patched += 1
-        return words
+        return after
 
     async def _all(self, weights: Weights) -> Words:
         content = await self._content(weights.shard, weights, range(weights.size, weights.size + 1))

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from swarmnode.node.storage import cutting
-from swarmnode.node.storage.cutting import own_text, publish, read_index, recipe_of, release_forgotten
+from swarmnode.node.storage.cutting import (
+    drop_unfinished,
+    own_text,
+    publish,
+    read_index,
+    recipe_of,
+    release_forgotten,
+)
 from swarmnode.node.storage.datadir import DataDir, NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
@@ -187,3 +194,28 @@ def test_who_leaves_a_run_keeps_neither_its_tokenizer_pinned_nor_its_own_text(
     (runs.folder(spec.run_id) / "run.spec").unlink()
     release_forgotten(runs, store)
     assert not pinned(store) and not any(file.exists() for file in files)
+
+
+def test_what_was_cut_when_the_machine_stopped_is_gone_at_the_next_start(
+    corpus: Path, store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Stops
+
+    before = publish(spec_of("kept"), str(corpus), store)
+    kept = pinned(store)
+    (corpus / "more.txt").write_text("private " * 10_000)
+    with monkeypatch.context() as stopping:
+        stopping.setattr(cutting, "encode", stop)
+        stopping.setattr(cutting._Kept, "undo", lambda self: None)  # nothing is, where the process is killed
+        with pytest.raises(Stops):
+            publish(spec_of("never"), str(corpus), store)
+    again = ShardStore(store.folder, cap=1 << 30)
+    assert pinned(again) > kept
+    drop_unfinished(again)
+    assert pinned(again) == kept == {one.shard for one in again.kept()}
+    assert everything(before, again)
+    drop_unfinished(again)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarmnode.node.storage.datadir import DataDirError
-from swarmnode.node.storage.history import MOST, History, PastRound, figures, read_history
+from swarmnode.node.storage.history import ALL, HISTORY, MOST, History, PastRound, figures, read_history
 
 
 def entry(round: int, *counted: str, history: int = 0) -> PastRound:
@@ -120,3 +120,11 @@ def test_a_file_that_grew_too_large_loses_its_older_half_and_nobody_who_counted(
         assert path.stat().st_size < 20_500
     found = read_history(path)
     assert found == tuple(entry(round, "a", "b") for round in range(found[0].round, 1000)) and len(found) > 50
+
+
+def test_sums_are_over_all_rounds(tmp_path: Path) -> None:
+    history = History(tmp_path / HISTORY)
+    for round in range(2500):
+        history.append(PastRound(round, "h", (), figures={"tokens": 2}))
+    path = tmp_path / HISTORY
+    assert len(figures(path)) <= MOST and sum(each["tokens"] for each in figures(path, most=ALL)) == 5000

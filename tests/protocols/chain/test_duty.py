@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnode.protocols.chain.duty import (
     MAX_AUTHORS,
+    NAMED,
     Fetch,
     Judge,
     Own,
@@ -24,6 +25,7 @@ from swarmnode.protocols.chain.duty import (
     WriteRoster,
     WriteScores,
     WriteSeal,
+    _to_score,
     commits_to_cut,
     duties,
     follow,
@@ -31,7 +33,7 @@ from swarmnode.protocols.chain.duty import (
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import check, compose
 from swarmnode.protocols.chain.state import leaders
-from swarmnode.protocols.chain.statements import MAX_COMMITS, Said, Seal
+from swarmnode.protocols.chain.statements import MAX_COMMITS, Said, Seal, nonce_hash
 
 CHAIN = start("ABCDE")
 LEADER = leaders(CHAIN, RULES)[0]
@@ -175,9 +177,27 @@ def test_what_cuts_and_rosters_name_is_taken_whoever_was_heard_first() -> None:
     assert len(log.commits) == 2 and commits_to_cut(CHAIN, log.commits.values()) == ()
     vote = cut(CHAIN, "A", [said[2].id])
     assert log.insert(vote, b"", 0.0) and log.lacking(vote.what) == [said[2].id]
-    assert not log.insert(said[2], b"", 0.0) and log.insert(said[2], b"record", 0.0, named=True)
+    assert not log.insert(said[2], b"", 0.0) and log.insert(said[2], b"record", 0.0, namer="A")
     assert log.lacking(vote.what) == [] and vote in log.quotable({}).cuts
     assert b"record" in log.records_of(vote.id)
+
+
+def test_who_names_much_takes_no_room_from_what_others_name() -> None:
+    said = [offer(CHAIN, "X", salt=bytes([number] * 16)).commit for number in range(2 * NAMED + 3)]
+    log = log_of(*said[:2])
+    taken = [log.insert(one, b"", 0.0, namer="A") for one in said[2:]]
+    assert sum(taken) == NAMED and not taken[-1]
+    assert log.insert(said[-1], b"", 0.0, namer="B")
+
+
+def test_a_judge_that_cuts_again_and_again_counts_once() -> None:
+    log = log_of(*COMMITS.values(), *BOTH.cuts)
+    for number in range(33):
+        junk = [hashed("junk", place) for place in range(MAX_COMMITS)]
+        nonce = nonce_hash(hashed("nonce", number))
+        log.insert(say("A", replace(cut(CHAIN, "A", junk).what, nonce_hash=nonce)), b"", 0.0, namer="A")
+    assert sum(one.author == "A" for one in log.cuts.values()) > 5
+    assert set(COMMITS) <= set(_to_score(tuple(log.cuts.values())))
 
 
 def test_reveals_of_commits_that_are_not_here_are_bounded() -> None:

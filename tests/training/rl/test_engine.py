@@ -53,7 +53,7 @@ class TorchEngine:
 
     def __init__(self, policy: HFPolicy, drawings: Mapping[int, Drawing]) -> None:
         self.drawings = drawings
-        self.model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(policy.config)).eval()
+        self.model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(policy.model.config)).eval()
         self.given = 0
 
     def collective_rpc(self, method: str, kwargs: dict[str, Iterable[tuple[str, torch.Tensor]]]) -> None:
