@@ -397,7 +397,7 @@ class RunSession(Observer):
             "steps": worked.steps,
             "tokens": worked.tokens,
             "members": result.members,
-            "outcome": result.outcome,
+            "outcome": self.outcome,
             "own": result.verdicts.get(me) or ("accepted" if me in result.counted else why.get(me, "none")),
             **({"steered": dict(result.steered)} if result.steered else {}),
             **({"missing": list(why), "why": why} if why else {}),
@@ -453,7 +453,8 @@ class RunSession(Observer):
 
     def _tell(self, result: RoundResult) -> Traffic:
         """Say that the round is over; what it cost in traffic."""
-        self.last, self.outcome, self._last_at = result, result.outcome, trio.current_time()
+        self.last, self._last_at = result, trio.current_time()
+        self.outcome = "Partial" if result.missing else "Completed"
         self._paces.append((result.seconds, result.worked.seconds, result.worked.tokens))
         if math.isfinite(result.loss):
             self.losses.append((result.round, result.loss))
@@ -488,7 +489,7 @@ class RunSession(Observer):
                 "round": result.round,
                 "loss": result.loss if math.isfinite(result.loss) else None,
                 "state_hash": result.state_hash,
-                "outcome": result.outcome,
+                "outcome": self.outcome,
                 "seconds": round(result.seconds, 3),
                 "bytes_in": spent.bytes_in,
                 "bytes_out": spent.bytes_out,

@@ -158,7 +158,7 @@ class Api:
             "state_hash": place.state_hash if place is not None else None,
             "roster": (place.roster or None) if place is not None else None,
             "outcome": outcome,
-            "missing": list(last.missing) if last is not None and outcome == last.outcome else [],
+            "missing": list(last.missing) if last is not None and outcome == "Partial" else [],
             "round_age_s": round(age, 1) if session is not None and (age := session.round_age) is not None else None,
             "round_seconds": round(last.seconds, 2) if last is not None else None,
             "next_round_s": round(max(0.0, usual - place.elapsed), 1) if usual and place is not None else None,

@@ -102,10 +102,6 @@ class RoundResult:
     apart: float | None = None  # of these parameters from a member's, by their norm; None where all have the same
     steered: Mapping[str, Any] = field(default_factory=dict)  # values that were not as in the run's file, by TABLE.KEY
 
-    @property
-    def outcome(self) -> str:
-        return "Partial" if self.missing else "Completed"
-
 
 class LostPlace(Exception):
     """The round brought no result here, and this node must find its place again; says why. Its work is kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from json import loads as only_json  # one value and nothing after it
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
 from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, ExpectedError
+from swarmnode.node.storage.datadir import DataDir
 
 
 def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> None:
@@ -248,7 +250,8 @@ def test_pause_and_resume_reach_the_daemon(swarmnode: Any, daemon: Any, command:
     assert daemon.asked == [(command, {})]
 
 
-def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, answer: Any) -> None:
+def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, answer: Any, home: Path) -> None:
+    DataDir(home).run(answer["run"]["run_id"]).mkdir(parents=True)
     left = swarmnode("leave", "--yes", "--json")
     assert only_json(left.stdout)["run_id"] == answer["run"]["run_id"]
     assert daemon.asked[-1] == ("leave", {"run_id": answer["run"]["run_id"]})

@@ -195,3 +195,14 @@ def test_a_joiner_that_is_named_by_a_few_who_went_on_apart_waits_for_the_many() 
             assert await joins._join_others() is ("d" in gone) and went == gone
 
     simulate(body)
+
+
+def test_nobody_goes_to_a_head_without_voters() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin(NAMES[:2])
+        await swarm.round_done(1, *NAMES[:2])
+        head = replace(swarm.nodes["b"].diloco.agreement.acceptor.head(), voters=())
+        assert not await swarm.nodes["a"].diloco.go_to(head, swarm.peer("b"))
+        await swarm.round_done(4, *NAMES[:2])
+
+    simulate(body)

@@ -236,7 +236,7 @@ class Position(Message):
 
     round: Counter
     parent: Hash  # of the state at its start
-    voters: Annotated[Peers, within(1, MAX_PEERS)]  # the seats of the last roster
+    voters: Peers  # the seats of the last roster
     joiners: Peers  # those admitted by it
     window: Seconds  # that members train in the round at the most
     steering: bytes = field(default=b"", kw_only=True)  # the owner's word that is in force; empty: none is

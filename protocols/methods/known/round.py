@@ -100,6 +100,8 @@ class DilocoRounds:
         """
         if self._acceptor.steering.read(head.steering) is None:
             raise CatchUpFailed("what is said to be its owner's word on the run's values is not")
+        if not head.voters:  # nobody could decide the round there
+            raise CatchUpFailed("nobody made that state")
         self.phase = "catching-up"
         began = trio.current_time()
         state = await self._state_at(head, sources)

@@ -183,13 +183,6 @@ def test_many_strangers_move_neither_the_weights_nor_the_clipping_of_validators(
     assert of_validators(derived) == of_validators(fewer)
 
 
-@given(scenes(), st.integers(1, 1 << 30))
-def test_what_an_author_says_of_itself_has_no_effect(scene: Scene, claimed: int) -> None:
-    derived = derive(scene.chain, RULES, scene.quoted)
-    reveals = {id: replace(reveal, size=claimed) for id, reveal in scene.quoted.reveals.items()}
-    assert derive(scene.chain, RULES, replace(scene.quoted, reveals=reveals)) == derived
-
-
 @given(scenes(), st.data())
 def test_a_judge_s_word_about_its_own_contribution_has_no_effect(scene: Scene, data: st.DataObject) -> None:
     assume(len(scene.chain.validators) > 1)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import (
     PART_ALIGNMENT,
-    Position,
     Ready,
     RoundHead,
     RoundRoster,
@@ -163,11 +162,6 @@ def test_a_head_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> N
     raw = unchecked(RoundHead(1, PARENT, ("a",), (), 1.0, RUN, (), 1.0, False), **changes)
     with pytest.raises(WireError):
         decode(RoundHead, raw)
-
-
-def test_a_position_without_voters_is_none() -> None:
-    with pytest.raises(WireError, match="voters"):
-        Position(3, "11" * 32, (), (), 5.0)
 
 
 def test_before_a_member_is_known_only_peers_that_may_take_part_are_asked() -> None:
