@@ -6,11 +6,12 @@ given stays None, so that `config show` and the daemon can tell a default from a
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
@@ -25,17 +26,44 @@ _ROSTER = re.compile(r"[0-9]{1,8}:[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
-def _flag(key: str, metavar: str | None, *names: str) -> Any:
+# What a flag's value is called in --help, N where nothing is said; of a switch, its other name where it isn't --no-
+_VALUES = {"data_dir": "DIR", "port": "PORT", "listen": "IP", "announce": "MULTIADDR", "join": "LINK"}
+_VALUES |= {"bootstrap": "MULTIADDR", "role": "ROLE", "device": "DEVICE", "cpu": "PERCENT", "memory": "GB"}
+_VALUES |= {"device_memory": "GB", "sandbox": "MODE", "sandbox_read": "PATH", "up": "MBIT/S", "down": "MBIT/S"}
+_VALUES |= {"corpus": "PATH", "tokenizer": "FILE", "weights": "FILE", "data": "WHICH", "base": "MODEL"}
+_VALUES |= {"policy": "POLICY", "sampling": "WHICH", "checkpoint_every": "ROUNDS", "checkpoint_hours": "H"}
+_VALUES |= {"shards_cap": "GB", "disk": "GB", "hours": "SPANS", "only_when_idle": "MINUTES", "temperature": "DEGREES"}
+_VALUES |= {"wait_seconds": "SECONDS", "dashboard": "HOST:PORT", "log_level": "LEVEL", "log_format": "FORMAT"}
+_VALUES |= {"passphrase_file": "FILE", "unlisted": "--listed", "not_on_battery": "--on-battery"}
+
+
+def _flag(key: str) -> inspect.Parameter:
     """The typer option of a setting: help, unit, range and default from its description."""
     field, described = _KNOWN[key]
     allowed = described.allowed()
     limits = f" ({allowed})" if described.choices or described.between else ""
     default = "none" if field.default in ((), "") else as_toml(field.default).strip('"')
     unit = f" {described.unit}" if described.unit and default != "none" else ""
-    text = described.help[0].upper() + described.help[1:]
-    return typer.Option(*names, metavar=metavar, show_default=False, help=f"{text}{limits}. [default: {default}{unit}]")
+    text = f"{described.help[0].upper()}{described.help[1:]}{limits}. [default: {default}{unit}]"
+    kind, name = get_type_hints(NodeConfig)[key], key.replace("_", "-")
+    if kind is bool:
+        shown = typer.Option(f"--{name}/{_VALUES.get(key, f'--no-{name}')}", show_default=False, help=text)
+    else:
+        shown = typer.Option(f"--{name}", metavar=_VALUES.get(key, "N"), show_default=False, help=text)
+    kind = Annotated[(list[str] if get_origin(kind) is tuple else kind) | None, shown]
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
+def _with_settings(command: Any) -> Any:
+    """Shows a flag for each setting of the node in the place of the command's last parameter, `**settings`."""
+    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [*own, *(_flag(key) for key in _KNOWN if key not in {each.name for each in own})]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+@_with_settings
 def run(
     runspec: Annotated[
         Path | None,
@@ -49,7 +77,6 @@ def run(
         str | None,
         typer.Option("--run", metavar="RUN_ID", help="The run to join or go on with. [default: the only one there is]"),
     ] = None,
-    join: Annotated[list[str] | None, _flag("join", "LINK", "--join")] = None,
     roster: Annotated[
         str | None,
         typer.Option(metavar="ROUND:ID", help="Join only a history of the run with this roster. [default: any]"),
@@ -68,34 +95,6 @@ def run(
         ),
     ] = False,
     config_file: ConfigOption = None,
-    data_dir: Annotated[str | None, _flag("data_dir", "DIR", "--data-dir")] = None,
-    port: Annotated[int | None, _flag("port", "PORT", "--port")] = None,
-    listen: Annotated[str | None, _flag("listen", "IP", "--listen")] = None,
-    quic: Annotated[bool | None, _flag("quic", None, "--quic/--no-quic")] = None,
-    announce: Annotated[list[str] | None, _flag("announce", "MULTIADDR", "--announce")] = None,
-    bootstrap: Annotated[list[str] | None, _flag("bootstrap", "MULTIADDR", "--bootstrap")] = None,
-    unlisted: Annotated[bool | None, _flag("unlisted", None, "--unlisted/--listed")] = None,
-    mdns: Annotated[bool | None, _flag("mdns", None, "--mdns/--no-mdns")] = None,
-    upnp: Annotated[bool | None, _flag("upnp", None, "--upnp/--no-upnp")] = None,
-    role: Annotated[str | None, _flag("role", "ROLE", "--role")] = None,
-    device: Annotated[str | None, _flag("device", "DEVICE", "--device")] = None,
-    ranks: Annotated[int | None, _flag("ranks", "N", "--ranks")] = None,
-    sharded: Annotated[bool | None, _flag("sharded", None, "--sharded/--no-sharded")] = None,
-    threads: Annotated[int | None, _flag("threads", "N", "--threads")] = None,
-    micro_batch: Annotated[int | None, _flag("micro_batch", "N", "--micro-batch")] = None,
-    cpu: Annotated[float | None, _flag("cpu", "PERCENT", "--cpu")] = None,
-    nice: Annotated[int | None, _flag("nice", "N", "--nice")] = None,
-    memory: Annotated[float | None, _flag("memory", "GB", "--memory")] = None,
-    device_memory: Annotated[float | None, _flag("device_memory", "GB", "--device-memory")] = None,
-    sandbox: Annotated[str | None, _flag("sandbox", "MODE", "--sandbox")] = None,
-    sandbox_read: Annotated[list[str] | None, _flag("sandbox_read", "PATH", "--sandbox-read")] = None,
-    up: Annotated[float | None, _flag("up", "MBIT/S", "--up")] = None,
-    down: Annotated[float | None, _flag("down", "MBIT/S", "--down")] = None,
-    max_peers: Annotated[int | None, _flag("max_peers", "N", "--max-peers")] = None,
-    corpus: Annotated[str | None, _flag("corpus", "PATH", "--corpus")] = None,
-    tokenizer: Annotated[str | None, _flag("tokenizer", "FILE", "--tokenizer")] = None,
-    weights: Annotated[str | None, _flag("weights", "FILE", "--weights")] = None,
-    data: Annotated[str | None, _flag("data", "WHICH", "--data")] = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -105,26 +104,9 @@ def run(
             "text:FILE.jsonl; code is only ever taken from this machine. [default: none]",
         ),
     ] = None,
-    base: Annotated[str | None, _flag("base", "MODEL", "--base")] = None,
-    policy: Annotated[str | None, _flag("policy", "POLICY", "--policy")] = None,
-    sampling: Annotated[str | None, _flag("sampling", "WHICH", "--sampling")] = None,
-    checkpoint_every: Annotated[int | None, _flag("checkpoint_every", "ROUNDS", "--checkpoint-every")] = None,
-    checkpoint_keep: Annotated[int | None, _flag("checkpoint_keep", "N", "--checkpoint-keep")] = None,
-    checkpoint_hours: Annotated[float | None, _flag("checkpoint_hours", "H", "--checkpoint-hours")] = None,
-    shards_cap: Annotated[float | None, _flag("shards_cap", "GB", "--shards-cap")] = None,
-    disk: Annotated[float | None, _flag("disk", "GB", "--disk")] = None,
-    hours: Annotated[str | None, _flag("hours", "SPANS", "--hours")] = None,
-    only_when_idle: Annotated[float | None, _flag("only_when_idle", "MINUTES", "--only-when-idle")] = None,
-    not_on_battery: Annotated[bool | None, _flag("not_on_battery", None, "--not-on-battery/--on-battery")] = None,
-    temperature: Annotated[float | None, _flag("temperature", "DEGREES", "--temperature")] = None,
-    wait_peers: Annotated[int | None, _flag("wait_peers", "N", "--wait-peers")] = None,
-    wait_seconds: Annotated[float | None, _flag("wait_seconds", "SECONDS", "--wait-seconds")] = None,
-    dashboard: Annotated[str | None, _flag("dashboard", "HOST:PORT", "--dashboard")] = None,
     no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="The same as --dashboard off.")] = False,
-    log_level: Annotated[str | None, _flag("log_level", "LEVEL", "--log-level")] = None,
-    log_format: Annotated[str | None, _flag("log_format", "FORMAT", "--log-format")] = None,
-    passphrase_file: Annotated[str | None, _flag("passphrase_file", "FILE", "--passphrase-file")] = None,
     json_output: JsonOption = False,
+    **settings: Any,
 ) -> None:
     """Start the node: join or create a run, and train.
 
@@ -136,19 +118,19 @@ def run(
 
     Example: swarmnode run my-run.toml --cpu 50
     """
-    heed(data_dir, json_output)
+    heed(settings.get("data_dir"), json_output)
     if task is not None and (built_in := _built_in(task)) is not None:
         if runspec is not None or run_id is not None:
             raise UsageMistake(f"--task {task} is a run by itself; leave out the run file and --run")
         runspec, task = built_in, None
-    dashboard = OFF if no_dashboard else dashboard
+    settings |= {"task": task} | ({"dashboard": OFF} if no_dashboard else {})
     if runspec is not None and run_id is None and not runspec.exists() and not runspec.suffix:
         home = DataDir(directory())
         if known := home.known_runs():
             runspec, run_id = None, one_run(known, str(runspec), home.path, "swarmnode run ")
-    if join:
-        join, run_id, roster = _invited(join, run_id, roster)
-    given = {key: value for key, value in locals().items() if key in _KNOWN and value is not None}
+    if join := settings.get("join"):
+        settings["join"], run_id, roster = _invited(join, run_id, roster)
+    given = {key: value for key, value in settings.items() if value is not None}
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
         raise UsageMistake(
             f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join --json prints it"

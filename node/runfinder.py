@@ -23,7 +23,7 @@ from swarmnode.node.logs import for_terminal, show_ahead
 from swarmnode.node.process import reason_of
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
-from swarmnode.node.storage.cutting import publish
+from swarmnode.node.storage.cutting import finishing, publish
 from swarmnode.node.storage.datasets import shown
 from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.trainer.child import with_base
@@ -105,15 +105,16 @@ class RunFinder:
             spec = await self._only_known_run()
         spec = await in_thread(lambda: with_gym(_with_task(spec, config.task, creator), creator))
         with_text = needs_text(spec.task.name, config.task)
-        if with_text and creator:
-            spec = await self._published(spec, config.tokenizer or tokenizer)
-        elif with_text and not spec.data.index:
-            raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data, so it cannot be trained")
-        if creator:
-            resolved = spec
-            spec = await in_thread(lambda: self._begun_here(resolved, joining))
-        chosen = ChosenRun(spec, spec.run_id, creator)
-        await in_thread(lambda: self._store.keep(chosen.spec))
+        with finishing(self._node.shard_store):
+            if with_text and creator:
+                spec = await self._published(spec, config.tokenizer or tokenizer)
+            elif with_text and not spec.data.index:
+                raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data: it cannot be trained")
+            if creator:
+                resolved = spec
+                spec = await in_thread(lambda: self._begun_here(resolved, joining))
+            chosen = ChosenRun(spec, spec.run_id, creator)
+            await in_thread(lambda: self._store.keep(chosen.spec))
         return chosen
 
     async def _published(self, spec: RunSpec, tokenizer: str) -> RunSpec:

@@ -180,10 +180,6 @@ class InnerLoop:
             losses += self._step().double().cpu()
             spent += time.perf_counter() - started
             done += 1
-        diverged = torch.tensor(float(not bool(self._vector.isfinite().all())))
-        if bool(self._ranks.sum(diverged)):  # so have the moments, which would spoil every step from now on
-            self.optimizer.moments.zero_()
-            self.optimizer.count(0)
         return Progress(
             steps=done,
             samples=done * self._spec.inner.batch,
@@ -192,6 +188,17 @@ class InnerLoop:
             seconds=spent,
             told=bytes(self._told),
         )
+
+    def mend(self) -> None:
+        """Where parameters or moments are no numbers, begin with moments of zero: they would spoil every later step.
+
+        Between two `train`; all ranks call it together.
+        """
+        if self.optimizer.updates:
+            whole = bool(self._vector.isfinite().all()) and bool(self.optimizer.moments.isfinite().all())
+            if bool(self._ranks.sum(torch.tensor(float(not whole)))):
+                self.optimizer.moments.zero_()
+                self.optimizer.count(0)
 
     def steer(self, values: Mapping[str, Any]) -> None:
         """Other values of [inner] from the next step on, by key; the others stay as they are."""

@@ -33,7 +33,6 @@ class Option:
     between: tuple[float, float] | None = None  # the least and the greatest
     choices: tuple[str, ...] = ()
     form: tuple[str, str] = ("", "")  # regular expression that a text matches whole, and what it asks for in words
-    later: bool = False  # whether the key came after the schema was raised: it is left out of the run id at its default
 
     def allowed(self) -> str:
         """The permitted values in words, for messages and documentation."""
@@ -51,10 +50,9 @@ def option(
     between: tuple[float, float] | None = None,
     choices: tuple[str, ...] = (),
     form: tuple[str, str] = ("", ""),
-    later: bool = False,
 ) -> Any:
     """A dataclass field with an `Option` in its metadata."""
-    described = Option(help, unit, between, choices, form, later)
+    described = Option(help, unit, between, choices, form)
     return dataclasses.field(default=default, metadata={"option": described})
 
 

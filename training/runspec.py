@@ -5,8 +5,7 @@
 A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
 canonical encoding of the *resolved* values, so a spec that came from a peer is checked by hashing it. Who creates a run
 draws its nonce: two creators have two runs, and two files that mean the same are the same run only where they name the
-same nonce. Keys that come `later` than SCHEMA was raised are left out of the encoding at their default, and tables with
-nothing in them, so that run ids stay what they were; only another SCHEMA makes new ones.
+same nonce. Tables with nothing in them are left out. A new key, or another default, raises SCHEMA.
 
 No RunSpec contains "auto": it is replaced, when one is made, by what it means beside the other values.
 """
@@ -644,8 +643,8 @@ def encode(spec: RunSpec) -> bytes:
         values = getattr(spec, name)
         table = {
             key: list(value) if isinstance(value, tuple) else value
-            for key, (f, described) in sorted(describe(section).items())
-            if (value := getattr(values, key)) is not None and not (described.later and value == f.default)
+            for key in sorted(describe(section))
+            if (value := getattr(values, key)) is not None
         }
         if table:
             tables[name] = table

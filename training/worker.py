@@ -264,6 +264,7 @@ class Worker:
         self._written_back = time.monotonic()
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
         self._ranks.tell({"op": "stop"})
+        self._loop.mend()
         self._push(moments=True)
         self._count()
         if self._left is not None:
@@ -385,12 +386,10 @@ class Worker:
 
     def do_places(self, *, peer: str, round: int, steps: Sequence[int], size: int) -> dict[str, Any]:
         """None where steps cannot be drawn from so little text, or the task cannot tell."""
-        if not hasattr(self._task, "places"):
-            return {"places": []}
-        try:
-            return {"places": self._loop.places(peer, round, steps, size=size)}
-        except CorpusError:
-            return {"places": []}
+        with suppress(CorpusError):
+            if hasattr(self._task, "places"):
+                return {"places": self._loop.places(peer, round, steps, size=size)}
+        return {"places": []}
 
     def do_drawn(
         self, *, peer: str, round: int, steps: Sequence[int], size: int, pieces: Sequence[Any]
@@ -526,6 +525,7 @@ class Follower(Worker):
     def do_train(self, *, round: int, inner: dict[str, Any] | None = None, **until: float) -> None:  # type: ignore
         self._loop.steer(inner or {})
         self._loop.train(round=round, steps=sys.maxsize, seconds=math.inf, between=self._between_steps)
+        self._loop.mend()
 
     def _between_steps(self) -> bool:
         while (command := self._next(wait=True))["op"] not in ("step", "stop"):

@@ -97,7 +97,9 @@ def summarize(
         heldout_bits_per_byte=None if by_rollouts else heldout,
         solo_bits_per_byte=None if by_rollouts else solo,
         hashes_agree=None if by_rollouts or in_pairs(reports) else agree,
-        bytes_per_parameter_round=_mean(_bytes_per_parameter_round(node, parameters) for node in reports if node),
+        bytes_per_parameter_round=_mean(
+            sum(each.bytes_out for each in node) / (parameters * len(node)) for node in reports if node and parameters
+        ),
         compute_share=_mean(_compute_share(node) for node in finishers),
         seconds=round(seconds, 3),
         reward=heldout if by_rollouts else None,
@@ -138,10 +140,6 @@ def by_rollouts(reports: Sequence[Sequence[RoundReport]]) -> bool:
 def in_pairs(reports: Sequence[Sequence[RoundReport]]) -> bool:
     """Whether nodes of this run meet in pairs, each with parameters of its own: then no two hashes need be equal."""
     return any(report.apart is not None for node in reports for report in node)
-
-
-def _bytes_per_parameter_round(node: Sequence[RoundReport], parameters: int) -> float | None:
-    return sum(report.bytes_out for report in node) / (parameters * len(node)) if parameters else None
 
 
 def _compute_share(node: Sequence[RoundReport]) -> float | None:

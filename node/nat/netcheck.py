@@ -134,7 +134,9 @@ async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict
     def path() -> str:
         return network.connections.path(peer)
 
-    told("standing here", kept_in := network.scoring.standing(peer) is not Standing.BANNED, standing_of(network, peer))
+    standing = network.scoring.standing(peer)
+    kept_in = standing is not Standing.BANNED
+    told("standing here", kept_in, "blocked by its owner" if peer in network.scoring.blocked else standing.word)
     told("connected", path() == "direct", {"none": "not before this"}.get(path(), path()))
     if kept_in and path() != "direct":
         known = network.known_addresses(peer)
@@ -149,10 +151,6 @@ async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict
             punched = await nat.go_direct(peer)
             told("punched a hole", punched, "direct" if punched else network.connections.history(peer)[-1].why)
     return {"peer_id": peer, "path": path(), "steps": steps, "advice": advice(path(), steps)}
-
-
-def standing_of(network: Libp2pNetwork, peer: PeerId) -> str:
-    return "blocked by this node's owner" if peer in network.scoring.blocked else network.scoring.standing(peer).word
 
 
 def advice(path: str, steps: Sequence[Mapping[str, Any]]) -> str:

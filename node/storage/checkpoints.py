@@ -187,11 +187,9 @@ class Checkpoints:
             return saved
         try:
             aside = path.with_stem(path.stem + ASIDE)
-            found = read_tensors(path if path.exists() or not aside.exists() else aside)
-            if found.sha256 != manifest.moments and aside.exists():
-                found = read_tensors(aside)
-            moments = found.tensors.get("moments")
-            if found.sha256 != manifest.moments or moments is None or moments.dtype != np.float32 or moments.ndim != 1:
+            kept = (read_tensors(each) for each in (path, aside) if each.exists())
+            moments = next((each.tensors.get("moments") for each in kept if each.sha256 == manifest.moments), None)
+            if moments is None or moments.dtype != np.float32 or moments.ndim != 1:
                 raise ValueError("they are not what was written with the checkpoint")
             if not is_finite(moments) or manifest.updates < 1:
                 raise ValueError("they contain NaN or infinity, or are of no update")

@@ -76,7 +76,7 @@ def publish(
     note = _note(spec, source, given, store)
     if (filled := _made_before(spec, note, store)) is not None:
         return filled
-    kept = _Kept(store)
+    kept = _Kept(store, _unfinished(store))
     try:
         with _scratch(store) as folder:
             shuffled = Shuffled(folder, spec.run.seed, expected=source.size)
@@ -119,7 +119,6 @@ def publish(
         raise
     made = [filled.data.index, heldout, filled.data.tokenizer]
     write_atomic(note, json.dumps(made).encode())
-    _unfinished(store).unlink(missing_ok=True)
     return filled
 
 
@@ -166,8 +165,9 @@ def read_tokenizer(path: str) -> bytes:
 class _Kept:
     """Shards that were kept for a run so far, to be undone where it fails."""
 
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
+    def __init__(self, store: ShardStore, journal: Path | None = None) -> None:
+        """`journal`: where their ids are written, a line each, before they are there."""
+        self._store, self._journal = store, journal
         self._pinned = {kept.shard: kept.size for kept in store.kept() if kept.pinned}
         self._added: list[ShardId] = []
         self.size = 0  # bytes
@@ -178,17 +178,20 @@ class _Kept:
         self.size += manifest.size
         if manifest.id not in self._pinned:
             self._added.append(manifest.id)
-            with _unfinished(self._store).open("ab", 0) as journal:  # a machine that stops now leaves no text to serve
-                journal.write(f"{manifest.id.hex()}\n".encode())
-                os.fsync(journal.fileno())
+            if self._journal is not None:
+                with self._journal.open("ab", 0) as journal:
+                    journal.write(f"{manifest.id.hex()}\n".encode())
+                    os.fsync(journal.fileno())
         if not intact(manifest.id, self._store):
             _write(content, manifest, self._store)
         self._store.pin(manifest.id)
         return manifest.id
 
     def undo(self) -> None:
-        self._added.clear()
-        drop_unfinished(self._store)
+        for shard in self._added:
+            with suppress(ShardNotHeld):  # the last one may not have come so far
+                self._store.pin(shard, False)
+                self._store.drop(shard)
 
     def does_not_fit(self, size: int) -> NoSpace:
         pinned = sum(self._pinned.values())
@@ -365,6 +368,17 @@ def _write(text: bytes, manifest: ShardManifest, store: ShardStore) -> None:
 def _unfinished(store: ShardStore) -> Path:
     """Ids of shards that belong to no run yet, one a line."""
     return store.folder.parent / "cut-unfinished"
+
+
+@contextmanager
+def finishing(store: ShardStore) -> Iterator[None]:
+    """Keeps what `publish` cuts in the block where that ends well; else it goes, at the next start at the latest."""
+    try:
+        yield
+    except BaseException:
+        drop_unfinished(store)
+        raise
+    _unfinished(store).unlink(missing_ok=True)
 
 
 def drop_unfinished(store: ShardStore) -> None:

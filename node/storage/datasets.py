@@ -28,7 +28,16 @@ from typing import Any, Protocol
 import trio
 
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
-from swarmnode.node.storage.cutting import intact, own_text, pin_all, publish, read_index, recipe_of, take_own
+from swarmnode.node.storage.cutting import (
+    finishing,
+    intact,
+    own_text,
+    pin_all,
+    publish,
+    read_index,
+    recipe_of,
+    take_own,
+)
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.methods.open.checks.texts import Texts
@@ -268,12 +277,13 @@ class DataSet(Texts):
         try:
             await self._need("index", self._index_id, range(MAX_INDEX + 1))
         except DataUnavailable:
-            if self._own_text:  # which nobody asked this node to cut
+            if self._own_text and self._spec.data.source == "shards":  # text that is not the run's
                 raise
             meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):
                 try:
-                    await self._runner(lambda: publish(spec, self._corpus, self._store, meter=meter))
+                    with finishing(self._store):
+                        await self._runner(lambda: publish(spec, self._corpus, self._store, meter=meter))
                 except CorpusError as error:
                     logger.info("nor can it be made here: %s", error)
             if not self._store.holding(self._index_id).complete:

@@ -85,10 +85,7 @@ class RunStore:
 
     def forgotten(self) -> tuple[tuple[str, str], ...]:
         """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more."""
-        specs = self.specs()
-        if len(specs) < len(self.known()):  # what cannot be read, as of another version, may need any of them
-            return ()
-        needed = {spec.data.index for spec in specs}
+        needed = {spec.data.index for spec in self.specs()}
         try:
             marks = sorted(mark for mark in self._marks.iterdir() if mark.name not in needed)
             return tuple((mark.name, mark.read_text()) for mark in marks)

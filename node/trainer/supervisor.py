@@ -87,6 +87,7 @@ class TrainerProcess(Trainer):
         self._peer_id = peer_id
         self._settings, self._keeping = settings, keeping
         self.weight: Weight | None = None  # of the model, where its task tells
+        self.free: float | None = None  # bytes of its device, if that is not the CPU
         self.needs: Needs | None = None  # what the run takes here, likewise
         self._layout: Layout | None = None
         self._vector: Vector | None = None  # (P,), the shared memory itself
@@ -437,9 +438,9 @@ class TrainerProcess(Trainer):
         while True:
             settings = replace(self._settings, micro_batch=at_once)
             answer = await child.call("weigh", **run, **asdict(settings))
+            self.free = free = answer["free"]
             if answer["weight"] is None or self._spec.exchange.method == "sapo":
                 return
-            self.free = free = answer["free"]
             machine = Machine.here(self._settings.scratch, free)
             self.weight = Weight(**answer["weight"])
             self.needs = needs(self._spec, self.weight, keeping, on_device=free is not None)

@@ -153,6 +153,7 @@ class Seed(Method):
     async def _on_offer(self, peer: PeerId, query: RunQuery) -> Offer:
         layout = self._trainer.layout
         async with self._offering:
+            self._check(peer, query)
             if self._offered is not None and trio.current_time() < self._offered[0] + OFFERED_FOR:
                 return self._offered[1]  # what came since travels as records
             async with self._adding:

@@ -73,9 +73,6 @@ class _Silences:
     longest: float = 0.0  # seconds, half forgotten every FORGOTTEN_BY_HALF
     at: float = 0.0  # trio time of the last
 
-    def with_one_of(self, seconds: float) -> _Silences:
-        return _Silences(self.listened + seconds, max(seconds, self.faded()), trio.current_time())
-
     def faded(self) -> float:
         """The longest, as it counts now."""
         return float(self.longest * 0.5 ** ((trio.current_time() - self.at) / FORGOTTEN_BY_HALF))
@@ -305,8 +302,9 @@ class Liveness:
         return max(watched.within, UNLIKE * known.faded()) if known.listened > KNOWN_FROM * watched.within else math.inf
 
     def _note_silence(self, peer: PeerId, watched: _Watched) -> None:
-        before = self._silences.get(peer, _Silences())
-        self._silences[peer] = before.with_one_of(self._listened - watched.heard)
+        before, silence = self._silences.get(peer, _Silences()), self._listened - watched.heard
+        longest = max(silence, before.faded())
+        self._silences[peer] = _Silences(before.listened + silence, longest, trio.current_time())
 
 
 class AdaptiveDeadline:

@@ -162,7 +162,7 @@ def standings(
     found = {}
     for peer in sorted(set(accounts) | set(said)):
         about = [one for one in said.get(peer, ()) if one.attester != peer]
-        words = [Word(one, voices.get(one.attester, 0.0) * _faded(now - one.at)) for one in about]
+        words = [Word(it, voices.get(it.attester, 0.0) * math.exp2(-max(0, now - it.at) / HALF_LIFE)) for it in about]
         found[peer] = _standing(peer, accounts.get(peer, NEWCOMER), words, round)
     held = shares(
         {peer: one.weight for peer, one in found.items() if not one.probation},
@@ -229,7 +229,3 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> PeerSco
         tuple(sorted(words, key=lambda word: (-word.voice, word.attested.attester))),
         sum(word.voice <= 0 for word in words),
     )
-
-
-def _faded(age: int) -> float:
-    return math.exp2(-max(0, age) / HALF_LIFE)

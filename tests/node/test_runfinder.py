@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,7 +58,7 @@ def choose(
     def publish(spec: RunSpec, corpus: str, shard_store: object, **how: object) -> RunSpec:
         return spec.resolved(heldout_sha256="00", index="00" * 32)
 
-    with mock.patch.object(runfinder, "publish", publish):
+    with mock.patch.object(runfinder, "publish", publish), mock.patch.object(runfinder, "finishing", nullcontext):
         return trio.run(RunFinder(cast(Any, node)).choose)
 
 

@@ -239,7 +239,7 @@ class ChainSync:
             self._follow_up_on(head)
         if (here := self.store.logs.get(self.store.tip)) is not None:
             for cut in list(here.cuts.values()):
-                self._follow_up_on(cut)
+                self._complete(here, cut)
             self.fetch_listed(here)
 
     def _follow_up_on(self, said: Said[Any]) -> None:
@@ -258,10 +258,8 @@ class ChainSync:
                 else:
                     self._consider_out_of_sync()
             case AvailabilityVote() | Reveal() if said.what.parent == store.tip:
-                lacks = isinstance(said.what, AvailabilityVote) and store.log.lacking(said.what)
-                if lacks and said.id not in self._examining:
-                    self._examining.add(said.id)
-                    self._nursery.start_soon(self._obtain_listed, store.log, said)
+                if isinstance(said.what, AvailabilityVote):
+                    self._complete(store.log, said)
                 self.fetch_listed(store.log)
 
     def _begin(self, id: bytes, said: Said[Roster] | Said[ForkChoiceVote]) -> None:
@@ -381,6 +379,11 @@ class ChainSync:
                 return
         raise Lost("a reveal" if reveal_of else f"{len(log.lacking(said.what))} records are with nobody who was asked")
 
+    def _complete(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
+        if log.lacking(cut.what) and cut.id not in self._examining and self._nursery is not None:
+            self._examining.add(cut.id)
+            self._nursery.start_soon(self._obtain_listed, log, cut)
+
     async def _obtain_listed(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
         """Have the commits that a cut lists: it cannot be quoted without; and of one author a log takes few unasked."""
         wait, most = TRY_AGAIN
@@ -430,12 +433,13 @@ class ChainSync:
         tree, path = self.store.tree, await self._ask_path(id, author)
         known = [number for number, step in enumerate(path.ids) if step in tree]
         for number in range(known[-1] + 1 if known else 0, len(path.ids)):
+            before = tree[path.ids[number - 1]].chain.round if number and path.ids[number - 1] in tree else 0
+            if before >= self.store.block.chain.round + RECENT:
+                self._consider_out_of_sync()
+                raise Lost("it is too far from here to be replayed")
             await self._take_step(path.ids[number], path.empty[number], author)
             if path.ids[number] not in tree:  # nor will any be that builds on it
                 raise Lost("no way leads there from here")
-            if tree[path.ids[number]].chain.round > self.store.block.chain.round + RECENT:
-                self._consider_out_of_sync()
-                raise Lost("it is too far from here to be replayed")
 
     async def _take_step(self, id: bytes, is_empty: bool, author: PeerId) -> None:
         store = self.store

@@ -140,7 +140,8 @@ class Samplers:
         if tally.caught:
             return "no-standing"
         if group.policy not in self._versions:
-            return "stale" if group.version <= self._oldest() else "unknown-weights"
+            oldest = min((versions.start for versions in self._versions.values()), default=-1)
+            return "stale" if group.version <= oldest else "unknown-weights"
         if group.version not in self._versions[group.policy]:
             return "other-version"
         if group.task != assigned_task(
@@ -155,9 +156,6 @@ class Samplers:
         if len(group.answers) != self._settings.answers:
             return "other-size"
         return "no-logprobs" if group.logprobs is None else ""
-
-    def _oldest(self) -> int:
-        return min((versions.start for versions in self._versions.values()), default=-1)
 
     # -- what is learned from
 

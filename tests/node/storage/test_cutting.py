@@ -13,6 +13,7 @@ import pytest
 from swarmnode.node.storage import cutting
 from swarmnode.node.storage.cutting import (
     drop_unfinished,
+    finishing,
     own_text,
     publish,
     read_index,
@@ -205,7 +206,8 @@ def test_what_was_cut_when_the_machine_stopped_is_gone_at_the_next_start(
     def stop(*_: Any) -> None:
         raise Stops
 
-    before = publish(spec_of("kept"), str(corpus), store)
+    with finishing(store):
+        before = publish(spec_of("kept"), str(corpus), store)
     kept = pinned(store)
     (corpus / "more.txt").write_text("private " * 10_000)
     with monkeypatch.context() as stopping:
