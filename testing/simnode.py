@@ -400,7 +400,7 @@ class SimNetwork:
         answer = Answer()
 
         def accept() -> None:
-            if self.up and not answer.abandoned:
+            if self.up and target.up and not answer.abandoned:  # a frozen dialler may come late to an earlier life
                 connection = self._world.connect(self, target)
                 target.gained(self, connection)
                 connection.confirmations += 1

@@ -114,9 +114,8 @@ class LowRank:
 
     def project(self, work: Vector, bases: Sequence[Basis]) -> Vector:
         """Q = M^T P^ of all matrices of `work` (P,), and behind them the rest of it, (right,)."""
-        found = [
-            (_unit(basis).T @ matrix.of(work)).reshape(-1) for matrix, basis in zip(self.matrices, bases, strict=True)
-        ]
+        units = (np.ldexp(basis, -BASIS_BITS).astype(np.float32) for basis in bases)
+        found = [(unit.T @ matrix.of(work)).reshape(-1) for matrix, unit in zip(self.matrices, units, strict=True)]
         return np.concatenate([*found, *(work[slot.offset : slot.offset + slot.size] for slot in self._rest)])
 
     def expand(self, factors: Vector, bases: Sequence[Basis]) -> Vector:
@@ -165,10 +164,6 @@ def _sum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The sum of rows (n, r), in their order."""
     total: NDArray[np.float64] = np.add.accumulate(rows, axis=0)[-1]
     return total
-
-
-def _unit(basis: Basis) -> Vector:
-    return np.ldexp(basis, -BASIS_BITS).astype(np.float32)
 
 
 def _whole_numbers(values: Vector) -> tuple[NDArray[np.float64], int]:

@@ -220,24 +220,20 @@ def _page(told: Mapping[str, Any]) -> str:
     modules = "\n".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in MODULES)
     script = re.sub(r"^import .*\n|^export ", "", modules, flags=re.MULTILINE)
     charset = '<meta charset="utf-8">'
+    inert = json.dumps(strict_json(told), allow_nan=False).replace("<", "\\u003c")  # ends no element, whoever speaks
     rules = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}"
     inlined = {
         '<link rel="icon" href="icon.svg">': f'<link rel="icon" href="data:image/svg+xml,{quote(icon)}">',
         '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
         '<script src="app.js" type="module"></script>': f'<script type="module">{script}</script>',
         charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{rules}">',
-        "</body>": f'<script type="application/json" id="report">{_inert(told)}</script>\n</body>',
+        "</body>": f'<script type="application/json" id="report">{inert}</script>\n</body>',
     }
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     for there, here in inlined.items():
         assert there in page, there
         page = page.replace(there, here)
     return page
-
-
-def _inert(told: Mapping[str, Any]) -> str:
-    """As JSON that cannot end the element around it, whatever peers called themselves."""
-    return json.dumps(strict_json(told), allow_nan=False).replace("<", "\\u003c")
 
 
 def _hash(text: str) -> str:

@@ -28,7 +28,8 @@ Who may fail when, and what is then true:
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
+from math import inf
 from typing import Any, TypeVar
 
 import trio
@@ -121,16 +122,21 @@ class Rpc:
         raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
 
     async def call_all(
-        self, peers: Iterable[PeerId], method: str, request: Any, reply: type[A], *, timeout: float
+        self, peers: Collection[PeerId], method: str, request: Any, reply: type[A], *, timeout: float, rest: float = inf
     ) -> list[tuple[PeerId, A]]:
-        """Who of these answers, and what, in the order of their answers; all are asked at once, as `call` does."""
-        answers: list[tuple[PeerId, A]] = []
+        """Who of these answers, and what, in the order of their answers; all are asked at once, as `call` does. Once
+        half of them answered or failed, the others have `rest` seconds.
+        """
+        answers, waiting = list[tuple[PeerId, A]](), set(peers)
 
         async def ask(peer: PeerId) -> None:
             try:
                 answers.append((peer, await self.call(peer, method, request, reply, timeout=timeout)))
             except CallError as error:
                 logger.debug("%s does not answer %s: %s", peer, method, error)
+            waiting.discard(peer)
+            if 2 * len(waiting) <= len(peers):
+                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + rest)
 
         async with trio.open_nursery() as nursery:
             for peer in peers:

@@ -315,7 +315,8 @@ class Ledger:
             if news and peer != self.me:
                 due.append((news, peer, standing))
         due.sort(key=lambda one: (-one[0], one[1]))
-        return tuple(self._attestation(peer, standing) for _, peer, standing in due[: _subjects(members)])
+        most = max(1, min(WHOSE_NEWS, NEWS // max(1, members)))  # so that the swarm's attestations stay within NEWS
+        return tuple(self._attestation(peer, standing) for _, peer, standing in due[:most])
 
     def published(self, attestation: Attestation) -> None:
         """This attestation was signed: what it tells is no news any more."""
@@ -432,11 +433,6 @@ def _findings(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
         yield Saw.FORM, False
     elif verdict == REFUSED_LATE:
         yield Saw.TIMELY, False
-
-
-def _subjects(members: int) -> int:
-    """How many subjects a node attests in one epoch, so that the swarm's attestations stay within NEWS."""
-    return max(1, min(WHOSE_NEWS, NEWS // max(1, members)))
 
 
 def _account(fields: Mapping[str, Any]) -> Account:

@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 STATES_KEPT = 4  # rounds that a node serves: late comers and this round's missers find theirs
 MANIFEST_TIMEOUT = 5.0  # seconds
+REST = 1.0  # seconds for the others, once half of them answered: a state is gone some rounds later
 
 
 @dataclass(frozen=True)
@@ -239,8 +240,8 @@ class CatchUp:
             self._drop(manifest)
 
     async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, StateManifest]:
-        query = StateQuery(self._run_id, wanted)
-        answers = await self._rpc.call_all(peers, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT)
+        query, ask = StateQuery(self._run_id, wanted), self._rpc.call_all
+        answers = await ask(peers, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT, rest=REST)
         for peer, _ in answers:
             self._liveness.heard_from(peer)
         return {peer: manifest for peer, manifest in answers if wanted in (None, manifest.state_hash)}

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from swarmnode.protocols.network import PeerEvent, Stream, StreamBroken, Unreachable
+from swarmnode.protocols.network import PeerEvent, PeerId, Stream, StreamBroken, Unreachable
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.testing.simnode import WINDOW
 
@@ -232,6 +232,27 @@ def diary_of_a_busy_world(nodes: int) -> list[tuple[object, ...]]:
 
     simulate(main, SimWorld(seed=3, bandwidth=1e6))
     return diary
+
+
+def test_a_frozen_dial_does_not_reach_an_earlier_life_of_who_came_back() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        a, b = await started(world, nursery, "a", "b")
+        world.freeze(a.me)
+        nursery.start_soon(expect_unreachable, a, b.me)
+        await trio.sleep(0.1)
+        world.kill(b.me)
+        (again,) = await started(world, nursery, "b")
+        world.thaw(a.me)
+        await trio.sleep(5)
+        stream = await a.open_stream(again.me, ECHO, timeout=1)
+        await stream.send_all(b"x")
+        assert await read(stream, 1) == b"x"
+
+    async def expect_unreachable(network: SimNetwork, peer: PeerId) -> None:
+        with pytest.raises(Unreachable):
+            await network.connect(peer, timeout=3)
+
+    simulate(main, SimWorld())
 
 
 def test_the_same_world_twice_is_the_same_to_the_last_event() -> None:

@@ -56,7 +56,7 @@ from swarmnode.protocols.methods.method import Begin, OtherHistory
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.transfer.catchup import REST, CatchUp, CatchUpFailed
 from swarmnode.protocols.wire import Message, within
 from swarmnode.training.outer import OuterState, state_hash
 
@@ -193,12 +193,17 @@ class Joining:
 
     async def _join_others(self) -> bool:
         """Be where most members are; False where none answers, or what they have cannot be had now."""
+        lost = set[tuple[bytes, bytes]]()  # where nobody gave the state: with every second it is less likely to be had
         for found in await self._ask_around():
-            if not await self._is_trusted(found):
+            place = (found.tip.base, found.tip.base_state)
+            if place in lost or not await self._is_trusted(found):
                 continue
             if self._store.stands and self._is_near(found):
                 await self._catch_up_by_replay(found)
-            elif await self._stays_diverged(found) or not await self._go_to(found):
+            elif await self._stays_diverged(found):
+                continue
+            elif not await self._go_to(found):
+                lost.add(place)
                 continue
             self._trusted = None  # what follows from where it stands is checked in full
             return True
@@ -255,8 +260,7 @@ class Joining:
 
     async def _ask_around(self) -> list[_Found]:
         """Where members stand, the answer that most of them give first, then by round."""
-        peers = self._parts.nearby()
-        answers: list[_Found] = []
+        peers, answers = self._parts.nearby()[:ASK_AT_ONCE], list[_Found]()
 
         async def ask(peer: PeerId) -> None:
             try:
@@ -267,9 +271,11 @@ class Joining:
                 return
             if base.run_id == self._parts.run_id and (base.round or base == self._genesis):
                 answers.append(_Found(peer, tip, base, trio.current_time() - tip.elapsed))
+            if 2 * len(answers) >= len(peers):
+                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + REST)
 
         async with trio.open_nursery() as nursery:
-            for peer in peers[:ASK_AT_ONCE]:
+            for peer in peers:
                 nursery.start_soon(ask, peer)
         votes = Counter(found.base.tip for found in answers)
         return sorted(answers, key=lambda found: (votes[found.base.tip], found.tip.round, found.peer), reverse=True)

@@ -90,6 +90,30 @@ def test_answers_come_as_they_are_done_not_as_they_were_asked(simulated: Simulat
     simulated(main)
 
 
+@pytest.mark.parametrize(("names", "seconds"), [("bob carol dave", 1.0), ("bob dave erin", 5.0)])
+def test_all_are_waited_for_until_half_answered_or_failed_and_then_some_rest(
+    simulated: Simulated, names: str, seconds: float
+) -> None:
+    """`dave` and `erin` are silent; `carol` refuses."""
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = await pair(world, nursery)
+        await nursery.start(world.node("carol").run)  # it serves no calls
+        silent = [Callee(world.node(name)) for name in ("dave", "erin")]
+        for node in silent:
+            await nursery.start(node.network.run)
+            await nursery.start(node.rpc.run)
+            await alice.rpc.ping(node.network.me, timeout=1)
+            world.freeze(node.network.me)
+        began = trio.current_time()
+        peers = [world.node(name).me for name in names.split()]
+        answers = await alice.rpc.call_all(peers, "work", Job(), Job, timeout=5.0, rest=1.0)
+        assert answers == [(bob.network.me, Job())]
+        assert trio.current_time() - began == pytest.approx(seconds, abs=0.2)
+
+    simulated(main)
+
+
 def test_ping_measures_the_round_trip(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob = await pair(world, nursery)
