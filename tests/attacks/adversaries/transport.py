@@ -16,7 +16,7 @@ from harness import Adversary
 from victim import Blob, new_identity
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.protocols.calls import rpc
+from swarmnode.protocols.calls import frames, rpc
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import NetworkError, Stream
 from swarmnode.protocols.wire import encode
@@ -48,7 +48,7 @@ async def stream_to(network: Libp2pNetwork, address: str, protocol: str = rpc.PR
 
 
 def call(number: int, method: str, body: Blob, timeout: float = 60.0) -> bytes:
-    return frame(encode(rpc.Frame(rpc.CALL, number, method, timeout, encode(body))))
+    return frame(encode(frames.Frame(frames.CALL, number, method, timeout, encode(body))))
 
 
 class Quiet(Adversary):
