@@ -125,17 +125,16 @@ class Rpc:
         self, peers: Collection[PeerId], method: str, request: Any, reply: type[A], *, timeout: float, rest: float = inf
     ) -> list[tuple[PeerId, A]]:
         """Who of these answers, and what, in the order of their answers; all are asked at once, as `call` does. Once
-        half of them answered or failed, the others have `rest` seconds.
+        half of them answered, the others have `rest` seconds.
         """
-        answers, waiting = list[tuple[PeerId, A]](), set(peers)
+        answers: list[tuple[PeerId, A]] = []
 
         async def ask(peer: PeerId) -> None:
             try:
                 answers.append((peer, await self.call(peer, method, request, reply, timeout=timeout)))
             except CallError as error:
                 logger.debug("%s does not answer %s: %s", peer, method, error)
-            waiting.discard(peer)
-            if 2 * len(waiting) <= len(peers):
+            if 2 * len(answers) >= len(peers):
                 nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + rest)
 
         async with trio.open_nursery() as nursery:

@@ -411,10 +411,8 @@ def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[
 
 
 def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
-    """Commits that a roster may list, ascending: those that most judges cut, while there is room. Each counts once."""
-    times = Counter(
-        id for _, id in {(cut.author, id) for cut in cuts for id in cut.what.commits}
-    )  # a judge counts once
+    """Commits that a roster may list, ascending: those that most judges cut, a judge once, while there is room."""
+    times = Counter(id for _, id in {(cut.author, id) for cut in cuts for id in cut.what.commits})
     return tuple(sorted(sorted(times, key=lambda id: (-times[id], id))[:MAX_COMMITS]))
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -183,22 +185,28 @@ def test_a_checkpoint_of_another_run_or_model_is_not_loaded(tmp_path: Path) -> N
     assert store(tmp_path, layout=Layout.of([("v", (P,))])).newest() is None
 
 
+@contextmanager
+def stopping_at(function: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine stops where the block comes to this function of `checkpoints`."""
+
+    def stop(*anything: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, function, stop)
+        yield
+
+
 @pytest.mark.parametrize("stops_at", ["write_tensors", "write_atomic"])
 def test_a_machine_that_stops_while_saving_loses_only_that_checkpoint(
     tmp_path: Path, stops_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = store(tmp_path, keep=1)
     checkpoints.save(a_checkpoint(5))
-
-    def stop(*anything: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, stops_at, stop)
-    with pytest.raises(KeyboardInterrupt):
+    with stopping_at(stops_at, monkeypatch):
         checkpoints.save(a_checkpoint(10))
     found = store(tmp_path).newest()
     assert found is not None and found.round == 5
-    monkeypatch.undo()
     checkpoints.save(a_checkpoint(15))
     assert rounds(tmp_path) == [15]  # nothing half-written stays
 
@@ -209,15 +217,9 @@ def test_a_machine_that_stops_while_saving_a_round_once_more_has_what_was_saved_
 ) -> None:
     checkpoints = store(tmp_path, keep=1)
     checkpoints.save(a_checkpoint(5))
-
-    def stop(*anything: object) -> None:
-        raise KeyboardInterrupt
-
     for _ in range(2):
-        monkeypatch.setattr(module, stops_at, stop)
-        with pytest.raises(KeyboardInterrupt):
+        with stopping_at(stops_at, monkeypatch):
             checkpoints.save(a_checkpoint(5, history=1))
-        monkeypatch.undo()
         found = store(tmp_path).newest()
         assert found is not None and found.round == 5 and found.state.parameters[0] == 5
         assert newest_round(tmp_path / "checkpoints") == 5

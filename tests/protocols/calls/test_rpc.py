@@ -90,25 +90,25 @@ def test_answers_come_as_they_are_done_not_as_they_were_asked(simulated: Simulat
     simulated(main)
 
 
-@pytest.mark.parametrize(("names", "seconds"), [("bob carol dave", 1.0), ("bob dave erin", 5.0)])
-def test_all_are_waited_for_until_half_answered_or_failed_and_then_some_rest(
+@pytest.mark.parametrize(("names", "seconds"), [("bob carol dave", 1.0), ("bob frank dave", 5.0)])
+def test_all_are_waited_for_until_half_answered_and_then_the_rest_for_a_while(
     simulated: Simulated, names: str, seconds: float
 ) -> None:
-    """`dave` and `erin` are silent; `carol` refuses."""
+    """`dave` is silent and `frank` refuses: who refuses may do so for many, while those who have it still look."""
 
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob = await pair(world, nursery)
-        await nursery.start(world.node("carol").run)  # it serves no calls
-        silent = [Callee(world.node(name)) for name in ("dave", "erin")]
-        for node in silent:
+        await nursery.start(world.node("frank").run)  # it serves no calls
+        for name in ("carol", "dave"):
+            node = Callee(world.node(name))
             await nursery.start(node.network.run)
             await nursery.start(node.rpc.run)
             await alice.rpc.ping(node.network.me, timeout=1)
-            world.freeze(node.network.me)
+        world.freeze(world.node("dave").me)
         began = trio.current_time()
         peers = [world.node(name).me for name in names.split()]
         answers = await alice.rpc.call_all(peers, "work", Job(), Job, timeout=5.0, rest=1.0)
-        assert answers == [(bob.network.me, Job())]
+        assert bob.network.me in dict(answers)
         assert trio.current_time() - began == pytest.approx(seconds, abs=0.2)
 
     simulated(main)
