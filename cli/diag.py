@@ -91,8 +91,8 @@ def diag(
     if missing:
         collected["missing.txt"] = "".join(f"{line}\n" for line in missing)
     secrets = _secrets(home)
-    told = {str(line.get("run", "")) for line in read_tail(home.logs, LOG_LINES)}  # of runs that were left as well
-    runs = [*home.known_runs(), *(run for run in told if len(run) == 64)]
+    left = re.findall(r'"run": "([0-9a-f]{64})"', collected.get("log.jsonl", ""))  # runs that are known here no more
+    runs = [*home.known_runs(), *set(left)]
     clean = {name: struck(text, secrets, runs) for name, text in collected.items()}
     try:
         with path.open("xb") as out:

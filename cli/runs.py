@@ -175,7 +175,9 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
     rounds = _rounds(home, run_id)
     last = rounds[-1] if rounds else {}
     saved = [
-        int(p.stem[6:14]) for p in folder.glob("checkpoints/round-*.json") if p.with_suffix(".safetensors").exists()
+        int(p.stem[6:14])  # what may follow tells one that is being saved again
+        for p in folder.glob("checkpoints/round-*.json")
+        if p.with_suffix(".safetensors").exists()
     ]
     return {
         "run_id": run_id,

@@ -120,7 +120,7 @@ class Node:
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=int(config.shards_cap * GIGABYTE))
-        drop_unfinished(self.shard_store)
+        drop_unfinished(self.shard_store, {spec.data.index for spec in self.store.specs()})
         self.shards = Shards(
             self.network,
             self.rpc,

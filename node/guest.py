@@ -73,7 +73,7 @@ class Guest:
     def _on_battery(self, config: NodeConfig) -> Hold | None:
         if not config.not_on_battery:
             return None
-        supplies = list(_folders(self._root / "sys/class/power_supply"))
+        supplies = _found(self._root / "sys/class/power_supply", "*")
         plugged = any(_text(each / "type") != "Battery" and _text(each / "online") == "1" for each in supplies)
         # A mouse or a headset has a battery too, and its scope is Device.
         drained = any(
@@ -194,13 +194,6 @@ def weigh(directory: Path) -> int:
             with suppress(OSError):
                 total += 512 * os.lstat(os.path.join(folder, file)).st_blocks
     return total
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:

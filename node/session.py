@@ -134,7 +134,7 @@ class RunSession(Observer):
         self._override: str | None = None  # phase of the session, where it is not the method's
         self.finished = trio.Event()
         self.last: RoundResult | None = None
-        self.outcome = ""  # of the last round, also of one that was abandoned
+        self.outcome: str | None = None  # of the last round: Completed, Partial (work is missing) or Abandoned
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self.rewards: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)  # in a run by rollouts
         self.rewards_by_task: dict[str, deque[tuple[int, float]]] = {}  # of the same, by what was asked

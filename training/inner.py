@@ -189,16 +189,18 @@ class InnerLoop:
             told=bytes(self._told),
         )
 
-    def mend(self) -> None:
+    def mend(self) -> bool:
         """Where parameters or moments are no numbers, begin with moments of zero: they would spoil every later step.
 
-        Between two `train`; all ranks call it together.
+        Whether that was so. Between two `train`; all ranks call it together.
         """
         if self.optimizer.updates:
             whole = bool(self._vector.isfinite().all()) and bool(self.optimizer.moments.isfinite().all())
             if bool(self._ranks.sum(torch.tensor(float(not whole)))):
                 self.optimizer.moments.zero_()
                 self.optimizer.count(0)
+                return True
+        return False
 
     def steer(self, values: Mapping[str, Any]) -> None:
         """Other values of [inner] from the next step on, by key; the others stay as they are."""

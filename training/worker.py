@@ -1,10 +1,10 @@
 """The trainer process: owns torch and the device, and does what the daemon's commands say.
 
 Commands and replies are msgpack maps, one behind the other on a socket pair. A command is {id, op, ...}, which the
-method `do_OP` answers; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault: bool}, where a fault
-is one that trying again cannot mend. `spent`: seconds since the process began, by what for; `sampling`: what writes
-answers in a task of rollouts. Beside `init`, `train`, `quit` and what learns, every command may come between two steps
-of `train` as well.
+method `do_OP` answers; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault, harmless}: trying
+again cannot mend a fault, and what is not harmless either leaves the process unfit. `spent`: seconds since the process
+began, by what for; `sampling`: what writes answers in a task of rollouts. Beside `init`, `train`, `quit` and what
+learns, every command may come between two steps of `train` as well.
 
     weigh     spec, run_id, peer_id, ... -> weight     what the model will take (training/memory), before `init`
     init      spec, run_id, peer_id, ... -> layout     with keep, the parameters in memory stay
@@ -264,7 +264,8 @@ class Worker:
         self._written_back = time.monotonic()
         progress = self._loop.train(round=round, steps=steps, seconds=seconds, between=self._between_steps)
         self._ranks.tell({"op": "stop"})
-        self._loop.mend()
+        if self._loop.mend() and recorder is not None:
+            recorder.lose()
         self._push(moments=True)
         self._count()
         if self._left is not None:
@@ -487,7 +488,9 @@ class Worker:
         except Exception as error:
             text = str(error) if _is_for_people(error) else _bug(error)
             text += DENIED if self._confined.enforced and _was_denied(error) else ""
-            message = {"id": number, "error": text, "fault": op in ("init", "weigh")}
+            # A sample changed nothing, and what was asked may be at fault; but ranks that share it may wait for one.
+            harmless = op == "sample" and op not in self._ranks.shared
+            message = {"id": number, "error": text, "fault": op in ("init", "weigh"), "harmless": harmless}
         try:
             self._socket.sendall(msgpack.packb(message))
         except OSError as error:

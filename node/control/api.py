@@ -127,7 +127,7 @@ class Api:
         usual = session.usual_seconds if session is not None else None
         speed = session.tokens_per_second if session is not None else None
         share = session.compute_share if session is not None else None
-        outcome = (session.outcome or None) if session is not None else None
+        outcome = session.outcome if session is not None else None
         steering = session.method.steering if session is not None else None
         spec = steering.now.spec if steering is not None else chosen.spec
         return {

@@ -128,7 +128,8 @@ class RelayServer:
 
     async def _reserve(self, stream: Stream) -> None:
         peer, now = stream.peer, trio.current_time()
-        if not await self._admitted(peer) or self._is_relayed(peer):
+        relayed = any(view.peer == peer and view.path == "relayed" for view in self._network.peers())
+        if relayed or not await self._admitted(peer):  # else there would be circuits of circuits
             raise _Refusal(pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
         leaves = None
         if peer not in self._reservations and len(self.reservations) >= self._limits.reservations:
@@ -244,10 +245,6 @@ class RelayServer:
         asked = [at for at in self._requests.get(peer, ()) if at > now - 60.0]
         self._requests[peer] = [*asked[-self._limits.requests_per_minute :], now]
         return len(asked) >= self._limits.requests_per_minute
-
-    def _is_relayed(self, peer: PeerId) -> bool:
-        """A reservation through another relay would make circuits of circuits."""
-        return any(view.peer == peer and view.path == "relayed" for view in self._network.peers())
 
 
 class _Refusal(Exception):

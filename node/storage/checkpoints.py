@@ -3,6 +3,7 @@
     runs/<run id>/checkpoints/round-00000040.safetensors     parameters, momentum, residual: float32 (P,) each; extra
     runs/<run id>/checkpoints/round-00000040.moments         of the inner optimizer, beside the newest only
     runs/<run id>/checkpoints/round-00000040.json            the manifest
+    runs/<run id>/checkpoints/round-00000040-.…              these, while that round is saved once more
 
 A tensor that is all zeros is left out of the file. `extra` are bytes that only the exchange method understands which
 wrote them; another method goes on from the rest. Everything is host memory in float32, and nothing says how many nodes
@@ -186,9 +187,7 @@ class Checkpoints:
         if not manifest.moments:
             return saved
         try:
-            aside = path.with_stem(path.stem + ASIDE)
-            kept = (read_tensors(each) for each in (path, aside) if each.exists())
-            moments = next((each.tensors.get("moments") for each in kept if each.sha256 == manifest.moments), None)
+            moments = _tensors(path, manifest.moments).get("moments")
             if moments is None or moments.dtype != np.float32 or moments.ndim != 1:
                 raise ValueError("they are not what was written with the checkpoint")
             if not is_finite(moments) or manifest.updates < 1:
@@ -248,12 +247,10 @@ def read_manifest(path: Path) -> CheckpointManifest:
 def load(path: Path, manifest: CheckpointManifest) -> Saved:
     """The checkpoint that `manifest`, read from `path`, describes. Raises ValueError or OSError."""
     layout = manifest.table
-    found = read_tensors(path.with_suffix(".safetensors"))
-    if found.sha256 != manifest.sha256:
-        raise ValueError("its file is damaged: it does not hash to what the manifest says")
+    tensors = _tensors(path.with_suffix(".safetensors"), manifest.sha256)
     vectors: dict[str, NDArray[np.float32]] = {}
     for name in ("parameters", "momentum", "residual"):
-        vector = found.tensors.get(name)
+        vector = tensors.get(name)
         if vector is None:
             vector = np.zeros(layout.parameters, np.float32)
         if vector.shape != (layout.parameters,) or vector.dtype != np.float32:
@@ -265,8 +262,17 @@ def load(path: Path, manifest: CheckpointManifest) -> Saved:
     state = OuterState(vectors["parameters"], vectors["momentum"])
     if state_hash(manifest.round, layout, state) != manifest.state_hash:
         raise ValueError("its parameters do not hash to the state that the manifest names")
-    extra = found.tensors.get("extra", np.zeros(0, np.uint8)).tobytes()
+    extra = tensors.get("extra", np.zeros(0, np.uint8)).tobytes()
     return Saved(manifest.round, state, vectors["residual"], manifest.members, manifest.method, extra)
+
+
+def _tensors(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
+    """What the file of this hash contains, which may have been moved aside. Raises ValueError or OSError."""
+    aside = path.with_stem(path.stem.removesuffix(ASIDE) + ASIDE)
+    for each in [each for each in (path, aside) if each.exists()] or [path]:
+        if (found := read_tensors(each)).sha256 == sha256:
+            return found.tensors
+    raise ValueError("its file is damaged: it does not hash to what the manifest says")
 
 
 def _all_zero(vector: NDArray[Any]) -> bool:

@@ -5,6 +5,7 @@ Whatever is kept for a run is pinned, so that nothing that the owner or another 
 
     cut/<key>                 which data set a corpus made, so that it is not cut again while neither has changed
     own-text/<run id>/        what a node with text of its own trains on; nobody else can have it
+    cut-unfinished            ids of shards that belong to no run yet, a line each
     cutting-…/                documents that are being sorted; left over where the daemon was killed
 """
 
@@ -18,7 +19,7 @@ import os
 import shutil
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -64,9 +65,9 @@ def publish(
 ) -> RunSpec:
     """Cut the corpus of a run's creator into shards, keep them, and fill in what the specification then says.
 
-    `tokenizer` is a file tokenizer.json; without one, a vocabulary above 256 has one trained. A specification that
-    already has an index of another corpus comes back as it is: its data must come from peers. Raises CorpusError,
-    NoSpace, ShardError or Stopped.
+    Called within `finishing`, else the next start deletes them. `tokenizer` is a file tokenizer.json; without one, a
+    vocabulary above 256 has one trained. A specification that already has an index of another corpus comes back as it
+    is: its data must come from peers. Raises CorpusError, NoSpace, ShardError or Stopped.
     """
     meter = meter or Meter()
     given = read_tokenizer(tokenizer)
@@ -381,11 +382,12 @@ def finishing(store: ShardStore) -> Iterator[None]:
     _unfinished(store).unlink(missing_ok=True)
 
 
-def drop_unfinished(store: ShardStore) -> None:
-    """Delete what was cut for a run that never came to be: before anything is served."""
+def drop_unfinished(store: ShardStore, begun: Set[str] = frozenset()) -> None:
+    """Delete what was cut for a run that never came to be (`begun` has the indexes of the others): not to be served."""
     with suppress(FileNotFoundError):
-        for name in _unfinished(store).read_text().split():
-            with suppress(ValueError, ShardError):
+        names = _unfinished(store).read_text().split()
+        for name in names if begun.isdisjoint(names) else ():
+            with suppress(ValueError, ShardNotHeld):
                 store.pin(parse_id(name), False)
                 store.drop(parse_id(name))
         _unfinished(store).unlink()

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 HISTORY = "history.jsonl"  # in the run's folder
 LIMIT = 1 << 26  # bytes of the file
 MOST = 1000  # rounds that are shown; of more, every second or third … is
-ALL = 10**9
+ALL = 10**9  # rounds, and so all that there are
 BLOCK = 1 << 16  # bytes read at a time from the end
 
 

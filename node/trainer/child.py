@@ -295,8 +295,8 @@ class TrainerChild:
     async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; when cancelled, have it stopped and wait for the step in hand.
 
-        Raises TrainerDied, and TrainerFailed for an error that trying again cannot mend. Any other error makes the
-        child unfit: it is killed, so that its successor starts clean.
+        Raises TrainerDied, TrainerFailed for an error that trying again cannot mend, and ValueError where `sample`
+        cannot answer. Any other error makes the child unfit: it is killed, so that its successor starts clean.
         """
         if self.frozen and op not in STARTING:
             raise TrainerHeld(HELD)
@@ -321,7 +321,7 @@ class TrainerChild:
             return call.answer["ok"] or {}
         if call.answer["fault"]:
             raise TrainerFailed(call.answer["error"])
-        if op == "sample":  # it changed nothing, and what was asked may be at fault
+        if call.answer["harmless"]:
             raise ValueError(call.answer["error"])
         self.end(f"{op} failed: {call.answer['error']}")
         raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")

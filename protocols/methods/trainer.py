@@ -208,7 +208,7 @@ class Trainer(ABC):
 
     @abstractmethod
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        """Let the model continue `prompt` by `length` bytes."""
+        """Let the model continue `prompt` by `length` bytes. Raises TrainerDied, and ValueError where it cannot."""
 
     # --- judging: held-out sequences that a seed draws, the same ones on every node -----------------------------------
 

@@ -146,13 +146,11 @@ class Ledger:
 
     def works(self) -> tuple[RoundWork, ...]:
         """What the rosters down from here proved, the newest first."""
-        return tuple(stand.work for stand in self._down() if stand.work is not None)
-
-    def _down(self) -> Iterator[_Stand]:
-        at = self._tip
+        down, at = list[_Stand](), self._tip
         while at in self._stands:
-            yield self._stands[at]
-            at = self._stands[at].parent
+            down.append(self._stands[at])
+            at = down[-1].parent
+        return tuple(stand.work for stand in down if stand.work is not None)
 
     # --- what this node saw itself ----------------------------------------------------------------------------------
 

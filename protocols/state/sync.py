@@ -97,7 +97,7 @@ class StateSync:
         self._own_queries = Budget[PeerId](OWN_QUERIES)
         self._repairing: dict[PeerId, trio.Event] = {}
         self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
-        self.hurry, self.flush = self.pusher.hurry, self.pusher.flush  # what this node writes
+        self.hurry, self.flush = self.pusher.hurry, self.pusher.flush  # own records now; also returning when done
         self._remembered: set[PeerId] = set()  # peers that told this node what it signed before
         self._recovered = trio.Event()
         self._limit = trio.CapacityLimiter(AT_ONCE)

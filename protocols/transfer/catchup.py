@@ -26,6 +26,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import trio
@@ -155,19 +156,20 @@ class CatchUp:
 
         `observer` is told of the progress. Returns (rounds, state hash, state). Raises CatchUpFailed.
         """
-        manifests = await self._ask_manifests(list(peers), state_hash)
-        usable = {p: m for p, m in manifests.items() if self._fits(m)}
-        if not usable:
-            raise CatchUpFailed("no member that answered has the state" if manifests else "no member answered")
-        votes = Counter(usable.values())
-        failures: list[str] = []
-        for chosen in sorted(votes, key=lambda m: (votes[m], m.round, m.state_hash), reverse=True):
-            try:
-                async with self._fetching:
-                    return await self._fetch_by(chosen, [p for p, m in usable.items() if m == chosen], observer)
-            except CatchUpFailed as error:  # a manifest that lies must not stand in the way of one that does not
-                failures.append(str(error))
-        raise CatchUpFailed("; ".join(failures))
+        asked, failed, none = list(peers), dict[StateManifest, str](), "no member answered"
+        for rest in (REST, inf):  # who lies hashes no state first: where such answers were all, the others have longer
+            if not (manifests := await self._ask_manifests(asked, state_hash, rest)):
+                break
+            none, asked = "no member that answered has the state", [peer for peer in asked if peer not in manifests]
+            usable = {p: m for p, m in manifests.items() if self._fits(m, state_hash) and m not in failed}
+            votes = Counter(usable.values())
+            for chosen in sorted(votes, key=lambda m: (votes[m], m.round, m.state_hash), reverse=True):
+                try:
+                    async with self._fetching:
+                        return await self._fetch_by(chosen, [p for p, m in usable.items() if m == chosen], observer)
+                except CatchUpFailed as error:  # a manifest that lies must not stand in the way of one that does not
+                    failed[chosen] = str(error)
+        raise CatchUpFailed("; ".join(failed.values()) or none)
 
     async def _fetch_by(
         self, manifest: StateManifest, members: list[PeerId], observer: Observer
@@ -239,16 +241,19 @@ class CatchUp:
             manifest, self._unfinished = self._unfinished.manifest, None
             self._drop(manifest)
 
-    async def _ask_manifests(self, peers: list[PeerId], wanted: str | None) -> dict[PeerId, StateManifest]:
+    async def _ask_manifests(
+        self, peers: list[PeerId], wanted: str | None, rest: float = inf
+    ) -> dict[PeerId, StateManifest]:
         query, ask = StateQuery(self._run_id, wanted), self._rpc.call_all
-        answers = await ask(peers, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT, rest=REST)
+        answers = await ask(peers, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT, rest=rest)
         for peer, _ in answers:
             self._liveness.heard_from(peer)
-        return {peer: manifest for peer, manifest in answers if wanted in (None, manifest.state_hash)}
+        return dict(answers)
 
-    def _fits(self, manifest: StateManifest) -> bool:
+    def _fits(self, manifest: StateManifest, wanted: str | None) -> bool:
         return (
             manifest.run_id == self._run_id
+            and wanted in (None, manifest.state_hash)
             and 0 <= manifest.round <= MAX_ROUND
             and manifest.layout == self._layout.digest
             and len(manifest.shards) == 2 * -(-4 * self._layout.parameters // MAX_SIZE)

@@ -238,9 +238,8 @@ class ShardFetch:
             if trio.current_time() >= next_search or self._search_now.is_set():
                 self._search_now = trio.Event()
                 next_search = trio.current_time() + self._limits.search
-                nursery.start_soon(self._search_known)
-                if not self.brief:
-                    nursery.start_soon(self._search_dht)
+                for dht in (False,) if self.brief else (False, True):
+                    nursery.start_soon(self._search, dht)
             else:
                 looks += 1
                 whole = [source for source in sources if source.complete]
@@ -250,7 +249,7 @@ class ShardFetch:
                 for peer in (*self._companions, *self._context.askers.of(self.shard)):
                     nursery.start_soon(self._try, peer)
                 if not sources:
-                    nursery.start_soon(self._search_known)
+                    nursery.start_soon(self._search, False)
             with trio.move_on_after(self._limits.refresh):
                 await self._search_now.wait()
             if not self._sources() and trio.current_time() - self._moved_at >= self._limits.patience:
@@ -269,16 +268,11 @@ class ShardFetch:
             "rest; the next fetch goes on from there"
         )
 
-    async def _search_known(self) -> None:
-        known = dict.fromkeys((*self.hints, *(view.peer for view in self._context.network.peers())))
+    async def _search(self, dht: bool) -> None:
+        known = (*self.hints, *(view.peer for view in self._context.network.peers()))
+        found = await self._context.network.find_providers(self.shard) if dht else known
         async with trio.open_nursery() as nursery:
-            for peer in known:
-                nursery.start_soon(self._try, peer)
-
-    async def _search_dht(self) -> None:
-        found = await self._context.network.find_providers(self.shard)
-        async with trio.open_nursery() as nursery:
-            for peer in found:
+            for peer in dict.fromkeys(found):
                 nursery.start_soon(self._try, peer)
 
     async def _try(self, peer: PeerId) -> None:

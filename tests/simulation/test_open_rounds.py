@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from simswarm import Body, SimSwarm
 from swarmnode.crdt.hlc import COUNTER_BITS
 from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.forks import empty_block
-from swarmnode.protocols.chain.statements import Commit, Score
+from swarmnode.protocols.chain.statements import Commit, ForkChoiceVote, Roster, Said, Score
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.methods.open.sync import RECENT
@@ -122,6 +124,33 @@ def test_a_dead_validator_leaves_within_some_rounds_and_is_one_again_when_it_wor
         assert_one_chain(swarm, *"abcde")
 
     names = tuple("abcdef")
+    simulate(body, names=names)
+
+
+def test_a_validator_that_follows_what_nobody_has_leads_a_slow_node_astray_in_no_round() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *names)
+        slow, liar = (method_of(swarm, name) for name in "de")
+        examine = slow.sync._examine
+
+        async def slowly(said: Said[Roster]) -> None:
+            await trio.sleep(1.0)
+            await examine(said)
+
+        async def lie() -> None:
+            for number in itertools.count():
+                made_up = hashlib.sha256(bytes([number % 256])).digest()
+                await liar.signer.publish(ForkChoiceVote(made_up, liar.store.block.chain.round + 1, made_up))
+                await trio.sleep(0.2)
+
+        slow.sync._examine = slowly  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lie)
+            await swarm.round_done(7, *names, within=60)
+            nursery.cancel_scope.cancel()
+        assert all(swarm.nodes["d"].rounds[round]["state_hash"] for round in range(8))
+
+    names = tuple("abcde")
     simulate(body, names=names)
 
 

@@ -10,7 +10,8 @@ What breaks upstream (py-libp2p 0.8.1, `stream_muxer/yamux/yamux.py`):
 - :827 every frame is described for a DEBUG log that nobody reads (half of the CPU time of small frames).
 
 Here frames go through one bounded outbox that a task of its own writes, so cancelling a sender never cuts a frame, a
-full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds ends the connection.
+full socket delays only those who send, and a socket that takes nothing for `WRITE_STALL` seconds, ten times that
+through a relay and under the owner's cap, ends the connection.
 While nothing waits, a frame is written by whoever sends it, without waking that task; and what is answered to frames
 that arrived together goes in one write.
 A peer that sends more than its window ends its connection too. A silent connection is pinged, and given up when nothing
@@ -187,15 +188,16 @@ class YamuxSession(MuxedSession):
                 if self._closing and not self.outbox:
                     return
             # TCP sees itself whether its socket stalls; what goes through a relay may wait for the owner's cap.
-            patience = WRITE_STALL * (10 if self.raw.host.up.rate else 1)
+            own = math.inf if isinstance(self.raw, MeteredStream) else WRITE_STALL
+            patience = own * (10 if self.raw.host.up.rate else 1)
             try:
-                with trio.move_on_after(math.inf if isinstance(self.raw, MeteredStream) else patience) as scope:
+                with trio.move_on_after(patience) as scope:
                     await self._transport.write(self.outbox.batch())
             except Exception as error:
                 await self.abandon(f"write failed: {error!r}")
                 return
             if scope.cancelled_caught:
-                await self.abandon(f"the socket took nothing for {WRITE_STALL:.0f} s")
+                await self.abandon(f"the socket took nothing for {patience:.0f} s")
                 return
 
     async def _keep_alive(self) -> None:

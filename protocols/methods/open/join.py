@@ -430,7 +430,7 @@ def _step(rules: ChainRules, chain: ChainState, told: list[Said[Any]], id: bytes
     log = RoundLog(chain, rules)
     for said in told:
         if said.what.parent == chain.tip:
-            log.insert(said, b"", 0.0, namer=said.author)
+            log.insert(said, b"", 0.0, namer=said.author)  # a roster asked for all of it
     try:
         roster: Said[Roster] = next(said for said in told if said.id == id)
         quoted = log.quoted(roster.what, {})

@@ -6,11 +6,11 @@
 
 A roster comes into the tree when all that it rests on is here: what it quotes, by id; its rules; the contributions that
 it accepts; the state after it. A validator's head leads to a roster by the way to it from here, each roster on that way
-in turn. So whatever is in the tree is here with every byte. Each roster is one task, of which there are few, as a log
-takes no more. Where something cannot be had, the task tries again, at longer and longer intervals,
-while the roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP tries in
-vain at what one validator leads or follows, of one roster or of as many, this node may be too far from the others to
-replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of theirs.
+in turn. So whatever is in the tree is here with every byte. Each roster is one task; of those that one validator leads
+or follows there are AT_ONCE at the most. Where something cannot be had, the task tries again, at longer and longer
+intervals, while the roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP
+tries in vain at what one validator leads or follows, of one roster or of as many, this node may be too far from the
+others to replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of theirs.
 
 Records usually come by themselves, with the replicated state; what did not come is asked for from whoever should have
 it: the leader that quotes it, validators that follow the roster, neighbours. Each source is asked once, one after the
@@ -32,6 +32,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -126,7 +127,7 @@ class ChainSync:
     def __init__(self, parts: Context, store: ChainStore, state: StateBackend, catch_up: CatchUp) -> None:
         self.store, self._state, self._catch_up = store, state, catch_up
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
-        self._examining: set[bytes] = set()  # rosters, and heads that are looked for
+        self._examining = Counter[bytes]()  # tries in vain at rosters, at heads that are looked for, and at cuts
         self._invalid: set[bytes] = set()
         self._in_hand = Counter[PeerId]()  # of them, by who said so
         self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by validator
@@ -266,7 +267,7 @@ class ChainSync:
         """Have this roster, which was said or is followed, in the tree."""
         known = id in self._examining or id in self._invalid or id in self.store.tree
         if not known and self._nursery is not None and self._in_hand[said.author] < AT_ONCE:
-            self._examining.add(id)
+            self._examining[id] = 0
             self._in_hand[said.author] += 1
             self._nursery.start_soon(self._keep_trying, id, said)
 
@@ -284,6 +285,7 @@ class ChainSync:
                 except Lost as error:
                     logger.debug("roster %s: %s; trying again", id.hex()[:12], error)
                     self.store.counts["lacking"] += 1
+                    self._examining[id] += 1
                     self._in_vain[said.author] += 1
                     if self._in_vain[said.author] >= GIVE_UP:
                         self._consider_out_of_sync()
@@ -292,7 +294,7 @@ class ChainSync:
                 if not self._is_wanted(id):
                     return
         finally:
-            self._examining.discard(id)
+            del self._examining[id]
             self._in_hand[said.author] -= 1
 
     def _consider_out_of_sync(self) -> None:
@@ -301,8 +303,9 @@ class ChainSync:
         heads = store.heads()
         heard = heads.keys() - store.diverged - {self._network.me}
         validators = [peer for peer in store.block.chain.validators if peer in heard]
-        unknown = sum(heads[peer] not in store.tree for peer in validators)
-        if 2 * unknown > len(validators):
+        missing = [heads[peer] for peer in validators if heads[peer] not in store.tree]
+        # One that is looked for the first time tells nothing: else a single liar has slow nodes catch up all the time.
+        if 2 * sum(self._examining.get(head, 1) > 0 for head in missing) > len(validators):
             store.out_of_sync = True
             store.notify()
 
@@ -362,8 +365,10 @@ class ChainSync:
         if root not in self.store.contributions:
             raise Lost("a contribution is with nobody who was asked, or no encoder makes it")
 
-    async def _obtain_records(self, log: RoundLog, said: Said[Roster], *, reveal_of: bytes = b"") -> None:
-        """Have the records that a roster quotes, or what opens a commit that it accepts. Raises Lost.
+    async def _obtain_records(
+        self, log: RoundLog, said: Said[Roster] | Said[AvailabilityVote], *, reveal_of: bytes = b""
+    ) -> None:
+        """Have the records that a roster quotes or a cut lists, or what opens a commit that it accepts. Raises Lost.
 
         They usually come by themselves; else who should hold them is asked.
         """
@@ -381,7 +386,7 @@ class ChainSync:
 
     def _complete(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
         if log.lacking(cut.what) and cut.id not in self._examining and self._nursery is not None:
-            self._examining.add(cut.id)
+            self._examining[cut.id] = 0
             self._nursery.start_soon(self._obtain_listed, log, cut)
 
     async def _obtain_listed(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
@@ -389,16 +394,12 @@ class ChainSync:
         wait, most = TRY_AGAIN
         try:
             while log.chain.tip == self.store.tip:
-                if await self.store.until(lambda: not log.lacking(cut.what), deadline=trio.current_time() + PUSH_TAKES):
-                    return
-                for peer in self._who_holds(cut):
-                    await self._insert_from(peer, cut.id, log.lacking(cut.what), cut.author)
-                    if not log.lacking(cut.what):
-                        return
+                with suppress(Lost):
+                    return await self._obtain_records(log, cut)
                 await trio.sleep(wait)
                 wait = min(2 * wait, most)
         finally:
-            self._examining.discard(cut.id)
+            del self._examining[cut.id]
 
     async def _insert_from(self, peer: PeerId, id: bytes, named: Iterable[bytes], by: PeerId) -> None:
         """Insert what a peer gives of a roster or a cut; `named`: ids that are needed, as `by` names them."""

@@ -293,13 +293,11 @@ class Rollouts:
             if fresh and len(chosen) < FAN:
                 self._deck = sorted(here.difference(chosen))
                 self._parts.rng.shuffle(self._deck)
-            for peer in [peer for peer in self._deck if self._may_be_offered(peer)][: FAN - len(chosen)]:
+            free = [peer for peer in self._deck if peer not in self._busy and peer not in self._left_until]
+            for peer in [peer for peer in free if self.violations.refuses(peer) is None][: FAN - len(chosen)]:
                 self._deck.remove(peer)
                 chosen.append(peer)
         return chosen
-
-    def _may_be_offered(self, peer: PeerId) -> bool:
-        return peer not in self._busy and peer not in self._left_until and self.violations.refuses(peer) is None
 
     async def _offer(self, peer: PeerId, batch: list[_Load]) -> None:
         if not batch:

@@ -229,6 +229,30 @@ def test_a_machine_that_stops_while_saving_a_round_once_more_has_what_was_saved_
     assert rounds(tmp_path) == [5]
 
 
+@pytest.mark.parametrize("moved", [0, 1, 2, 3])
+def test_a_machine_that_stops_while_it_moves_a_round_aside_has_all_of_that_round(
+    tmp_path: Path, moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, replace = store(tmp_path, keep=1), os.replace
+    checkpoints.save(dataclasses.replace(a_checkpoint(5), moments=np.ones(7, np.float32), updates=2))
+    moves: list[object] = []
+
+    def move(old: Path, new: Path) -> None:
+        if len(moves) == moved:
+            raise KeyboardInterrupt
+        replace(old, new)
+        moves.append(new)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", move)
+        checkpoints.save(a_checkpoint(5, history=1))
+    found = store(tmp_path).newest()
+    assert found is not None and found.round == 5 and found.state.parameters[0] == 5
+    assert found.moments is not None and found.updates == 2
+    checkpoints.save(a_checkpoint(5, history=1))
+    assert rounds(tmp_path) == [5]
+
+
 SAVES_UNTIL_KILLED = """
 import sys
 from pathlib import Path

@@ -221,3 +221,16 @@ def test_what_was_cut_when_the_machine_stopped_is_gone_at_the_next_start(
     assert pinned(again) == kept == {one.shard for one in again.kept()}
     assert everything(before, again)
     drop_unfinished(again)
+
+
+def test_what_was_cut_is_kept_where_the_machine_stopped_once_its_run_was_kept(
+    corpus: Path, store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", lambda self, **_: None)  # the process ends before that
+    with finishing(store):
+        spec = publish(spec_of("begun"), str(corpus), store)
+    monkeypatch.undo()
+    drop_unfinished(store, {"", spec.data.index})
+    assert everything(spec, store)
+    drop_unfinished(store)
+    assert everything(spec, store)

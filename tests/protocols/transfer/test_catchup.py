@@ -15,7 +15,7 @@ from swarmnode.protocols.limits import BREATH
 from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
-from swarmnode.protocols.transfer.catchup import STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
+from swarmnode.protocols.transfer.catchup import REST, STATES_KEPT, CatchUp, CatchUpFailed, StateManifest
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
 from swarmnode.protocols.transfer.shards import Shards
@@ -145,6 +145,24 @@ def test_a_manifest_that_lies_does_not_stand_in_the_way_of_one_that_does_not(sim
         wanted = serve(honest, 7, a_state(1))
         for liar in liars:  # they are more
             liar.catch_up.serve_state(7, wanted, a_state(3))
+        _, hash, got = await late.catch_up.fetch([p.me for p in (*liars, honest)], state_hash=wanted)
+        assert hash == wanted and got.parameters.tobytes() == a_state(1).parameters.tobytes()
+
+    simulated(main)
+
+
+def test_who_answers_later_than_all_that_lie_is_asked_once_more(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, honest, *liars = await nodes(world, nursery, 4)
+        wanted = serve(honest, 7, a_state(1))
+        for liar in liars:
+            liar.catch_up.serve_state(7, wanted, a_state(3))
+
+        async def slowly(hash_all: Callable[[], Any]) -> Any:
+            await trio.sleep(2 * REST)
+            return hash_all()
+
+        honest.catch_up._runner = slowly
         _, hash, got = await late.catch_up.fetch([p.me for p in (*liars, honest)], state_hash=wanted)
         assert hash == wanted and got.parameters.tobytes() == a_state(1).parameters.tobytes()
 
