@@ -72,7 +72,7 @@ def planned(run: Path, homes: list[Path], link: tuple[float, float]) -> dict[str
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(SWARMNODE_NICE="0"),
+            env=environment(),
         )
         for home in homes
     ]

@@ -51,6 +51,7 @@ def test_swarms_learn_tasks_of_reasoning_gym() -> None:
     assert len(outcome.per_node) == 8 and outcome.reward > 0
 
 
+@pytest.mark.slow
 def test_a_generalist_learns_of_tasks_that_it_never_asks_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

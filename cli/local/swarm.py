@@ -427,16 +427,13 @@ class LocalSwarm:
             return False
         if not any(node.finished for node in self.nodes):
             return True  # all that are left are frozen, or training: only they can end the run
-        if any(self._in_step(node, now) for node in late):
-            self._others_done_at = None
+        never_frozen = [node for node in late if not node.frozen and node.thawed_at is None]
+        if any(now - node.last_event_at < SILENCE_PATIENCE for node in never_frozen):
+            self._others_done_at = None  # who is heard of is waited for as long as it takes
             return True
         if self._others_done_at is None:
             self._others_done_at = now
         return any(now < self._others_done_at + _patience(node) for node in late)
-
-    def _in_step(self, node: NodeProcess, now: float) -> bool:
-        """Alive, never frozen and heard of lately: such a node is waited for as long as it takes."""
-        return not node.frozen and node.thawed_at is None and now - node.last_event_at < SILENCE_PATIENCE
 
     def _next_events(self) -> list[tuple[NodeProcess, dict[str, Any]]]:
         """What is in the queue; waits one tick for the first. Notes what the events say about their nodes."""

@@ -272,6 +272,7 @@ def test_figures_are_short_and_right() -> None:
     assert plain("a\x1b[2J\nb", 5) == "a [2…"
 
 
+@pytest.mark.slow
 def test_doctor_asks_the_daemon_and_its_exit_code_says_what_is_bad(swarmnode: Any, daemon: Any, answer: Any) -> None:
     daemon.status |= {"version": "0.0.1", "problems": ["the disk is full\x1b[2J"], "clock_off_s": 0.1}
     told = swarmnode("doctor")

@@ -37,6 +37,7 @@ def session(a: RankSet, b: RankSet, limits: SessionLimits | None = None) -> tupl
     return initiator, converse(initiator, responder)
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(
     st.integers(0, 2**32),

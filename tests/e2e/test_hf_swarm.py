@@ -125,7 +125,6 @@ def test_strangers_train_adapters_and_judge_and_repeat_one_anothers_work(
         *("local", run, *options, "--data-dir", tmp_path / "nodes"),
         timeout=BUSY,
         SWARMNODE_CORPUS=str(corpus),
-        SWARMNODE_NICE="0",
     )
     assert done.returncode == 0, done.stderr
     told = rounds_of(done.stdout)

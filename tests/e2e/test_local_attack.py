@@ -22,7 +22,6 @@ def test_a_flipped_sign_is_refused_and_the_honest_learn(tmp_path: Path, corpus: 
         *("--report", tmp_path / "report"),
         timeout=BUSY,
         SWARMNODE_CORPUS=str(corpus),
-        SWARMNODE_NICE="0",
         TMPDIR=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr

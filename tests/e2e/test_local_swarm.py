@@ -28,7 +28,6 @@ def test_three_nodes_train_agree_and_report(tmp_path: Path, corpus: Path, run_fi
         *("local", run_file, "--nodes", "3", "--rounds", "3", "--solo", "--json", "--report", tmp_path / "report"),
         SWARMNODE_CORPUS=str(corpus),
         timeout=110.0,  # 15 s where it is alone on two cores
-        SWARMNODE_NICE="0",
         TMPDIR=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr

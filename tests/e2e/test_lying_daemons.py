@@ -53,7 +53,6 @@ def test_a_daemon_that_lies_about_its_work_loses_its_weight_within_some_rounds(
         *("--report", tmp_path / "report"),
         timeout=BUSY,
         SWARMNODE_CORPUS=str(corpus),
-        SWARMNODE_NICE="0",
         LIES_FROM_ROUND=str(FIRST),
         TMPDIR=str(tmp_path),
     )

@@ -48,6 +48,7 @@ def _two(tmp_path: Path, run_file: Path, *flags: str) -> tuple[Node, Node]:
     return one, two
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_trains_in_a_swarm_of_two(tmp_path: Path) -> None:
     run_file, task = _example(tmp_path)
     one, two = _two(tmp_path, run_file, "--task", task)
@@ -86,6 +87,7 @@ def test_judges_need_no_text_where_a_task_brings_its_data(tmp_path: Path) -> Non
     assert agree(one, two) > 0
 
 
+@pytest.mark.slow
 def test_gpt_learns_tokens_of_a_tokenizer_that_its_creator_trains(tmp_path: Path, corpus: Path) -> None:
     modern = 'context = 32\nactivation = "swiglu"\ntied = true\nvalue_embeddings = true'
     tables = '[task]\nname = "gpt"\n[data]\nvocabulary = 400\n'

@@ -21,6 +21,7 @@ def sine(tmp_path: Path) -> Path:
     return tmp_path / "sine.py"
 
 
+@pytest.mark.slow
 def test_a_task_that_trains_is_told_with_what_its_run_will_have(sine: Path, tmp_path: Path) -> None:
     done = swarmnode("task", "check", f"{sine}:Sine", "--json", "--data-dir", tmp_path / "node", timeout=120)
     assert done.returncode == 0, done.stderr

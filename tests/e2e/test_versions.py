@@ -15,6 +15,7 @@ from swarmnode.node.exitcodes import RUN_UNAVAILABLE
 NEWER = str(Path(__file__).resolve().parents[1] / "support" / "newer.py")
 
 
+@pytest.mark.slow
 def test_a_newer_node_whose_messages_say_more_trains_with_older_ones(
     tmp_path: Path, run_file: Path, corpus: Path
 ) -> None:
@@ -35,6 +36,7 @@ def test_a_newer_node_whose_messages_say_more_trains_with_older_ones(
             assert sent[-1]["counted"] and sent[-1]["missing"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False], ids=["run-named", "run-asked-for"])
 def test_where_major_versions_differ_each_owner_is_told_which_side_to_upgrade(
     tmp_path: Path, run_file: Path, corpus: Path, named: bool

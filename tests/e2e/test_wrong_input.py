@@ -153,6 +153,7 @@ def test_custom_task_is_trained_from_a_local_file(tmp_path: Path, corpus: Path) 
     assert len(rounds) == 2 and rounds[1]["loss"] < rounds[0]["loss"] and node.ready["parameters"] == 5
 
 
+@pytest.mark.slow
 def test_custom_task_that_cannot_be_loaded_says_why(tmp_path: Path, run_file: Path) -> None:
     sums, broken = tmp_path / "sum.toml", tmp_path / "broken.py"
     sums.write_text(RUN_TOML + '[task]\nname = "sum"\n')
@@ -232,6 +233,7 @@ def stopped_at_the_start(home: Path, *run: str | Path, corpus: Path) -> str:
     return told
 
 
+@pytest.mark.slow
 def test_a_node_stopped_at_its_start_tells_the_rounds_that_are_on_the_disk(
     tmp_path: Path, corpus: Path, run_file: Path
 ) -> None:

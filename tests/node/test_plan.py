@@ -95,6 +95,7 @@ def test_what_does_not_fit_is_not_recommended() -> None:
     assert "open" in why
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_recommends(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text(

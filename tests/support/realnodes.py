@@ -49,9 +49,9 @@ Event = dict[str, Any]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The test's environment without settings of a node."""
+    """The test's environment without settings of a node, but that its trainer has the same right to a core as tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")}
-    return {**kept, "COLUMNS": "80", "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "SWARMNODE_NICE": "0", **more}
 
 
 def swarmnode(*arguments: str | Path, timeout: float = PATIENCE, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -104,6 +104,7 @@ def test_another_user_of_the_machine_gets_neither_token_nor_socket_nor_answer(as
     assert (done.stdout, done.returncode) == ("asked\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_two_daemons_share_no_port_and_no_token_and_one_without_a_page_says_so(asked: Asked, tmp_path: Path) -> None:
     same = asked.address.removeprefix("http://").strip("/")
     with Node(tmp_path / "second", *WATCH, "--dashboard", same, corpus=None) as second:

@@ -693,6 +693,7 @@ def test_window_does_not_follow_a_queue_of_its_own() -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_windows_of_one_connection_grow_within_its_allowance_and_give_it_back() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _):

@@ -81,7 +81,7 @@ def test_a_trainer_is_not_told_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     told = environment(TrainerSettings(threads=2, scratch="/data/trainer"))
     assert not {name for name, value in told.items() if value == "x"}
     assert told["PATH"] == "/bin" and told["TOKENIZERS_PARALLELISM"] == "true" and told["OMP_NUM_THREADS"] == "2"
-    assert told["TMPDIR"] == "/data/trainer"
+    assert told["TMPDIR"] == "/data/trainer" and told["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_its_directory_is_its_own_and_empty(tmp_path: Path) -> None:

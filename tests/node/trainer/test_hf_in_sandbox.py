@@ -44,6 +44,7 @@ def made(tmp_path: Path, into: Path) -> None:
     trio.run(trio.run_process, [sys.executable, str(tmp_path / "make.py"), str(into)])
 
 
+@pytest.mark.slow
 @SANDBOXED
 def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     revision = "ab" * 20
@@ -96,6 +97,7 @@ def adapting(tmp_path: Path) -> tuple[RunSpec, TrainerSettings]:
     return parse_runspec(tables, source="test"), settings
 
 
+@pytest.mark.slow
 @SANDBOXED
 def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
     spec, settings = adapting(tmp_path)

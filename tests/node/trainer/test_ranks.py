@@ -54,6 +54,7 @@ def others_of(pid: int) -> list[int]:
     return [int(other) for other in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> None:
     seen: list[tuple[np.ndarray, np.ndarray, list[float]]] = []
 

@@ -103,6 +103,7 @@ def _cpu_seconds(trainer: TrainerProcess) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_with_what_was_loaded(
     settings: TrainerSettings,
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings
     _with_trainer(settings, use)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(settings: TrainerSettings) -> None:
     spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 96})  # seconds a step
 
@@ -170,6 +172,7 @@ def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(settings: Tra
     _with_trainer(settings, use, spec)
 
 
+@pytest.mark.slow
 def test_other_settings_while_it_starts_are_no_failure_of_the_trainer(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         for threads in (2, 1, 2, 1):
@@ -183,6 +186,7 @@ def test_other_settings_while_it_starts_are_no_failure_of_the_trainer(settings: 
     _with_trainer(settings, use)
 
 
+@pytest.mark.slow
 def test_a_trainer_takes_the_cpu_time_that_it_may(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:
@@ -201,6 +205,27 @@ def test_a_trainer_takes_the_cpu_time_that_it_may(settings: TrainerSettings) -> 
         assert trainer.restarts == 0
 
     _with_trainer(settings, use)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.cpu_count() != 2, reason="with more cores there is one for each thread, with one only one thread"
+)
+def test_threads_are_not_stuck_where_another_program_has_one_of_their_cores(settings: TrainerSettings) -> None:
+    """It was 75 times as long for each step, at the priority that a trainer has by itself."""
+
+    async def use(trainer: TrainerProcess) -> None:
+        await trainer.train(round=0, steps=5, seconds=60)
+        alone = await trainer.train(round=0, steps=30, seconds=60)
+        busy = await trio.lowlevel.open_process([sys.executable, "-c", "while True: pass"])
+        try:
+            beside = await trainer.train(round=0, steps=30, seconds=15 * alone.seconds)
+        finally:
+            busy.kill()
+        assert beside.steps == 30
+
+    model = {"layers": 2, "heads": 2, "width": 32, "context": 64}
+    _with_trainer(replace(settings, threads=2, nice=10), use, SPEC.updated(model=model))
 
 
 def test_other_settings_start_the_trainer_again_with_its_parameters(settings: TrainerSettings) -> None:
@@ -582,6 +607,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_taken(settings: Tra
         trio.run(start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings, ranks: int) -> None:
     async def use(trainer: TrainerProcess) -> None:
@@ -601,6 +627,7 @@ def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings, ranks: int
     _with_trainer(replace(settings, ranks=ranks, sharded=ranks > 1), use)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "how"),
     [

@@ -143,6 +143,7 @@ def test_where_the_one_that_is_to_lead_stalls_another_leads() -> None:
     simulate(body)
 
 
+@pytest.mark.slow
 def test_one_whose_every_step_lasts_for_rounds_takes_part_all_the_same() -> None:
     async def body(swarm: SimSwarm) -> None:
         before, (done, counted, *_) = last(swarm, "b"), work_in(swarm, "a", len(NAMES))

@@ -84,6 +84,7 @@ def test_a_resumed_policy_asks_other_questions_than_at_the_beginning() -> None:
     assert asked[0] and not asked[0] & asked[1]
 
 
+@pytest.mark.slow
 def test_who_is_on_probation_has_one_group_of_an_update_together_with_all_others_on_it() -> None:
     task = started(spec(batch=8, external=4, adaptive=False))
     others = [started(spec()).rollouts(version=n)["groups"] for n in range(1, 30)]
