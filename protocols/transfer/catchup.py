@@ -241,9 +241,7 @@ class CatchUp:
             manifest, self._unfinished = self._unfinished.manifest, None
             self._drop(manifest)
 
-    async def _ask_manifests(
-        self, peers: list[PeerId], wanted: str | None, rest: float = inf
-    ) -> dict[PeerId, StateManifest]:
+    async def _ask_manifests(self, peers: list[PeerId], wanted: str | None, rest: float) -> dict[PeerId, StateManifest]:
         query, ask = StateQuery(self._run_id, wanted), self._rpc.call_all
         answers = await ask(peers, "catchup.state", query, StateManifest, timeout=MANIFEST_TIMEOUT, rest=rest)
         for peer, _ in answers:

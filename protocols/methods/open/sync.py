@@ -127,7 +127,8 @@ class ChainSync:
     def __init__(self, parts: Context, store: ChainStore, state: StateBackend, catch_up: CatchUp) -> None:
         self.store, self._state, self._catch_up = store, state, catch_up
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
-        self._examining = Counter[bytes]()  # tries in vain at rosters, at heads that are looked for, and at cuts
+        self._examining = Counter[bytes]()  # tries in vain at rosters, and at heads that are looked for
+        self._completing: set[bytes] = set()  # cuts; apart, as a head may name anything
         self._invalid: set[bytes] = set()
         self._in_hand = Counter[PeerId]()  # of them, by who said so
         self._in_vain = Counter[PeerId]()  # tries since the last that brought something, by validator
@@ -385,8 +386,8 @@ class ChainSync:
         raise Lost("a reveal" if reveal_of else f"{len(log.lacking(said.what))} records are with nobody who was asked")
 
     def _complete(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
-        if log.lacking(cut.what) and cut.id not in self._examining and self._nursery is not None:
-            self._examining[cut.id] = 0
+        if log.lacking(cut.what) and cut.id not in self._completing and self._nursery is not None:
+            self._completing.add(cut.id)
             self._nursery.start_soon(self._obtain_listed, log, cut)
 
     async def _obtain_listed(self, log: RoundLog, cut: Said[AvailabilityVote]) -> None:
@@ -399,7 +400,7 @@ class ChainSync:
                 await trio.sleep(wait)
                 wait = min(2 * wait, most)
         finally:
-            del self._examining[cut.id]
+            self._completing.discard(cut.id)
 
     async def _insert_from(self, peer: PeerId, id: bytes, named: Iterable[bytes], by: PeerId) -> None:
         """Insert what a peer gives of a roster or a cut; `named`: ids that are needed, as `by` names them."""

@@ -244,7 +244,7 @@ def test_the_newest_states_are_served_and_older_ones_withdrawn(simulated: Simula
         hashes = []
         for round in range(STATES_KEPT + 3):
             hashes.append(serve(member, round, a_state(round)))
-            await late.catch_up._ask_manifests([member.me], None)  # so that it is hashed
+            await late.catch_up._ask_manifests([member.me], None, REST)  # so that it is hashed
         manifests = [member.catch_up._served[hash].manifest for hash in hashes[-STATES_KEPT:]]
         assert {shard for manifest in manifests if manifest for shard in manifest.shards} == offered(member)
         assert len(offered(member)) == 2 * STATES_KEPT
