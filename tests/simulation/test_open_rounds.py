@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,21 @@ def test_a_validator_that_follows_what_nobody_has_leads_a_slow_node_astray_in_no
 
     names = tuple("abcde")
     simulate(body, names=names)
+
+
+def test_a_cut_is_completed_also_where_a_head_names_its_id_as_a_roster() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        sync = method_of(swarm, "a").sync
+        await swarm.until(lambda: bool(sync.store.log.cuts))
+        cut = next(iter(sync.store.log.cuts.values()))
+        lacking = replace(cut, id=hashlib.sha256(b"cut").digest(), what=replace(cut.what, commits=(bytes(32),)))
+        head = ForkChoiceVote(lacking.id, sync.store.block.chain.round, bytes(32))
+        sync._begin(lacking.id, Said(swarm.peer("b"), bytes(32), head))
+        sync._complete(sync.store.log, lacking)
+        assert lacking.id in sync._examining and lacking.id in sync._completing
+
+    simulate(body)
 
 
 def test_a_judge_who_seals_late_costs_no_round_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
