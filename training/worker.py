@@ -1,32 +1,11 @@
 """The trainer process: owns torch and the device, and does what the daemon's commands say.
 
 Commands and replies are msgpack maps, one behind the other on a socket pair. A command is {id, op, ...}, which the
-method `do_OP` answers; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault, harmless}: trying
-again cannot mend a fault, and what is not harmless either leaves the process unfit. `spent`: seconds since the process
-began, by what for; `sampling`: what writes answers in a task of rollouts. Beside `init`, `train`, `quit` and what
-learns, every command may come between two steps of `train` as well.
-
-    weigh     spec, run_id, peer_id, ... -> weight     what the model will take (training/memory), before `init`
-    init      spec, run_id, peer_id, ... -> layout     with keep, the parameters in memory stay
-    train     round, steps, seconds, inner -> ...      replies when done or stopped; inner: other values of [inner]
-    feed      texts                                    train on these files as well
-    remember  -> nothing                               go on with the moments that are in the memory
-    stop      -> nothing                               ends `train` after the step in hand
-    evaluate  thorough, seed -> loss, accuracy         where the task measures that as well
-    heldout   seed, sequences -> loss                  on the first of those that the seed draws
-    slope     seed, first, last -> loss                on some; the gradient is in the memory. No loss: none either
-    sample    prompt, length, temperature, seed -> text
-    rollouts  version, count, policy -> groups, seconds    a task of rollouts: ask and answer
-    answer    tasks, version, policy -> groups, reward, seconds    the same, asked by others
-    learn     pool, sampled, probation -> reward, ...  a task of rollouts: one update from those and these
-    score     groups, texts -> scores                  a task of rollouts: what is to be learned from these
-    mark      -> life, stretches                       before the parameters are touched: what was trained since then
-    places    peer, round, step, steps, size -> places     where another's steps read in a text of that many bytes
-    drawn     peer, round, steps, size, pieces -> loss     on what another's steps read in that text
-    replay    start, claimed, ... -> distances, seconds    repeat another's steps from one point, and compare
-    calibrate -> distances, seconds                    the same of the own newest steps, on one thread or on two
-    ping      -> nothing
-    quit      -> nothing                               and the process ends
+method `do_OP` answers with these arguments; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault,
+harmless}: trying again cannot mend a fault, and what is not harmless either leaves the process unfit. `spent`: seconds
+since the process began, by what for; `sampling`: what writes answers in a task of rollouts. `init` comes first, or
+`weigh` before it, and `quit` last. But for these, `train` and what learns, every command may come between two steps of
+`train` as well. What they are for is said in protocols/methods/trainer.py.
 
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
 there is room for a gradient, which takes no memory before there is one, for the number of updates, and for the
@@ -138,7 +117,7 @@ class Worker:
         except Exception as error:  # `init` says what is wrong, if anything is; to weigh is not needed to train
             print(f"the model's memory is not known: {_bug(error)}", flush=True)
             weight = None
-        on_device = torch.cuda.is_available() and settings["device"] != "cpu" and run.needs_data
+        on_device = settings["device"] != "cpu" and run.needs_data and torch.cuda.is_available()
         free = torch.cuda.mem_get_info()[0] if on_device else None
         if free is not None and settings["device_memory"]:
             free = min(free, settings["device_memory"])
@@ -157,6 +136,7 @@ class Worker:
         from swarmnode.training.inner import InnerLoop, layout_of, trained
         from swarmnode.training.optimizer import with_moments
         from swarmnode.training.probes import Probes
+        from swarmnode.training.rl.section import hf_model
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
@@ -165,10 +145,10 @@ class Worker:
         run = decode(spec)
         self._inner = run.inner
         keep_in(Path(settings["scratch"]) if settings["scratch"] else None)
-        threads = settings["threads"] or (os.cpu_count() if run.needs_data else 1) or 1
+        is_large = run.needs_data or hf_model(settings["policy"] or run.rollouts.policy) is not None
+        threads = settings["threads"] or (os.cpu_count() if is_large else 1) or 1
         torch.set_num_threads(max(1, threads // self._ranks.count))
-        has_use = torch.cuda.is_available() and (run.needs_data or settings["device"] != "auto")
-        self._device = _device(settings["device"], has_use)  # the policies of rollouts are tiny
+        self._device = _device(settings["device"] if is_large or settings["device"] == "cuda" else "cpu")
         self._check_ranks(run, sharded=settings["sharded"])
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
@@ -573,12 +553,18 @@ def _pin(vector: Any) -> None:
             torch.zeros(1, device="cuda")
 
 
-def _device(wanted: str, has_cuda: bool) -> str:
+def _device(wanted: str) -> str:
+    import torch
+
     from swarmnode.training.tasks import TaskError
 
-    if wanted == "cuda" and not has_cuda:
+    if wanted == "cpu" or torch.cuda.is_available():
+        return "cpu" if wanted == "cpu" else "cuda"
+    if wanted == "cuda":
         raise TaskError("--device cuda: torch finds no CUDA device here; use --device auto or cpu")
-    return "cuda" if has_cuda and wanted != "cpu" else "cpu"
+    if torch.version.cuda and sandbox.landlock.accelerators():
+        print("the CPU trains, as CUDA does not start, though there is a GPU: swarmnode doctor says more", flush=True)
+    return "cpu"
 
 
 def serve(socket_fd: int, memory_fd: int, confined: sandbox.SandboxReport, ranks: Ranks) -> None:

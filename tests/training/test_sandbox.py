@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -231,6 +232,41 @@ def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() ->
         answer = msgpack.unpackb(ours.recv(1 << 16))
     assert answer["fault"] and "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
     assert not SandboxReport("auto", missing=lacking.missing).falls_short
+
+
+WHAT_CUDA_DOES = """
+import os, socket, threading
+sandbox.landlock.ACCELERATORS = ("/dev/null",)
+print([lacking.part for lacking in sandbox.enter(sandbox.Rules()).missing])
+thread = threading.Thread(target=threading.Event().wait, daemon=True)
+thread.start()
+with open(f"/proc/self/task/{thread.native_id}/comm", "w") as name:
+    name.write("cuda")
+asking, serving = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+print(asking.connect_ex("/tmp/nvidia-mps/control"))
+serving.bind(f"\\0cuda-uvmfd-test-{os.getpid()}")
+serving.listen()
+print("listens")
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    try:
+        socket.socket(socket.AF_UNIX, kind)
+    except PermissionError:
+        print("refused")
+"""
+
+
+@needs_landlock
+def test_where_there_is_a_gpu_cuda_may_do_what_it_fails_without() -> None:
+    done = python(WHAT_CUDA_DOES)
+    assert done.stdout.split("\n")[:-1] == ["[]", str(errno.ENOENT), "listens", "refused", "refused"], done.stderr
+
+
+@needs_landlock
+def test_where_there_is_a_gpu_nothing_more_is_reached(places: dict[str, str], port: int) -> None:
+    given = {"rules": {"scratch": places["inside"]}, "port": port, **places}
+    code = "import escapes\nsandbox.landlock.ACCELERATORS = ('/dev/null',)\nescapes.main()"
+    results = json.loads(python(code, json.dumps(given)).stdout)["results"]
+    assert {name for name, result in results.items() if result == "done"} == set(PERMITTED), results
 
 
 @needs_landlock

@@ -85,12 +85,13 @@ def enter(rules: Rules) -> SandboxReport:
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         missing.append(MissingPart("threads", f"{threads - 1} began before the sandbox and are outside of it"))
     rights = landlock.rights(scratch=rules.scratch, readable=rules.readable)
+    has_gpu = bool(landlock.accelerators())
     parts = (
         ("privileges", system.give_up_privileges),
         ("core dumps", system.leave_no_core),
         ("limits", lambda: system.set_limits(memory=rules.memory // rules.ranks)),
         ("files", lambda: landlock.restrict(rights, ranks=several)),
-        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid(), tcp=several)),
+        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid(), tcp=several, gpu=has_gpu)),
     )
     if several and not system.has_own_network():
         missing.append(MissingPart("network", NO_NETWORK))

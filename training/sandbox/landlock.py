@@ -147,12 +147,17 @@ def rights(*, scratch: str, readable: Sequence[str]) -> list[Right]:
     """Everything that a trainer may open: libraries, devices, `readable`, and `scratch` for writing."""
     given = [Right(path, READ) for path in (*LIBRARIES, *SETTINGS, *SYSTEM, *_interpreter(), *readable)]
     given += [Right(path, DEVICE) for path in DEVICES]
-    for pattern in ACCELERATORS:
-        for path in glob.glob(pattern):
-            given.append(Right(path, DEVICE | READ))
+    if there := accelerators():
+        given += [Right(path, DEVICE | READ) for path in there]
+        given.append(Right("/proc/self/task", READ | WRITE_FILE | TRUNCATE))  # CUDA fails if it cannot name its threads
     if scratch:
         given.append(Right(scratch, WRITE))
     return given
+
+
+def accelerators() -> list[str]:
+    """The device files of this machine's GPUs."""
+    return [path for pattern in ACCELERATORS for path in glob.glob(pattern)]
 
 
 def _interpreter() -> Iterator[str]:

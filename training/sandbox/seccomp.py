@@ -3,6 +3,10 @@
 Refused calls fail with EPERM, which libraries take for an ordinary error. Threads may be made: `clone` as a thread
 passes, `clone3` seems not to exist, since its flags lie in memory that a filter cannot read, and the C library then
 takes `clone`. A list of what is refused, not of what is allowed: a driver of a GPU makes calls that nobody listed.
+
+CUDA fails where it cannot listen on a socket: a local one, by SOCK_SEQPACKET, through which other processes ask for its
+memory. On a machine with a GPU that is permitted. Such a socket sends nothing to whom it has not connected to, and it
+cannot connect: that is answered as if nobody were there, as CUDA asks first for a service that shares the GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from swarmnode.training.sandbox.system import prctl
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF_LD|W|ABS, JMP|JEQ|K, JGE, JSET, RET|K
+_AND = 0x54  # ALU|AND|K
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; arguments have 8 bytes, low half first
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000  # calls of x86-64 with this bit are the same ones under other numbers
@@ -114,8 +119,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
 }
-_TCP = ("connect", "bind", "listen")
 _OF_TCP = (2, 16)  # AF_INET, and AF_NETLINK, which says what interfaces there are
+_LOCAL, _SEQPACKET, _TYPE = 1, 5, 0xF  # AF_UNIX, SOCK_SEQPACKET, and the bits that are the type
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _TO_ITSELF_ONLY = {
     "kill": (62, 129),
@@ -130,22 +135,22 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def refuse(pid: int, *, tcp: bool = False) -> list[str]:
-    """Refuse what stands above, or all but TCP, for good, in this process `pid`.
+def refuse(pid: int, *, tcp: bool = False, gpu: bool = False) -> list[str]:
+    """Refuse what stands above, or all but TCP, or but what CUDA needs, for good, in this process `pid`.
 
     Needs no_new_privs. Raises OSError.
     """
     machine = platform.machine()
     if machine not in _AUDIT:
         raise OSError(errno.ENOSYS, f"the numbers of system calls on {machine} are not known here")
-    filter = program(machine, pid, tcp=tcp)
+    filter = program(machine, pid, tcp=tcp, gpu=gpu)
     held = ctypes.create_string_buffer(filter, len(filter))
     told = _Program(len(filter) // 8, ctypes.addressof(held))
     prctl(_PR_SET_SECCOMP, _FILTER, told)
     return []
 
 
-def program(machine: str, pid: int, *, tcp: bool = False) -> bytes:
+def program(machine: str, pid: int, *, tcp: bool = False, gpu: bool = False) -> bytes:
     """The filter for one architecture and the process `pid`, in instructions of 8 bytes."""
     column = 0 if machine == "x86_64" else 1
     code = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT[machine], 1, 0), _step(_RETURN, _KILL)]
@@ -154,10 +159,12 @@ def program(machine: str, pid: int, *, tcp: bool = False) -> bytes:
         code += [_step(_AT_LEAST, _X32, 0, 1), _refusal(errno.EPERM)]
     for name, numbers in _REFUSED.items():
         number = numbers[column]
-        if tcp and name == "socket":
-            code += _where(numbers[column] or 0, _only(*_OF_TCP))
-        elif number is not None and not (tcp and name in _TCP):
-            code += _where(number, [_refusal(errno.EPERM)])
+        if number is None or (tcp and name == "connect") or ((tcp or gpu) and name in ("bind", "listen")):
+            continue
+        if name == "socket":
+            code += _where(number, _sockets(_OF_TCP if tcp else (), gpu))
+        else:
+            code += _where(number, [_refusal(errno.ENOENT if name == "connect" and gpu else errno.EPERM)])
     code += _where(_CLONE3[column], [_refusal(errno.ENOSYS)])
     code += _where(
         _CLONE[column], [_argument(0), _step(_ANY_BIT, _CLONE_THREAD, 0, 1), _allow(), _refusal(errno.EPERM)]
@@ -177,6 +184,14 @@ def _step(operation: int, value: int, when_true: int = 0, when_false: int = 0) -
 def _where(number: int, then: list[bytes]) -> list[bytes]:
     """Run `then`, which ends with a return, for the call with this number."""
     return [_step(_EQUAL, number, 0, len(then)), *then]
+
+
+def _sockets(families: tuple[int, ...], gpu: bool) -> list[bytes]:
+    """Pass those of these families, and with `gpu` local ones by SOCK_SEQPACKET."""
+    tests = [step for family in families for step in (_step(_EQUAL, family, 0, 1), _allow())]
+    local = [_argument(1), _step(_AND, _TYPE), _step(_EQUAL, _SEQPACKET, 0, 1), _allow()]
+    tests += [_step(_EQUAL, _LOCAL, 0, len(local)), *local] if gpu else []
+    return [_argument(0), *tests, _refusal(errno.EPERM)]
 
 
 def _only(*permitted: int) -> list[bytes]:
