@@ -159,7 +159,8 @@ class RangeWriter:
 
     def asks(self, asks: Sequence[Ask]) -> None:
         """Ascending asks; those that adjoin and are of one kind in one group."""
-        first = [at for at, ask in enumerate(asks) if not at or not _continues(asks[at - 1], ask)]
+        parted = [(one.hi, type(one)) != (other.lo, type(other)) for one, other in pairwise(asks)]
+        first = [at for at in range(len(asks)) if not at or parted[at - 1]]
         for begin, behind in pairwise([*first, len(asks)]):
             self.bound(asks[begin].lo)
             self.number(2 * (behind - begin) + isinstance(asks[begin], Listing))
@@ -339,10 +340,6 @@ def answers_frame(settled: Sequence[bool], body: RangeWriter) -> bytes:
     out.number(len(settled))
     out.raw(sum(1 << place for place, bit in enumerate(settled) if bit).to_bytes((len(settled) + 7) // 8, "little"))
     return out.frame() + body.frame()
-
-
-def _continues(one: Ask, other: Ask) -> bool:
-    return one.hi == other.lo and type(one) is type(other)
 
 
 def _shared(one: bytes, other: bytes, limit: int) -> int:

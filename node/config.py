@@ -73,7 +73,7 @@ class NodeConfig:
         "(rollout); or only help others find one another (relay, watch: both run without a trainer)",
         choices=ROLES,
     )
-    device: str = option("auto", "device to train on; auto takes a CUDA GPU where there is one", choices=DEVICES)
+    device: str = option("auto", "where to train; auto takes a CUDA GPU for all but small policies", choices=DEVICES)
     ranks: int = option(
         0,
         "processes that train, each on a device of its own and with its part of every batch; 0 is one for each CUDA "

@@ -75,10 +75,14 @@ class Engine:
         self.status = EngineStatus("torch")
         self._wanted = wanted
         self._vllm: VLLMSampler | None = None
-        if wanted == "torch" or (wanted == "auto" and not (isinstance(policy, HFPolicy) and _is_installed())):
+        on = next(policy.parameters()).device.type
+        fits = isinstance(policy, HFPolicy) and on == "cpu" and _is_installed()
+        if wanted == "torch" or (wanted == "auto" and not fits):
             return
         if not isinstance(policy, HFPolicy):
             raise TaskError('sampling = "vllm" is for policies called hf:...; this one is sampled in torch')
+        if on != "cpu":
+            raise TaskError('sampling = "vllm" is for policies on the CPU, and this one is on a GPU: add --device cpu')
         if not _is_installed():
             raise TaskError('sampling = "vllm", and vLLM is not installed here; docs/rollouts.md says how to')
         try:
@@ -253,7 +257,7 @@ def _started(policy: HFPolicy, drawings: Mapping[int, Drawing]) -> Any:
             from vllm.platforms import current_platform
 
             if not current_platform.is_cpu():
-                raise Unusable(f"vLLM is installed for {current_platform.device_name}, and policies train on the CPU")
+                raise Unusable(f"vLLM is installed for {current_platform.device_name}, and this policy is on the CPU")
             with _alone():
                 return LLM(
                     policy.source,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from types import MappingProxyType
@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.training.rl.groups import Scored
-from swarmnode.training.rl.policies import Policy
+from swarmnode.training.rl.policies import Policy, rows_at_once
 
 EVERYBODY_EQUAL: Mapping[str, float] = MappingProxyType({})
 ESTABLISHED = 0.5  # standing from which on an author has a share of its own; those below have one together
@@ -188,6 +188,13 @@ class Batch:
     known: Tensor  # (N,) bool: where `behaviour` is known
     stale: Tensor  # (N,) bool: written by an older version of this policy, as is proved
 
+    def passes(self, policy: Policy) -> Iterator[tuple[Batch, float]]:
+        """The texts in parts for which one pass is made, each with its share of the tokens that are learned from."""
+        rows, answers = rows_at_once(policy, self.tokens.shape[1]), self.mask.sum().clamp(min=1)
+        for first in range(0, len(self.tokens), rows):
+            part = Batch(**{name: values[first : first + rows] for name, values in vars(self).items()})
+            yield part, float(part.mask.sum() / answers)
+
 
 def pack(
     prompts: Sequence[Sequence[int]],
@@ -219,10 +226,12 @@ def pack(
 
 
 def token_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
-    """log π(token t + 1 | tokens up to t): (N, T - 1) from tokens (N, T)."""
+    """log π(token t + 1 | tokens up to t): (N, T - 1) from tokens (N, T), where these are."""
     logits = policy(tokens[:, :-1])  # (N, T - 1, V)
     N, T, V = logits.shape
-    return -F.cross_entropy(logits.reshape(N * T, V), tokens[:, 1:].reshape(N * T), reduction="none").view(N, T)
+    following = tokens[:, 1:].reshape(N * T).to(logits.device)
+    losses = F.cross_entropy(logits.reshape(N * T, V), following, reduction="none").view(N, T)
+    return -losses.to(tokens.device)
 
 
 def token_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swarmnode.training.hf_lm import attach_lora, open_model
-from swarmnode.training.rl.policies import PolicyState, content_hash
+from swarmnode.training.rl.policies import Policy, PolicyState, content_hash
 from swarmnode.training.rl.vocabulary import before, register
 from swarmnode.training.tasks import TaskError
 
@@ -88,8 +88,8 @@ class Cache:
         return self
 
 
-class HFPolicy(nn.Module):
-    """Implements `Policy`. Its parameters are those that are trained, in float32: of LoRA, or all of the model's."""
+class HFPolicy(Policy):
+    """Its parameters are those that are trained, in float32: of LoRA, or all of the model's."""
 
     def __init__(self, model: Any, tokenizer: Tokenizer, *, trained: Trained, seed: int, source: str = "") -> None:
         """`source`: the folder, or the name on the hub, from which another program can read its shape."""
@@ -106,18 +106,6 @@ class HFPolicy(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that are trained, and so `parameters` as well."""
         return (each for each in super().named_parameters(*args, **kwargs) if each[1].requires_grad)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self._run(tokens, None)[0]
-
-    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
-        logits, past = self._run(tokens, None, cached=True)
-        return logits[:, -1], Cache(past)
-
-    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
-        assert isinstance(state, Cache)
-        logits, past = self._run(tokens.view(-1, 1), state.past, cached=True)
-        return logits[:, 0], Cache(past)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights of the model as they are now, under the names of its files, adapters merged in one at a time."""
@@ -148,11 +136,10 @@ class HFPolicy(nn.Module):
         other.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return other
 
-    def _run(self, tokens: Tensor, past: Any, *, cached: bool = False) -> tuple[Tensor, Any]:
-        """Logits (B, T, V) in float32 where `tokens` (B, T) are, and the cache; texts are padded at their right end."""
-        given = {"input_ids": tokens.to(self.model.device), "past_key_values": past, "use_cache": cached}
-        out = self.model(**given)
-        return out.logits.float().to(tokens.device), out.past_key_values
+    def _run(self, tokens: Tensor, state: Any, *, cached: bool = True) -> tuple[Tensor, PolicyState]:
+        past = None if state is None else state.past
+        out = self.model(input_ids=tokens, past_key_values=past, use_cache=cached)
+        return out.logits.float(), Cache(out.past_key_values)
 
 
 def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:

@@ -118,11 +118,13 @@ class Learner:
         for _ in range(steps):
             chosen = [few[each] for each in rng.integers(len(few), size=batch)] if few else examples(batch)
             packed = pack([prompt for prompt, _ in chosen], [answer for _, answer in chosen], [0.0] * batch)
-            value = supervised_loss(token_logprobs(self.policy, packed.tokens), packed)
             optimizer.zero_grad(set_to_none=True)
-            value.backward()
+            loss = 0.0
+            for part, share in packed.passes(self.policy):
+                value = share * supervised_loss(token_logprobs(self.policy, part.tokens), part)
+                value.backward()
+                loss += float(value.detach())
             optimizer.step()
-            loss = float(value.detach())
         self.reference = copy.deepcopy(self.policy)
         return loss
 
@@ -178,7 +180,7 @@ class Learner:
         """
         self._standings = standings
         refused: Counter[str] = Counter()
-        fit = self._scored(pool, refused)
+        fit = self.scored(pool, refused)
         read_answers, refused_answers = Counter[str](), Counter[str]()
         if self.settings.gate is not None:
             fit, read_answers, refused_answers = self._gated(fit, refused)
@@ -276,9 +278,11 @@ class Learner:
         keys = [[*vocabulary.encode(question.key), vocabulary.end] for question in questions]
         batch = pack([self._prompt(question) for question in questions], keys, [0.0] * len(keys))
         with torch.no_grad():
-            return (token_logprobs(self.policy, batch.tokens) * batch.mask).sum(dim=1).exp()
+            found = [token_logprobs(self.policy, part.tokens) for part, _ in batch.passes(self.policy)]
+        return (torch.cat(found) * batch.mask).sum(dim=1).exp()
 
-    def _scored(self, pool: Sequence[External], refused: Counter[str]) -> list[Scored]:
+    def scored(self, pool: Sequence[External], refused: Counter[str]) -> list[Scored]:
+        """Groups that this policy can read, with their rewards; of the others the reason goes into `refused`."""
         fit = []
         for author, group in pool:
             try:
@@ -357,12 +361,16 @@ class Learner:
         batch = self._batch(groups, sampled)
         if batch is None:
             return 0.0
-        loss = grpo_loss(token_logprobs(self.policy, batch.tokens), batch, correction=self.settings.correction)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = 0.0
+        for part, share in batch.passes(self.policy):
+            now = token_logprobs(self.policy, part.tokens)
+            value = share * grpo_loss(now, part, correction=self.settings.correction)
+            value.backward()
+            loss += float(value.detach())
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)
         self.optimizer.step()
-        return float(loss.detach())
+        return loss
 
     def _taken(self, own: Sequence[Scored], fit: Sequence[Scored], external: int) -> tuple[list[Scored], Counter[str]]:
         """At most `external` of others' groups, for which there is room beside own ones; the rest by reason."""

@@ -14,13 +14,15 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmnode.training.rl.vocabulary import DIGITS, KNOWN, Vocabulary
+
+LOGITS = 1 << 26  # of one pass over texts, at the most: 256 MiB in float32
 
 
 class PolicyState(Protocol):
@@ -46,20 +48,32 @@ class LayerStates:
         return LayerStates([tuple(each.index_select(0, rows) for each in layer) for layer in self.layers])
 
 
-class Policy(Protocol):
-    """What sampling and learning need of a policy; `hf.py` has another kind."""
+class Policy(nn.Module):
+    """What sampling and learning need; `hf.py` has another kind. Tokens may be anywhere, logits are where it is."""
 
     vocabulary: Vocabulary
     context: int  # tokens of a prompt and its answer together
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T)."""
+        return self._run(self._here(tokens), None, cached=False)[0]
 
     def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
         """Logits (B, V) of what follows prompts (B, T) of one length, and the cache to go on from."""
+        logits, state = self._run(self._here(tokens), None)
+        return logits[:, -1], state
 
     def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
         """Logits (B, V) of what follows one token more (B,), and the cache after it."""
+        logits, state = self._run(self._here(tokens.view(-1, 1)), state)
+        return logits[:, 0], state
+
+    def _run(self, tokens: Tensor, state: Any, *, cached: bool = True) -> tuple[Tensor, PolicyState]:
+        """Logits (B, T, V) in float32 of texts that are padded at their right end, and the cache after them."""
+        raise NotImplementedError
+
+    def _here(self, tokens: Tensor) -> Tensor:
+        return tokens.to(next(self.parameters()).device)
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,11 @@ class PolicySpec:
             raise ValueError(f"vocabulary {self.vocabulary!r} is not known; there are {', '.join(KNOWN)}")
         if self.kind == "gpt" and self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
+
+
+def rows_at_once(policy: Policy, length: int) -> int:
+    """Texts of so many tokens for which one pass is made, at least 1."""
+    return max(1, LOGITS // (length * policy.vocabulary.size))
 
 
 def build(spec: PolicySpec, *, seed: int) -> TinyGPT | TinyGRU:
@@ -131,7 +150,7 @@ class _Block(nn.Module):
         return x, (k, v)
 
 
-class TinyGPT(nn.Module):
+class TinyGPT(Policy):
     """A decoder-only transformer with learned positions."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -150,19 +169,7 @@ class TinyGPT(nn.Module):
                 branch = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.1 / math.sqrt(2 * spec.layers) if branch else 0.1)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self._run(tokens, None)[0]
-
-    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
-        logits, state = self._run(tokens, None)
-        return logits[:, -1], state
-
-    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
-        logits, state = self._run(tokens.view(-1, 1), state)
-        return logits[:, 0], state
-
-    def _run(self, tokens: Tensor, state: PolicyState | None) -> tuple[Tensor, PolicyState]:
-        assert state is None or isinstance(state, LayerStates)
+    def _run(self, tokens: Tensor, state: Any, *, cached: bool = True) -> tuple[Tensor, PolicyState]:
         P = 0 if state is None else state.layers[0][0].shape[2]
         x = self.tokens(tokens) + self.positions.weight[P : P + tokens.shape[1]]  # (B, T, C)
         after: list[tuple[Tensor, ...]] = []
@@ -173,7 +180,7 @@ class TinyGPT(nn.Module):
         return logits, LayerStates(after)
 
 
-class TinyGRU(nn.Module):
+class TinyGRU(Policy):
     """Gated recurrent layers (Cho et al. 2014): its cache is one vector a layer."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -185,16 +192,7 @@ class TinyGRU(nn.Module):
         self.gru = nn.GRU(spec.width, spec.width, spec.layers, batch_first=True)
         self.head = nn.Linear(spec.width, self.vocabulary.size, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.gru(self.tokens(tokens))[0])  # (B, T, V)
-        return logits
-
-    def begin(self, tokens: Tensor) -> tuple[Tensor, PolicyState]:
-        hidden, last = self.gru(self.tokens(tokens))  # (B, T, C), (layers, B, C)
-        return self.head(hidden[:, -1]), LayerStates([(layer,) for layer in last])
-
-    def step(self, tokens: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
-        assert isinstance(state, LayerStates)
-        before = torch.stack([layer[0] for layer in state.layers])  # (layers, B, C)
-        hidden, last = self.gru(self.tokens(tokens.view(-1, 1)), before)
-        return self.head(hidden[:, 0]), LayerStates([(layer,) for layer in last])
+    def _run(self, tokens: Tensor, state: Any, *, cached: bool = True) -> tuple[Tensor, PolicyState]:
+        before = None if state is None else torch.stack([layer[0] for layer in state.layers])
+        hidden, last = self.gru(self.tokens(tokens), before)  # (B, T, C), (layers, B, C)
+        return self.head(hidden), LayerStates([(layer,) for layer in last])

@@ -24,11 +24,10 @@ from torch import Tensor
 from swarmnode.training.rl.defence import TokenReading
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.noise import gumbel, noise_seed, streams_of
-from swarmnode.training.rl.policies import Policy
+from swarmnode.training.rl.policies import Policy, rows_at_once
 from swarmnode.training.rl.tasks import Question
 from swarmnode.training.rl.vocabulary import translate
 
-LOGITS = 1 << 26  # of one pass that reads, at the most: 256 MiB in float32
 NOISE = 1 << 22  # numbers that are made at a time: 32 MiB, some times over
 
 
@@ -117,7 +116,7 @@ def _continue(policy: Policy, prompts: Tensor, how: Sampling, seeds: Sequence[in
         if not going:
             break
         if len(going) < len(alive):
-            chosen = torch.tensor(going)
+            chosen = torch.tensor(going, device=tokens.device)
             tokens, state = tokens[chosen], state.kept(chosen)
             alive = [alive[position] for position in going]
         logits, state = policy.step(tokens, state)
@@ -205,7 +204,7 @@ def read_tokens(
     """
     texts = list(zip(prompts, answers, strict=True))
     longest = max((len(prompt) + len(answer) for prompt, answer in texts), default=1)
-    rows = max(1, LOGITS // (longest * policy.vocabulary.size))
+    rows = rows_at_once(policy, longest)
     passes = [slice(first, first + rows) for first in range(0, len(texts), rows)]
     parts = [None if drawn is None else replace(drawn, noise=drawn.noise[cut]) for cut in passes]
     return [

@@ -143,6 +143,12 @@ def hf_model(policy: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found is not None else None
 
 
+def hf_folder(policy: str) -> str:
+    """The folder on this machine whose model a policy is; empty where it is another one."""
+    named = hf_model(policy)
+    return named[1] if named is not None and Path(named[1]).expanduser().is_dir() else ""
+
+
 def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
     """Kind, layers and width of a policy such as gpt:2x48. Raises SettingError."""
     found = _POLICY.fullmatch(policy)

@@ -16,9 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn
-
-import torch
+from typing import Any
 
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.engine import Engine
@@ -54,19 +52,17 @@ THOROUGH = 2048
 
 
 class Trainee:
-    """Implements `Task`, with rollouts in place of batches."""
+    """A task with rollouts in place of batches."""
 
     needs_text = False
     tokens_per_sample = Sampling().max_tokens
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
-        if device != "cpu":
-            raise TaskError(f"runs by rollouts train policies on the CPU, not on {device}; run with --device cpu")
         rollouts = spec.rollouts
         where = "--policy" if assignment.policy else "[rollouts]"
         asked = tasks_of_run(rollouts)
         known_to_this_process(rollouts, assignment.task, asked)
-        policy = _policy(assignment.policy or rollouts.policy, rollouts, where=where, seed=spec.run.seed)
+        policy = _policy(assignment.policy or rollouts.policy, rollouts, where=where, seed=spec.run.seed).to(device)
         is_small = isinstance(policy, TinyGPT | TinyGRU)
         self._here = rollouts.task == "digits"  # whether the daemon sees by itself what teaches
         usual = (Sampling() if is_small else TEXT_SAMPLING) if self._here else OTHER_SAMPLING
@@ -163,9 +159,11 @@ class Trainee:
         `probation`: authors in the pool who have a part of the update together, however many they are.
         """
         began = time.perf_counter()
-        external = [(author, RolloutGroup.from_map(group)) for author, group in pool]
+        external, proved = (
+            [(author, RolloutGroup.from_map(group)) for author, group in groups] for groups in (pool, sampled)
+        )
         unread: Counter[str] = Counter()
-        audited = self.audit.check(_scored(sampled, unread, judged=self.learner.settings.judged))
+        audited = self.audit.check(self.learner.scored(proved, unread))
         standings = dict.fromkeys(probation, ESTABLISHED / 2)
         learned = self.learner.learn(self._own, external, audited.passed, standings=standings)
         self._own = []
@@ -198,25 +196,6 @@ class Trainee:
                 f"the policy cannot read {prompt!r}: {error}; it is asked such as {self._example!r}"
             ) from error
         return vocabulary.decode(answer.tokens).encode()[:length]
-
-    def feed(self, texts: Sequence[str]) -> NoReturn:
-        raise TaskError("a run by rollouts asks questions and reads no text")
-
-    def draw(self, samples: int, generator: torch.Generator) -> NoReturn:
-        raise TaskError("a run by rollouts has no batches")
-
-    def loss(self, batch: torch.Tensor) -> NoReturn:
-        raise TaskError("a run by rollouts has no batches")
-
-
-def _scored(sampled: Sequence[tuple[str, Mapping[str, Any]]], refused: Counter[str], *, judged: bool) -> list[Scored]:
-    found = []
-    for author, group in sampled:
-        try:
-            found.append(score(author, RolloutGroup.from_map(group), judged=judged))
-        except RefusedGroup as refusal:
-            refused[refusal.reason] += 1
-    return found
 
 
 def _policy(named: str, rollouts: RolloutsSection, *, where: str, seed: int) -> TinyGPT | TinyGRU | HFPolicy:

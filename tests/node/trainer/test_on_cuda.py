@@ -1,4 +1,4 @@
-"""The trainer on a GPU, in its sandbox: it trains what a CPU trains. Without a CUDA device these tests are skipped."""
+"""The trainer on a GPU, in its sandbox: it trains what a CPU trains. Most of this is skipped where there is no GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import pytest
 import torch
 import trio
 from sometext import HELDOUT_SHA256, some_text
+from tinymodels import folder_of
 
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training import worker
 from swarmnode.training.open_step import SEQUENCES
+from swarmnode.training.rl.groups import score
+from swarmnode.training.rl.policies import parameter_hash
+from swarmnode.training.rl.proofs import Audited
+from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.sandbox import landlock
+from swarmnode.training.tasks import Assignment
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+CAP, DRIVER = 1_500_000_000, 800_000_000  # bytes that a trainer may take of a GPU, and that its driver takes beside it
 
 SPEC = parse_runspec(
     {
@@ -54,6 +63,7 @@ def _trained(device: str, folder: Path, sandbox: str = "auto") -> dict[str, obje
     return told
 
 
+@ON_CUDA
 def test_a_gpu_trains_in_the_sandbox_what_a_cpu_trains(tmp_path: Path) -> None:
     cpu, gpu = _trained("cpu", tmp_path), _trained("cuda", tmp_path, "require")
     assert gpu["device"] == "cuda"
@@ -64,6 +74,7 @@ def test_a_gpu_trains_in_the_sandbox_what_a_cpu_trains(tmp_path: Path) -> None:
     assert np.allclose(cpu["gradient"][1], gpu["gradient"][1], atol=1e-3)
 
 
+@ON_CUDA
 def test_the_memory_that_a_gpu_copies_to_is_pinned() -> None:
     import mmap
 
@@ -71,3 +82,83 @@ def test_the_memory_that_a_gpu_copies_to_is_pinned() -> None:
     worker._pin(memory)
     assert memory.is_pinned()
     assert torch.equal(memory.to("cuda").cpu(), memory)
+
+
+@ON_CUDA
+def test_a_gpu_takes_no_more_of_its_memory_than_it_may(tmp_path: Path) -> None:
+    tables = {"layers": 4, "heads": 4, "width": 256, "context": 512}
+    spec = SPEC.updated(model=tables, inner={"batch": 64, "warmup": 0, "precision": "bf16"})
+    free, least = torch.cuda.mem_get_info()[0], [1 << 60]
+
+    async def main() -> None:
+        settings = TrainerSettings(threads=1, nice=0, device="cuda", device_memory=CAP, **some_text(tmp_path))
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            nursery.start_soon(_watch, least)
+            with trio.fail_after(120):
+                done = await trainer.train(round=0, steps=10, seconds=100)
+            nursery.cancel_scope.cancel()
+        assert done.steps == 10 and trainer.restarts == 0
+
+    trio.run(main)
+    took = free - least[0]
+    print(f"{took / 1e9:.2f} GB taken of {CAP / 1e9:.1f} GB and the driver's own")
+    assert took < CAP + DRIVER
+
+
+async def _watch(least: list[int]) -> None:
+    while True:
+        least[0] = min(least[0], torch.cuda.mem_get_info()[0])
+        await trio.sleep(0.05)
+
+
+def test_a_device_learns_by_rollouts_and_samples_what_a_cpu_finds_honest(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    tables = {"warm_up": 20, "batch": 4, "external": 1, "answers": 4, "tokens": 6}
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}, "rollouts": tables}, source="test")
+    policy = f"hf-full:{folder_of('llama', tmp_path / 'model')}"
+    judge = Trainee(spec, Assignment(spec.run_id, "judge", policy=policy))
+    checked: list[Audited] = []
+
+    async def main() -> None:
+        settings = TrainerSettings(threads=1, nice=0, policy=policy, scratch=str(tmp_path / "own"), sandbox="require")
+        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            assert trainer.device == ("cuda" if torch.cuda.is_available() else "cpu")  # without being told to
+            with trio.fail_after(120):
+                for version in range(5):
+                    before = trainer.parameters()
+                    await trainer.rollouts(version=version)
+                    learned = await trainer.learn([])
+                    assert learned.informative == 0 or not np.array_equal(before, trainer.parameters())
+                    trainer.load(torch.from_numpy(trainer.parameters()).bfloat16().float().numpy())  # as samplers do
+                    torch.nn.utils.vector_to_parameters(
+                        torch.from_numpy(trainer.parameters()), judge.model.parameters()
+                    )
+                    judge.audit.remember(called := parameter_hash(judge.model))
+                    asked = [TaskRef("digits/swap", 5, 100 * version + n) for n in range(32)]
+                    answered = await trainer.answer(asked, version=version, policy=called)
+                    checked.append(judge.audit.check([score("alice", group) for group in answered.groups]))
+            assert trainer.restarts == 0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert [len(audited.passed) for audited in checked] == [32] * 5
+    assert not any(audited.caught for audited in checked)
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_whose_gpu_cuda_does_not_start_on_hears_that_the_cpu_trains(
+    starts: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: starts)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(landlock, "ACCELERATORS", ("/dev/null",))
+    assert worker._device("auto") == ("cuda" if starts else "cpu")
+    assert ("swarmnode doctor" in capsys.readouterr().out) != starts
+    assert worker._device("cpu") == "cpu"
+    monkeypatch.setattr(landlock, "ACCELERATORS", ())
+    assert worker._device("auto" if not starts else "cpu") == "cpu"
+    assert not capsys.readouterr().out, "there is no GPU, and so nothing to tell"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnode.training.rl import policies
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
@@ -46,6 +47,22 @@ def warm() -> Callable[..., Learner]:
         return learner
 
     return made
+
+
+def test_what_one_pass_would_take_too_much_memory_for_is_learned_from_in_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_once, in_parts = a_learner(warm=False), a_learner(warm=False)
+    at_once.warm_up(well_formed, steps=20)
+    learned, told = at_once.learn(at_once.sample(), pool()), at_once.heldout(50, seed=1)
+    assert learned.loss
+    monkeypatch.setattr(policies, "LOGITS", 7 * 9 * DIGITS.size)  # some seven texts
+    in_parts.warm_up(well_formed, steps=20)
+    again = in_parts.learn(in_parts.sample(), pool())
+    assert again.loss == pytest.approx(learned.loss, abs=1e-5)
+    assert in_parts.heldout(50, seed=1) == pytest.approx(told, abs=1e-4)
+    for one, other in zip(at_once.policy.parameters(), in_parts.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
 def external(seed: int, *texts: str, base: int = 2) -> RolloutGroup:
