@@ -69,6 +69,7 @@ from swarmnode.protocols.transfer.shard_wire import PROTOCOL as SHARDS
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.memory import Keeping
 from swarmnode.training.options import as_toml, read_toml
+from swarmnode.training.rl.section import hf_folder
 from swarmnode.training.runspec import RunSpec, encode
 
 logger = logging.getLogger(__name__)
@@ -516,6 +517,7 @@ def check_admitted(spec: RunSpec, me: PeerId) -> None:
 
 def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: DataSet | None) -> TrainerProcess:
     """The trainer's supervisor, with the text that is here by now."""
+    own = chosen.spec.rollouts.policy if chosen.creator else ""  # a stranger's run names no folder to be read here
     settings = TrainerSettings(
         micro_batch=config.micro_batch,
         device=config.device,
@@ -527,7 +529,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
         texts=data.take() if data is not None else (),
         task=config.task,
         base=config.base,
-        policy=config.policy,
+        policy=config.policy or (own if hf_folder(own) else ""),
         sampling=config.sampling,
         sandbox=config.sandbox,
         scratch=str(config.directory / SCRATCH),

@@ -47,6 +47,7 @@ from swarmnode.node import exitcodes
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.training.options import SettingError
+from swarmnode.training.rl.section import hf_folder
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_toml
 
 EVALUATION_LIMIT = 300.0  # s for the thorough held-out loss, on one thread beside other nodes
@@ -75,6 +76,7 @@ def run_local(options: LocalOptions) -> int:
     console = Console(stderr=options.json)
     try:
         spec = _runspec(options)
+        options = replace(options, policy=spec.rollouts.policy if hf_folder(spec.rollouts.policy) else "")
         options.report.mkdir(parents=True, exist_ok=True)  # better to fail now than after the training
         folder = _folder(options)
         if options.attack is not None:

@@ -152,6 +152,7 @@ class LocalOptions:
     attack: Attack | None = None  # by the last nodes
     dashboard: str = OFF  # HOST:PORT of the page that shows all nodes
     task: str = ""  # what is learned, or the file with it that each node brings
+    policy: str = ""  # of all nodes, where it is a folder of this machine
 
 
 class NodeProcess:
@@ -375,6 +376,7 @@ class LocalSwarm:
         options += ["--threads", str(self.options.threads), "--rounds", str(self.options.rounds)]
         options += ["--stay", "--json", "--no-dashboard"]
         options += ["--task", self.options.task] if is_brought(self.options.task) else []
+        options += ["--policy", self.options.policy] if self.options.policy else []
         program = [*LIAR, node.lie] if node.lie else NODE
         node.start([*program, "run", *what, *options], self._events)
 

@@ -34,7 +34,7 @@ import trio
 
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.training import hub
-from swarmnode.training.rl.section import hf_model
+from swarmnode.training.rl.section import hf_folder, hf_model
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.tasks import task_file
@@ -94,9 +94,7 @@ def rules_of(settings: TrainerSettings) -> Rules:
     files.extend(str(Path(text).parent) for text in settings.texts)
     if settings.task:
         files.append(str(task_file(settings.task).parent))
-    named = hf_model(settings.policy)
-    if named is not None and Path(named[1]).expanduser().is_dir():
-        files.append(named[1])
+    files.append(hf_folder(settings.policy))
     files.append(str(hub.cache()))  # a run file may name a model that is on this machine already
     absolute = dict.fromkeys(str(Path(file).expanduser().absolute()) for file in files if file)
     return Rules(

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from realnodes import Node, agree, swarmnode
+from realnodes import Node, agree, environment, swarmnode
 from tinymodels import bpe_folder
 
 from swarmnode.node.storage.checkpoints import newest_whole
@@ -156,3 +158,13 @@ def test_a_foreign_base_is_refused_before_anything_is_trained(tmp_path: Path, co
         with Node(tmp_path / "b", *join, "--base", str(other), corpus=corpus) as foreign:
             assert foreign.wait(within=BUSY) != 0
             assert re.search(r"is not the base of the run.*name the run's with --base", foreign.log(), re.S)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_policy_that_is_a_language_model_trains_as_its_comment_says(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    subprocess.run([sys.executable, examples / "tiny_llama.py", "build/tiny-llama"], cwd=tmp_path, check=True)
+    command = [sys.executable, "-m", "swarmnode", "local", "--nodes", "2", examples / "hf.toml", "--rounds", "1"]
+    done = subprocess.run([*command, "--no-dashboard"], cwd=tmp_path, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "reward of the swarm" in done.stdout

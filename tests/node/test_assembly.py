@@ -16,6 +16,7 @@ from swarmnode.node.assembly import Node, invitation, make_trainer
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.daemon import Daemon
 from swarmnode.node.storage.runs import ChosenRun
+from swarmnode.node.trainer.child import rules_of
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 SPEC = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="test")
@@ -36,6 +37,18 @@ def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
     )
     assert given["spec"].rollouts.warm_up == warm_up
     assert given["run_id"] == SPEC.run_id, "it is the same run"
+
+
+@pytest.mark.parametrize("creator", [True, False])
+def test_a_folder_that_only_a_strangers_run_names_is_not_read(
+    creator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = tmp_path / "model", dict[str, Any]()
+    model.mkdir()
+    spec = SPEC.updated(rollouts={"policy": f"hf:{model}"})
+    monkeypatch.setattr(assembly, "TrainerProcess", lambda spec, **options: given.update(options))
+    make_trainer(ChosenRun(spec, spec.run_id, creator), NodeConfig(data_dir=str(tmp_path)), me="12D3", data=None)
+    assert (str(model) in rules_of(given["settings"]).readable) == creator
 
 
 @pytest.mark.parametrize(
