@@ -4,9 +4,9 @@
 
 A trainer of the default model (or `--width`, `--layers`) does rounds on the standard library's text and records its
 states. Then stretches are repeated from these states: as an auditor does, in one thread and in two, and in processes
-that may use less of the CPU's instructions (`ATEN_CPU_CAPABILITY`), as other machines have. And they are compared with
-what cheats would claim. Last line: the share of compute that recording takes, and what auditing each round would take
-without a budget.
+that may use less of the CPU's instructions (`ATEN_CPU_CAPABILITY`), as other machines have, and on a GPU where there is
+one. And they are compared with what cheats would claim. Last line: the share of compute that recording takes, and what
+auditing each round would take without a budget.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import State, Stretch
 from swarmnode.training.verify.vectors import Vectors
 
-CAPABILITIES = ("default", "avx2", "avx512")  # of the CPU that torch may use; what it lacks it leaves out
+CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")  # of a CPU, as torch calls them
 
 
 def main() -> None:
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--each", type=int, default=3, help="stretches of a round that are repeated")
     parser.add_argument("--repeat", metavar="FILE", help=argparse.SUPPRESS)  # in a process of other capabilities
+    parser.add_argument("--device", default="cpu", help=argparse.SUPPRESS)  # of that process
     options = parser.parse_args()
     spec = parse_runspec(
         {
@@ -56,7 +57,7 @@ def main() -> None:
         source="bench",
     )
     if options.repeat:
-        _repeat(spec, Path(options.repeat))
+        _repeat(spec, Path(options.repeat), options.device)
         return
     folder = tempfile.TemporaryDirectory(prefix="swarmnode-audit-")
     loop = make_loop(spec, Path(folder.name, "text"))
@@ -93,9 +94,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kept")
         path.write_bytes(pickle.dumps(kept))  # our own, read back by our own child
-        for capability in CAPABILITIES:
-            environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, __file__, "--repeat", str(path)]
+        here = CAPABILITIES.index(torch.backends.cpu.get_cpu_capability())  # more than it has would end a process
+        places = [(capability, "cpu") for capability in CAPABILITIES[: here + 1]]
+        for capability, device in [*places, ("DEFAULT", "cuda")] if torch.cuda.is_available() else places:
+            environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability.lower(), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, __file__, "--repeat", str(path), "--device", device]
             command += ["--layers", str(options.layers), "--width", str(options.width)]
             subprocess.run(command, env=environment, check=True)
     per_step = trained / (options.rounds * spec.inner.steps)
@@ -116,13 +119,13 @@ def main() -> None:
     )
 
 
-def make_loop(spec: RunSpec, folder: Path) -> InnerLoop:
-    """As in a trainer process of one thread on a CPU."""
+def make_loop(spec: RunSpec, folder: Path, device: str = "cpu") -> InnerLoop:
+    """As in a trainer process of one thread."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     text = RunText(spec, folder)
-    task = ByteLM(text.spec, Assignment(text.spec.run_id, "author", **text.files("author")), "cpu")
-    vector = torch.zeros(layout_of(task.model).parameters)
+    task = ByteLM(text.spec, Assignment(text.spec.run_id, "author", **text.files("author")), device)
+    vector = torch.zeros(layout_of(task.model).parameters, device=device)
     return InnerLoop(spec, task, peer_id="author", vector=vector, keep=False)
 
 
@@ -167,11 +170,12 @@ def other_lr(loop: InnerLoop, factor: float) -> Iterator[None]:
         loop._spec = spec
 
 
-def _repeat(spec: RunSpec, path: Path) -> None:
-    loop = make_loop(spec, path.with_name("again"))
+def _repeat(spec: RunSpec, path: Path, device: str) -> None:
+    loop = make_loop(spec, path.with_name("again"), device)
+    where = "a GPU" if device == "cuda" else f"capability {torch.backends.cpu.get_cpu_capability()}"
     for stretch, start, end in pickle.loads(path.read_bytes()):
         found = distance(start, end, replay(loop, stretch, start))
-        _tell("honest", f"capability {torch.backends.cpu.get_cpu_capability()}", stretch, found)
+        _tell("honest", where, stretch, found)
 
 
 def _tell(what: str, how: str, stretch: Stretch, found: Distance) -> None:

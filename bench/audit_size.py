@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8, help="steps of a round")
     parser.add_argument("--train", type=int, default=0, help="steps that are trained; 0: one stretch and a half")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="of the author (default cpu)")
+    parser.add_argument("--auditor", default="", metavar="DEVICE", help="of the auditor, else that of the author")
+    parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="swarmnode-audit-") as folder:
         print(json.dumps(trio.run(measure, options, Path(folder).absolute())))
@@ -63,7 +65,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "run": {"name": "audit", "trust": "open"},
             "task": {"heldout_sha256": hashlib.sha256(text[: TEXT // 10]).hexdigest()},
             "model": {name: getattr(options, name) for name in ("layers", "heads", "width", "context")},
-            "inner": {"batch": options.batch, "steps": options.steps},
+            "inner": {"batch": options.batch, "steps": options.steps, "precision": options.precision},
             "trust": {"audit_share": 0.03},
         },
         source="bench",
@@ -78,7 +80,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     shown = Vectors(folder / "shown")
     author = replace(settings, threads=2, scratch=str(folder / "author"))
     told, stretch, delta = await train(spec, author, options.train or options.steps * 3 // 2, shown)
-    auditor = replace(settings, threads=1, scratch=str(folder / "auditor"))
+    on = options.auditor or options.device
+    auditor = replace(settings, threads=1, scratch=str(folder / "auditor"), device=on)
     told |= await audit(spec, auditor, stretch, text, shown)
     told |= await trio.to_thread.run_sync(books, spec, stretch, delta, shown)
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
@@ -156,6 +159,7 @@ async def audit(
         nursery.cancel_scope.cancel()
     (true,), (lie,) = honest.distances, other.distances
     return {
+        "auditor": trainer.device,
         "replay_s": round(honest.seconds, 2),
         "states_hashed_s": round(hashed, 2),
         "states_fetched_gb": round(size / 1e9, 2),

@@ -239,7 +239,7 @@ def exchange(vector: Tensor, repeats: int) -> dict[str, Any]:
 def encode_int8(values: Tensor) -> tuple[Tensor, Tensor]:
     """What training/codecs/int8.py makes of finite `values` (n,), bit for bit: scales (blocks,) and integers (n,)."""
     blocks = torch.nn.functional.pad(values, (0, -len(values) % INT8)).view(-1, INT8)
-    bits = (blocks.abs().amax(dim=1) / 127).view(torch.int32)
+    bits = (blocks.abs().amax(dim=1) / values.new_tensor(127.0)).view(torch.int32)  # by a number a GPU multiplies
     smallest = torch.tensor(2.0**-120).view(torch.int32).item()
     largest = (torch.finfo(torch.float32).max / torch.tensor(127.0)).view(torch.int32).item() & ~0x7F
     bits = torch.where(bits < smallest, 0, (bits + 0x7F) & ~0x7F).clamp(max=largest)

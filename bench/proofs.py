@@ -7,7 +7,8 @@ own answers, with the learner of runs. They are read as samplers get them, round
 Llama of two layers and 512 words (`--width`), sampled among the likeliest 50 as runs do.
 
 `honest`: groups of samplers in batches of 1, 8 and 64 questions, in float32 and with the whole policy in bfloat16, by
-the product's decoding with a cache, by a prefill for each token, and for hf by `transformers`' own `generate`. Told are
+the product's decoding with a cache, by a prefill for each token, for hf by `transformers`' own `generate`, and where
+there is a GPU by the product's on it. Told are
 how many an audit that looks at every group refused, and the greatest of what it bounds: `logprobs`, nats a token;
 `margins`, nats of a group's tokens together; `median`, the statistic of GRAIL's test, median of exp|Δ log p| −
 1 over 32 places drawn anew for each group.
@@ -143,6 +144,13 @@ def by_generate(
     return written
 
 
+def on_cuda(
+    policy: nn.Module, prompts: Sequence[Sequence[int]], how: Sampling, seeds: Sequence[int]
+) -> list[Completion]:
+    """By the product's decoding, with a copy of the policy on the GPU."""
+    return sample(copy.deepcopy(policy).cuda(), prompts, how, seeds)
+
+
 # -- writing and reading
 
 
@@ -183,16 +191,19 @@ def bounded(scored: Scored, reading: Reading, rng: np.random.Generator) -> dict[
 # -- honest
 
 
-def honest(kind: str, seed: int, found: Taught, groups: int) -> Iterator[dict[str, Any]]:
+def honest(kind: str, seed: int, found: Taught, groups: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     engines: dict[str, Sampler] = {"cache": sample, "prefill": by_prefill}
     if kind == "hf":
         engines["generate"] = by_generate
+    if torch.cuda.is_available():
+        engines["cuda"] = on_cuda
+    engines = {name: engine for name, engine in engines.items() if not only or name in only}
     half = copy.deepcopy(found.newest).bfloat16()
     arms = [
         (dtype, engine, batch)
         for dtype in ("float32", "bfloat16")
         for engine in engines
-        for batch in ((1, 8, 64) if engine == "cache" else (8,))
+        for batch in ((1, 8, 64) if engine in ("cache", "cuda") else (8,))
     ]
     for number, (dtype, engine, batch) in enumerate(arms):
         limits = FP32 if dtype == "float32" else BF16
@@ -336,6 +347,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100, help="batches of 8 groups of each liar")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--kinds", nargs="+", default=["gpt", "gru", "hf"])
+    parser.add_argument("--engines", nargs="+", default=[], help="of honest samplers; all there are")
     parser.add_argument("--updates", type=int, default=40, help="of the policy before")
     parser.add_argument("--width", type=int, default=64, help="of the hf policy")
     chosen = parser.parse_args()
@@ -356,7 +368,7 @@ def main() -> None:
                 found = courses[RATES[0]]
                 other = taught(kind, seed + 100, rate=RATES[0], updates=STALE, folder=folder)
                 if chosen.groups:
-                    for line in honest(kind, seed, found, chosen.groups):
+                    for line in honest(kind, seed, found, chosen.groups, chosen.engines):
                         print(json.dumps(line), flush=True)
                 if chosen.trials:
                     for line in dishonest(kind, seed, lies(found, other, courses), chosen.trials):
