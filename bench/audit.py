@@ -94,8 +94,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kept")
         path.write_bytes(pickle.dumps(kept))  # our own, read back by our own child
-        here = CAPABILITIES.index(torch.backends.cpu.get_cpu_capability())  # more than it has would end a process
-        places = [(capability, "cpu") for capability in CAPABILITIES[: here + 1]]
+        here = torch.backends.cpu.get_cpu_capability()  # more than it has would end a process
+        known = CAPABILITIES[: CAPABILITIES.index(here) + 1] if here in CAPABILITIES else CAPABILITIES[:1]
+        places = [(capability, "cpu") for capability in known]
         for capability, device in [*places, ("DEFAULT", "cuda")] if torch.cuda.is_available() else places:
             environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability.lower(), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, __file__, "--repeat", str(path), "--device", device]

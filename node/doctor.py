@@ -200,8 +200,7 @@ def _trainer(config: NodeConfig) -> Iterator[Diagnosis]:
     there = glob("/dev/nvidia[0-9]*")
     if there and not told["gpus"]:
         advice = "this is a CPU build of torch, or the driver is too old for it: pytorch.org tells which one fits"
-        if not glob("/dev/nvidia-uvm"):
-            advice = "nvidia-modprobe -u -c=0 makes /dev/nvidia-uvm, which is missing, after each start of the machine"
+        advice += "; or /dev/nvidia-uvm is missing, which nvidia-modprobe -u -c=0 makes after each start of the machine"
         yield Diagnosis("device", WARN, f"{says}, though {', '.join(sorted(there))} is there", advice)
     elif config.device == "cuda" and not told["gpus"]:
         yield Diagnosis("device", BAD, f"{says}, and --device cuda asks for one", "leave it out, or install a driver")

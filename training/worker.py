@@ -3,9 +3,8 @@
 Commands and replies are msgpack maps, one behind the other on a socket pair. A command is {id, op, ...}, which the
 method `do_OP` answers with these arguments; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault,
 harmless}: trying again cannot mend a fault, and what is not harmless either leaves the process unfit. `spent`: seconds
-since the process began, by what for; `sampling`: what writes answers in a task of rollouts. `init` comes first, or
-`weigh` before it, and `quit` last. But for these, `train` and what learns, every command may come between two steps of
-`train` as well. What they are for is said in protocols/methods/trainer.py.
+since the process began, by what for; `sampling`: what writes answers in a task of rollouts. `init` comes first, but for
+`weigh`, and `quit` last; but for `train` and what learns, all others may come between two steps of `train` as well.
 
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
 there is room for a gradient, which takes no memory before there is one, for the number of updates, and for the
@@ -146,9 +145,10 @@ class Worker:
         self._inner = run.inner
         keep_in(Path(settings["scratch"]) if settings["scratch"] else None)
         is_large = run.needs_data or hf_model(settings["policy"] or run.rollouts.policy) is not None
+        on_gpu = is_large and settings["sampling"] != "vllm"  # whose place is the CPU
         threads = settings["threads"] or (os.cpu_count() if is_large else 1) or 1
         torch.set_num_threads(max(1, threads // self._ranks.count))
-        self._device = _device(settings["device"] if is_large or settings["device"] == "cuda" else "cpu")
+        self._device, why = _device(settings["device"] if on_gpu or settings["device"] == "cuda" else "cpu")
         self._check_ranks(run, sharded=settings["sharded"])
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
@@ -204,7 +204,7 @@ class Worker:
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
-        here = {"device": self._device, "sandbox": asdict(self._confined), "states": told}
+        here = {"device": self._device, "why": why, "sandbox": asdict(self._confined), "states": told}
         return {"layout": shape, "moments": moments, **here}
 
     def do_remember(self) -> None:
@@ -553,18 +553,17 @@ def _pin(vector: Any) -> None:
             torch.zeros(1, device="cuda")
 
 
-def _device(wanted: str) -> str:
+def _device(wanted: str) -> tuple[str, str]:  # what trains, and what an owner should hear of that
     import torch
 
     from swarmnode.training.tasks import TaskError
 
     if wanted == "cpu" or torch.cuda.is_available():
-        return "cpu" if wanted == "cpu" else "cuda"
+        return ("cpu" if wanted == "cpu" else "cuda"), ""
     if wanted == "cuda":
-        raise TaskError("--device cuda: torch finds no CUDA device here; use --device auto or cpu")
-    if torch.version.cuda and sandbox.landlock.accelerators():
-        print("the CPU trains, as CUDA does not start, though there is a GPU: swarmnode doctor says more", flush=True)
-    return "cpu"
+        raise TaskError("--device cuda: torch finds no CUDA device here (swarmnode doctor); use --device auto or cpu")
+    idle = torch.version.cuda and sandbox.landlock.cuda_devices()
+    return "cpu", "the CPU trains, as CUDA does not start on this GPU: swarmnode doctor says more" if idle else ""
 
 
 def serve(socket_fd: int, memory_fd: int, confined: sandbox.SandboxReport, ranks: Ranks) -> None:

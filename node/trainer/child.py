@@ -4,9 +4,9 @@ The owner's settings make the rules of its sandbox, its environment and its one 
 `training/sandbox`, entered by the trainer. What has to be fetched from outside this machine is fetched here, before
 there is a trainer, in a process that hears nothing from peers.
 
-Commands and answers are msgpack maps, one behind the other; `training/worker.py` lists them. The child is started in
-the daemon's own thread and dies with it. Whatever happens to it, who waits for an answer learns that none will come;
-what fails to end in order is killed. `supervisor.py` decides what follows.
+Commands and answers are msgpack maps, one behind the other; methods `do_OP` of `training/worker.py` answer. The child
+is started in the daemon's own thread and dies with it. Whatever happens to it, who waits for an answer learns that none
+will come; what fails to end in order is killed. `supervisor.py` decides what follows.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def rules_of(settings: TrainerSettings) -> Rules:
         readable=tuple(absolute),
         memory=settings.memory,
         ranks=settings.ranks,
+        gpu=settings.device != "cpu",
     )
 
 

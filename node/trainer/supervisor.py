@@ -413,6 +413,8 @@ class TrainerProcess(Trainer):
         while len(told) < len(self._settings.texts):  # more have come meanwhile
             more, told = self._settings.texts[len(told) :], self._settings.texts
             await child.call("feed", texts=list(more))
+        if answer["why"] and answer["device"] != self.device:  # told once
+            logger.warning("%s", answer["why"])
         self.device = answer["device"]
         self._tell_sandbox(answer["sandbox"])
         if (disk := answer["states"]) and disk["free"] * FREE_SHARE < disk["wanted"]:

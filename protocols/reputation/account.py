@@ -17,10 +17,8 @@ All of it is pure. Work is measured relative to a round's median gain, in [-1, 1
   and losses by chance cancel: a thousand identities that do nothing do not add up to somebody;
 - *weight* = score × work.
 
-Harm takes from what was earned: a contribution as harmful as others help leaves a quarter, and lesser harm takes ever
-more while it goes on. So whoever works for the sake of one strike loses the weight of some rounds by it, and four
-strikes in a row leave less than 1 %. Rounds in which a peer takes no part count for nearly nothing (ABSENT): an outage
-slashes nobody, and leaving does not reset what is bad.
+Harm takes from what was earned (docs/reputation.md); rounds in which a peer takes no part count for nearly nothing
+(ABSENT), so that an outage slashes nobody, and leaving does not reset what is bad.
 
 The rating is the Plackett–Luce update of Weng & Lin (JMLR 12, 2011, algorithm 4) for two players, with OpenSkill's
 numbers (25, 25/3, 25/6) and its γ = σ/c; tests hold it to the package `openskill`. Not all contributions of a round

@@ -75,14 +75,11 @@ class Engine:
         self.status = EngineStatus("torch")
         self._wanted = wanted
         self._vllm: VLLMSampler | None = None
-        on = next(policy.parameters()).device.type
-        fits = isinstance(policy, HFPolicy) and on == "cpu" and _is_installed()
-        if wanted == "torch" or (wanted == "auto" and not fits):
+        fits = isinstance(policy, HFPolicy) and next(policy.parameters()).device.type == "cpu"
+        if wanted == "torch" or (wanted == "auto" and not (fits and _is_installed())):
             return
-        if not isinstance(policy, HFPolicy):
-            raise TaskError('sampling = "vllm" is for policies called hf:...; this one is sampled in torch')
-        if on != "cpu":
-            raise TaskError('sampling = "vllm" is for policies on the CPU, and this one is on a GPU: add --device cpu')
+        if not fits:
+            raise TaskError('sampling = "vllm" is for policies called hf:... on the CPU; this one is sampled in torch')
         if not _is_installed():
             raise TaskError('sampling = "vllm", and vLLM is not installed here; docs/rollouts.md says how to')
         try:

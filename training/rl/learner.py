@@ -180,7 +180,7 @@ class Learner:
         """
         self._standings = standings
         refused: Counter[str] = Counter()
-        fit = self.scored(pool, refused)
+        fit = self.scored(pool, refused, readable=True)
         read_answers, refused_answers = Counter[str](), Counter[str]()
         if self.settings.gate is not None:
             fit, read_answers, refused_answers = self._gated(fit, refused)
@@ -281,13 +281,14 @@ class Learner:
             found = [token_logprobs(self.policy, part.tokens) for part, _ in batch.passes(self.policy)]
         return (torch.cat(found) * batch.mask).sum(dim=1).exp()
 
-    def scored(self, pool: Sequence[External], refused: Counter[str]) -> list[Scored]:
-        """Groups that this policy can read, with their rewards; of the others the reason goes into `refused`."""
+    def scored(self, pool: Sequence[External], refused: Counter[str], *, readable: bool = False) -> list[Scored]:
+        """Groups with their rewards, with `readable` those that this policy can read; why not, goes into `refused`."""
         fit = []
         for author, group in pool:
             try:
                 scored = score(author, group, judged=self.settings.judged)
-                self._check_readable(scored)
+                if readable:
+                    self._check_readable(scored)
             except RefusedGroup as refusal:
                 refused[refusal.reason] += 1
             else:

@@ -144,9 +144,9 @@ def hf_model(policy: str) -> tuple[str, str] | None:
 
 
 def hf_folder(policy: str) -> str:
-    """The folder on this machine whose model a policy is; empty where it is another one."""
+    """The folder with the model of this machine that a policy is; empty where it is another one."""
     named = hf_model(policy)
-    return named[1] if named is not None and Path(named[1]).expanduser().is_dir() else ""
+    return named[1] if named is not None and Path(named[1], "config.json").expanduser().is_file() else ""
 
 
 def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:

@@ -159,9 +159,7 @@ class Trainee:
         `probation`: authors in the pool who have a part of the update together, however many they are.
         """
         began = time.perf_counter()
-        external, proved = (
-            [(author, RolloutGroup.from_map(group)) for author, group in groups] for groups in (pool, sampled)
-        )
+        external, proved = ([(who, RolloutGroup.from_map(group)) for who, group in given] for given in (pool, sampled))
         unread: Counter[str] = Counter()
         audited = self.audit.check(self.learner.scored(proved, unread))
         standings = dict.fromkeys(probation, ESTABLISHED / 2)

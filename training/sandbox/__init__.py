@@ -38,6 +38,7 @@ class Rules:
     readable: tuple[str, ...] = ()  # files and directories of the task: corpus, shards, a model
     memory: int = 0  # bytes of its own; 0 is no cap
     ranks: int = 1  # processes, among which it is divided, and which speak with each other by TCP
+    gpu: bool = True  # what is there, with what its driver needs
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,14 @@ def enter(rules: Rules) -> SandboxReport:
     missing: list[MissingPart] = []
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         missing.append(MissingPart("threads", f"{threads - 1} began before the sandbox and are outside of it"))
-    rights = landlock.rights(scratch=rules.scratch, readable=rules.readable)
-    has_gpu = bool(landlock.accelerators())
+    rights = landlock.rights(scratch=rules.scratch, readable=rules.readable, gpu=rules.gpu)
+    cuda = rules.gpu and bool(landlock.cuda_devices())
     parts = (
         ("privileges", system.give_up_privileges),
         ("core dumps", system.leave_no_core),
         ("limits", lambda: system.set_limits(memory=rules.memory // rules.ranks)),
         ("files", lambda: landlock.restrict(rights, ranks=several)),
-        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid(), tcp=several, gpu=has_gpu)),
+        ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid(), tcp=several, cuda=cuda)),
     )
     if several and not system.has_own_network():
         missing.append(MissingPart("network", NO_NETWORK))

@@ -139,25 +139,26 @@ SYSTEM = (
     "/proc/version",
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Of NVIDIA, AMD, WSL and Jetson.
-ACCELERATORS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri/render*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
+CUDA = ("/dev/nvidia*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")  # of NVIDIA, also in WSL and on a Jetson
+ACCELERATORS = (*CUDA, "/dev/kfd", "/dev/dri/render*")
 
 
-def rights(*, scratch: str, readable: Sequence[str]) -> list[Right]:
+def rights(*, scratch: str, readable: Sequence[str], gpu: bool = True) -> list[Right]:
     """Everything that a trainer may open: libraries, devices, `readable`, and `scratch` for writing."""
     given = [Right(path, READ) for path in (*LIBRARIES, *SETTINGS, *SYSTEM, *_interpreter(), *readable)]
     given += [Right(path, DEVICE) for path in DEVICES]
-    if there := accelerators():
-        given += [Right(path, DEVICE | READ) for path in there]
-        given.append(Right("/proc/self/task", READ | WRITE_FILE | TRUNCATE))  # CUDA fails if it cannot name its threads
+    if gpu:
+        given += [Right(path, DEVICE | READ) for pattern in ACCELERATORS for path in glob.glob(pattern)]
+    if gpu and cuda_devices():  # CUDA fails if it cannot name its threads
+        given.append(Right("/proc/self/task", READ | WRITE_FILE | TRUNCATE))
     if scratch:
         given.append(Right(scratch, WRITE))
     return given
 
 
-def accelerators() -> list[str]:
-    """The device files of this machine's GPUs."""
-    return [path for pattern in ACCELERATORS for path in glob.glob(pattern)]
+def cuda_devices() -> list[str]:
+    """The device files of this machine's GPUs that CUDA is for."""
+    return [path for pattern in CUDA for path in glob.glob(pattern)]
 
 
 def _interpreter() -> Iterator[str]:

@@ -4,9 +4,9 @@ Refused calls fail with EPERM, which libraries take for an ordinary error. Threa
 passes, `clone3` seems not to exist, since its flags lie in memory that a filter cannot read, and the C library then
 takes `clone`. A list of what is refused, not of what is allowed: a driver of a GPU makes calls that nobody listed.
 
-CUDA fails where it cannot listen on a socket: a local one, by SOCK_SEQPACKET, through which other processes ask for its
-memory. On a machine with a GPU that is permitted. Such a socket sends nothing to whom it has not connected to, and it
-cannot connect: that is answered as if nobody were there, as CUDA asks first for a service that shares the GPU.
+CUDA fails where it cannot listen on a local socket, by SOCK_SEQPACKET, at which others ask for its memory. Where it is
+to be used that is permitted. The process can take any free name so, and nobody is heard or answered: it accepts none,
+and connects to none, as if nobody were there. Ranks accept and connect, and so they could by these sockets too.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "connect": (42, 203),
     "bind": (49, 200),
     "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -119,6 +121,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
 }
+_OF_RANKS = ("connect", "accept", "accept4")
 _OF_TCP = (2, 16)  # AF_INET, and AF_NETLINK, which says what interfaces there are
 _LOCAL, _SEQPACKET, _TYPE = 1, 5, 0xF  # AF_UNIX, SOCK_SEQPACKET, and the bits that are the type
 _CLONE, _CLONE3 = (56, 220), (435, 435)
@@ -135,7 +138,7 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def refuse(pid: int, *, tcp: bool = False, gpu: bool = False) -> list[str]:
+def refuse(pid: int, *, tcp: bool = False, cuda: bool = False) -> list[str]:
     """Refuse what stands above, or all but TCP, or but what CUDA needs, for good, in this process `pid`.
 
     Needs no_new_privs. Raises OSError.
@@ -143,14 +146,14 @@ def refuse(pid: int, *, tcp: bool = False, gpu: bool = False) -> list[str]:
     machine = platform.machine()
     if machine not in _AUDIT:
         raise OSError(errno.ENOSYS, f"the numbers of system calls on {machine} are not known here")
-    filter = program(machine, pid, tcp=tcp, gpu=gpu)
+    filter = program(machine, pid, tcp=tcp, cuda=cuda)
     held = ctypes.create_string_buffer(filter, len(filter))
     told = _Program(len(filter) // 8, ctypes.addressof(held))
     prctl(_PR_SET_SECCOMP, _FILTER, told)
     return []
 
 
-def program(machine: str, pid: int, *, tcp: bool = False, gpu: bool = False) -> bytes:
+def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) -> bytes:
     """The filter for one architecture and the process `pid`, in instructions of 8 bytes."""
     column = 0 if machine == "x86_64" else 1
     code = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT[machine], 1, 0), _step(_RETURN, _KILL)]
@@ -159,12 +162,12 @@ def program(machine: str, pid: int, *, tcp: bool = False, gpu: bool = False) -> 
         code += [_step(_AT_LEAST, _X32, 0, 1), _refusal(errno.EPERM)]
     for name, numbers in _REFUSED.items():
         number = numbers[column]
-        if number is None or (tcp and name == "connect") or ((tcp or gpu) and name in ("bind", "listen")):
+        if number is None or (tcp and name in _OF_RANKS) or ((tcp or cuda) and name in ("bind", "listen")):
             continue
         if name == "socket":
-            code += _where(number, _sockets(_OF_TCP if tcp else (), gpu))
+            code += _where(number, _sockets(_OF_TCP if tcp else (), cuda))
         else:
-            code += _where(number, [_refusal(errno.ENOENT if name == "connect" and gpu else errno.EPERM)])
+            code += _where(number, [_refusal(errno.ENOENT if name == "connect" and cuda else errno.EPERM)])
     code += _where(_CLONE3[column], [_refusal(errno.ENOSYS)])
     code += _where(
         _CLONE[column], [_argument(0), _step(_ANY_BIT, _CLONE_THREAD, 0, 1), _allow(), _refusal(errno.EPERM)]
@@ -186,11 +189,11 @@ def _where(number: int, then: list[bytes]) -> list[bytes]:
     return [_step(_EQUAL, number, 0, len(then)), *then]
 
 
-def _sockets(families: tuple[int, ...], gpu: bool) -> list[bytes]:
-    """Pass those of these families, and with `gpu` local ones by SOCK_SEQPACKET."""
+def _sockets(families: tuple[int, ...], cuda: bool) -> list[bytes]:
+    """Pass those of these families, and with `cuda` local ones by SOCK_SEQPACKET."""
     tests = [step for family in families for step in (_step(_EQUAL, family, 0, 1), _allow())]
     local = [_argument(1), _step(_AND, _TYPE), _step(_EQUAL, _SEQPACKET, 0, 1), _allow()]
-    tests += [_step(_EQUAL, _LOCAL, 0, len(local)), *local] if gpu else []
+    tests += [_step(_EQUAL, _LOCAL, 0, len(local)), *local] if cuda else []
     return [_argument(0), *tests, _refusal(errno.EPERM)]
 
 

@@ -207,7 +207,7 @@ class Samplers:
     def proved(self, peer: PeerId) -> bool:
         """Whether groups of his passed audits, and none was a lie."""
         tally = self.tally(peer)
-        return tally.accepted > 0 and not tally.caught
+        return tally.proved > 0 and not tally.caught
 
     def tally(self, peer: PeerId) -> SamplerTally:
         """How one author stands."""

@@ -11,13 +11,14 @@ import pytest
 import torch
 from sentweights import as_sent
 
-from swarmnode.training.rl.groups import Scored, score
+from swarmnode.training.rl.groups import RolloutGroup, Scored, score
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build, parameter_hash
 from swarmnode.training.rl.proofs import BF16, FP32, RolloutAudit, Tolerance
 from swarmnode.training.rl.sampling import Sampling, read
 from swarmnode.training.rl.tasks import NAMES, TaskRef, well_formed
 from swarmnode.training.rl.trainee import Trainee
+from swarmnode.training.rl.vocabulary import BYTES
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.tasks import Assignment
 
@@ -212,3 +213,15 @@ def test_samplers_may_compute_in_bf16_where_the_run_does(precision: str, caught:
     sampler = Learner("s", copy.deepcopy(task.model).bfloat16(), Settings(), seed=1)
     groups = sampler.answer([TaskRef("digits/swap", 5, seed) for seed in range(64)], policy="these")
     assert task.audit.check([score("s", group) for group in groups]).caught == caught
+
+
+def test_who_gives_what_the_policy_cannot_read_is_caught() -> None:
+    spec = parse_runspec(
+        {"run": {"name": "r"}, "task": {"name": "digits-rl"}, "rollouts": {"warm_up": 5}}, source="test"
+    )
+    task = Trainee(spec, Assignment("", "t"))
+    task.audit.remember("these")
+    answer = (*BYTES.encode("hello!!"), BYTES.end)
+    chances = tuple(-1.0 for _ in answer)
+    lie = RolloutGroup(TaskRef("digits/swap", 5, 1), (answer,) * 2, 0, "these", BYTES.id, (chances,) * 2)
+    assert task.learn([], [("liar", lie.to_map())])["caught"] == {"liar": "unreadable"}

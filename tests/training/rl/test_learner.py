@@ -49,16 +49,19 @@ def warm() -> Callable[..., Learner]:
     return made
 
 
+@pytest.mark.parametrize("correction", ["none", "taper", "decoupled"])
 def test_what_one_pass_would_take_too_much_memory_for_is_learned_from_in_several(
-    monkeypatch: pytest.MonkeyPatch,
+    correction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once, in_parts = a_learner(warm=False), a_learner(warm=False)
+    settings = replace(SETTINGS, correction=correction)
+    at_once, in_parts = a_learner(settings, warm=False), a_learner(settings, warm=False)
     at_once.warm_up(well_formed, steps=20)
-    learned, told = at_once.learn(at_once.sample(), pool()), at_once.heldout(50, seed=1)
-    assert learned.loss
+    proved = [score("s", external(70 + n, "right", "99", "98", "97")) for n in range(2)]
+    learned, told = at_once.learn(at_once.sample(), pool(), proved), at_once.heldout(50, seed=1)
+    assert learned.loss and learned.sampled == 2
     monkeypatch.setattr(policies, "LOGITS", 7 * 9 * DIGITS.size)  # some seven texts
     in_parts.warm_up(well_formed, steps=20)
-    again = in_parts.learn(in_parts.sample(), pool())
+    again = in_parts.learn(in_parts.sample(), pool(), proved)
     assert again.loss == pytest.approx(learned.loss, abs=1e-5)
     assert in_parts.heldout(50, seed=1) == pytest.approx(told, abs=1e-4)
     for one, other in zip(at_once.policy.parameters(), in_parts.policy.parameters(), strict=True):
