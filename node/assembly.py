@@ -147,7 +147,7 @@ class Node:
         self.choice = Choice()
         self.asks = False  # somebody at the terminal, which nothing else may be written to
         self.stopping = trio.Event()  # an orderly stop has begun
-        self.left = trio.Event()  # the session is over and saved
+        self.left = trio.Event()  # the session is over and saved, and all files of the run are closed
         self.forgetting = False  # `leave` deletes what was saved
         self.events: Ring[dict[str, Any]] = Ring(EVENTS)
         self.text_event: dict[str, Any] = {}  # the last one about the run's text, which is read, cut or fetched
@@ -389,7 +389,8 @@ class Node:
             or chosen is None
             or self.config.unlisted
             or chosen.spec.run.unlisted
-            or self.left.is_set()
+            or self.session is None
+            or self.session.finished.is_set()
         ):
             return None
         traffic = self.network.traffic()

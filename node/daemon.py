@@ -269,7 +269,6 @@ class Daemon:
             self._ready()
             await session.run()
             node.emit({"event": "finished", "rounds": node.rounds_done()})
-            node.left.set()
             if node.options.stay:
                 with self._serving:
                     await session.serve_forever()

@@ -77,8 +77,12 @@ def test_nodes_learn_a_task_of_ones_own_which_their_trainers_check(tmp_path: Pat
         with Node(tmp_path / "two", *join, *own, corpus=None) as two:
             learned = two.wait_for("round", lambda event: event["learned"]["taken"] > 0)["learned"]
             assert learned["authors"] == 1
-            listed = two.command_line("rollouts", "ls", "--author", one.ready["peer_id"])["groups"]
-            shown = two.command_line("rollouts", "show", listed[0]["id"])
+            for _ in range(10):  # what is listed may be too old when it is to be shown
+                listed = two.command_line("rollouts", "ls", "--author", one.ready["peer_id"])["groups"]
+                done = swarmnode("rollouts", "show", listed[0]["id"], "--data-dir", two.home, "--json")
+                if done.returncode == 0:
+                    break
+            shown = json.loads(done.stdout)
             rewards = {answer["text"] == shown["key"]: answer["reward"] for answer in shown["answers"]}
             assert listed[0]["task"] == "own/Letters" and rewards == {True: 1.0, False: 0.0}
 
