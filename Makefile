@@ -55,14 +55,14 @@ swarm: .venv/.installed
 test: check typecheck
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
 
-# First what two may run at once; then what measures times or starts swarms of processes, one test after another. Code 5 of
+# First what two may run at once; then what measures times or wants a network of its own, one test after another. Code 5 of
 # pytest: nothing was selected there. Without the download, only the tests of `make interop` are skipped.
-ALONE := tests/e2e tests/netlab $(patsubst %,tests/attacks/test_%.py,dht_attacks host_attacks page transport_attacks)
+ALONE := tests/netlab $(patsubst %,tests/attacks/test_%.py,dht_attacks host_attacks page transport_attacks)
 
 test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
 	@test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
-	echo "two at once:"; $(BIN)/python -m pytest -n 2 -m "not scale" tests $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
+	echo "two at once:"; $(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale" tests $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
 	echo "one after another:"; $(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); second=$$?; \
 	for code in $$first $$second; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
@@ -104,10 +104,11 @@ scale: .venv/.installed
 	$(BIN)/python -m pytest -m scale --timeout 3600 tests/e2e $(TEST_ARGS)
 
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; of exchanges, a fault at every
-# message of a round; of judges, 100,000 honest figures; an hour.
+# message of a round; of judges, 100,000 honest figures; every lie of a real daemon; an hour and more.
 thorough: .venv/.installed
 	$(BIN)/python -m pytest tests/crdt tests/protocols/chain tests/protocols/methods/test_exchange_conformance.py \
-	    tests/protocols/methods/open/test_recheck.py --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
+	    tests/protocols/methods/open/test_recheck.py tests/e2e/test_lying_daemons.py --hypothesis-profile thorough \
+	    --timeout 900 $(TEST_ARGS)
 
 # Every decoder that strangers' bytes reach, under a coverage-guided fuzzer; goes on from the corpus in build/fuzz.
 FUZZ_ARGS ?= -max_total_time=300
