@@ -300,3 +300,18 @@ def test_files_of_a_gpu_that_are_there_can_be_opened_for_reading_and_writing(tmp
     )
     done = python(code)
     assert done.stdout.strip() == "opened" and "PermissionError" in done.stderr
+
+
+def test_a_gpu_without_room_is_said_with_what_to_do() -> None:
+    import torch
+
+    def fails() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(theirs, -1, SandboxReport("off"))
+        worker.do_ping = fails  # type: ignore[method-assign]
+        worker.reply({"id": 0, "op": "ping"})
+        answer = msgpack.unpackb(ours.recv(1 << 16))
+    assert "CUDA out of memory" in answer["error"] and "--device cpu" in answer["error"]
