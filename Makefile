@@ -55,16 +55,20 @@ swarm: .venv/.installed
 test: check typecheck
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
 
-# First what two may run at once; then what measures times or wants a network of its own, one test after another. Code 5 of
-# pytest: nothing was selected there. Without the download, only the tests of `make interop` are skipped.
+# First what two may run at once; then swarms of processes, two at once as well, and by itself whichever of them failed so;
+# then what measures times or wants a network of its own, one test after another. Code 5 of pytest: nothing was selected. Without the download, only the tests of `make interop` are skipped.
 ALONE := tests/netlab $(patsubst %,tests/attacks/test_%.py,dht_attacks host_attacks page transport_attacks)
 
 test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
 	@test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
-	echo "two at once:"; $(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale" tests $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
-	echo "one after another:"; $(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); second=$$?; \
-	for code in $$first $$second; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
+	echo "two at once:"; \
+	$(BIN)/python -m pytest -n 2 -m "not scale" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
+	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 -m "not scale" tests/e2e $(TEST_ARGS); second=$$?; \
+	case $$second in 0|5) ;; *) echo "those that failed, by themselves:"; \
+	    $(BIN)/python -m pytest --last-failed -m "not scale" tests/e2e $(TEST_ARGS); second=$$? ;; esac; \
+	echo "one after another:"; $(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); third=$$?; \
+	for code in $$first $$second $$third; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
 check: .venv/.installed
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ def test_a_folder_that_only_a_strangers_run_names_is_not_read(
 ) -> None:
     model, given = tmp_path / "model", dict[str, Any]()
     model.mkdir()
+    (model / "config.json").touch()
     spec = SPEC.updated(rollouts={"policy": f"hf:{model}"})
     monkeypatch.setattr(assembly, "TrainerProcess", lambda spec, **options: given.update(options))
     make_trainer(ChosenRun(spec, spec.run_id, creator), NodeConfig(data_dir=str(tmp_path)), me="12D3", data=None)

@@ -36,6 +36,8 @@ def rules_of(**settings: Any) -> Rules:
 def test_a_trainer_may_read_what_its_settings_name_and_not_the_nodes_directory(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
+    assert str(model) not in rules_of(policy=f"hf:{model}").readable, "there is no model in it"
+    (model / "config.json").touch()
     told = rules_of(
         heldout="/data/shards/ab/held",
         tokenizer="/data/shards/ef/words",
