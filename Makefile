@@ -56,7 +56,8 @@ test: check typecheck
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(TEST_ARGS)
 
 # First what two may run at once; then swarms of processes, two at once as well, and by itself whichever of them failed so;
-# then what measures times or wants a network of its own, one test after another. Code 5 of pytest: nothing was selected. Without the download, only the tests of `make interop` are skipped.
+# then what measures times or wants a network of its own, one test after another. Code 5 of pytest: nothing was selected.
+# Without the download, only the tests of `make interop` are skipped.
 ALONE := tests/netlab $(patsubst %,tests/attacks/test_%.py,dht_attacks host_attacks page transport_attacks)
 
 test-all: check typecheck

@@ -50,7 +50,6 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=0, help="steps that are trained; 0: one stretch and a half")
     parser.add_argument("--device", default="cpu", help="of the author (default cpu)")
     parser.add_argument("--auditor", default="", metavar="DEVICE", help="of the auditor, else that of the author")
-    parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="swarmnode-audit-") as folder:
         print(json.dumps(trio.run(measure, options, Path(folder).absolute())))
@@ -65,7 +64,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "run": {"name": "audit", "trust": "open"},
             "task": {"heldout_sha256": hashlib.sha256(text[: TEXT // 10]).hexdigest()},
             "model": {name: getattr(options, name) for name in ("layers", "heads", "width", "context")},
-            "inner": {"batch": options.batch, "steps": options.steps, "precision": options.precision},
+            "inner": {"batch": options.batch, "steps": options.steps},
             "trust": {"audit_share": 0.03},
         },
         source="bench",

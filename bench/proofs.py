@@ -8,10 +8,9 @@ Llama of two layers and 512 words (`--width`), sampled among the likeliest 50 as
 
 `honest`: groups of samplers in batches of 1, 8 and 64 questions, in float32 and with the whole policy in bfloat16, by
 the product's decoding with a cache, by a prefill for each token, for hf by `transformers`' own `generate`, and where
-there is a GPU by the product's on it. Told are
-how many an audit that looks at every group refused, and the greatest of what it bounds: `logprobs`, nats a token;
-`margins`, nats of a group's tokens together; `median`, the statistic of GRAIL's test, median of exp|Δ log p| −
-1 over 32 places drawn anew for each group.
+there is a GPU by the product's on it. Told are how many an audit that looks at every group refused, and the greatest of
+what it bounds: `logprobs`, nats a token; `margins`, nats of a group's tokens together; `median`, the statistic of
+GRAIL's test, median of exp|Δ log p| − 1 over 32 places drawn anew for each group.
 
 `dishonest`: of `--trials` batches of 8 groups, each of a liar of its own, the share in which he is found: by an audit
 with the limits of float32 that looks at all 8 (`found`), or at a quarter, as is the default (`found_by_quarter`), and

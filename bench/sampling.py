@@ -129,10 +129,8 @@ def update(
     policy: HFPolicy, engine: Sampler, *, questions: int, tokens: int, updates: int, rate: float
 ) -> dict[str, Any]:
     """What an update of a policy takes, by a node that only learns from itself and whose weights samplers get."""
-    rng, settings = (
-        np.random.default_rng(1),
-        Settings(learning_rate=rate, sampling=replace(TEXT_SAMPLING, max_tokens=tokens)),
-    )
+    rng = np.random.default_rng(1)
+    settings = Settings(learning_rate=rate, sampling=replace(TEXT_SAMPLING, max_tokens=tokens))
     learner = Learner("me", policy, settings, seed=1, sampler=engine)
     here = words_of(policy)
     taken: dict[str, list[float]] = {"sampling": [], "learning": [], "making": [], "applying": []}

@@ -82,6 +82,7 @@ def test_nodes_learn_a_task_of_ones_own_which_their_trainers_check(tmp_path: Pat
                 done = swarmnode("rollouts", "show", listed[0]["id"], "--data-dir", two.home, "--json")
                 if done.returncode == 0:
                     break
+            assert done.returncode == 0, done.stderr
             shown = json.loads(done.stdout)
             rewards = {answer["text"] == shown["key"]: answer["reward"] for answer in shown["answers"]}
             assert listed[0]["task"] == "own/Letters" and rewards == {True: 1.0, False: 0.0}

@@ -199,10 +199,13 @@ def test_only_what_an_audit_looked_at_is_proved_and_a_liar_proves_nothing() -> N
     for counter in range(4):
         assert found.insert(written(counter)) == ""
     drawn = found.drawn(9, version=10)
+    found.settle(drawn, caught={}, checked={})
+    assert not found.proved(ALICE.me), "nobody looked"
     found.settle(drawn, caught={}, checked={ALICE.me: 1})
-    assert (found.tally(ALICE.me).accepted, found.tally(ALICE.me).proved) == (4, 1)
+    assert found.proved(ALICE.me)
+    assert (found.tally(ALICE.me).accepted, found.tally(ALICE.me).proved) == (8, 1)
     found.settle((), caught={ALICE.me: "logprobs"}, checked={ALICE.me: 1})
-    assert found.tally(ALICE.me).proved == 1
+    assert found.tally(ALICE.me).proved == 1 and not found.proved(ALICE.me)
 
 
 def test_many_who_were_caught_crowd_nobody_out() -> None:
