@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -28,6 +29,8 @@ from swarmnode.training.sandbox import system
 
 PTRACE_SEIZE = 0x4206
 PTRACE = {"x86_64": 101, "aarch64": 117}
+SHMGET = {"x86_64": 29, "aarch64": 194}
+IPC_CREAT, IPC_RMID = 0o1000, 0
 PR_GET_NO_NEW_PRIVS = 39
 
 
@@ -55,9 +58,14 @@ def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, 
         "open a datagram socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
         "open a local socket": lambda: socket.socket(socket.AF_UNIX).close(),
         "signal its parent": lambda: os.kill(other, 0),
+        "have its parent signalled": lambda: _have_signalled(other),
+        "change its parent's priority": lambda: os.setpriority(
+            os.PRIO_PROCESS, other, os.getpriority(os.PRIO_PROCESS, other)
+        ),
         "change its parent's limits": lambda: resource.prlimit(other, resource.RLIMIT_NOFILE),
         "look into its parent": lambda: Path(f"/proc/{other}/environ").read_bytes(),
         "trace its parent": lambda: system.call(PTRACE[os.uname().machine], PTRACE_SEIZE, other, 0, 0),
+        "share memory with all programs": _share_memory,
         "leave a core dump": _may_dump_core,
         "win rights back": _may_win_rights,
     }
@@ -85,6 +93,20 @@ def _become_another() -> None:
         os.execv("/nonexistent", ["x"])
     except FileNotFoundError:
         return
+
+
+def _have_signalled(other: int) -> None:
+    reading, writing = os.pipe()
+    try:
+        fcntl.fcntl(reading, fcntl.F_SETOWN, other)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _share_memory() -> None:
+    name = system.call(SHMGET[os.uname().machine], 0, 4096, IPC_CREAT | 0o600)
+    ctypes.CDLL(None).shmctl(name, IPC_RMID, None)
 
 
 def _may_dump_core() -> None:

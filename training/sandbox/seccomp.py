@@ -26,6 +26,8 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data;
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000  # calls of x86-64 with this bit are the same ones under other numbers
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the owner's terminal
+# F_SETOWN, F_SETOWN_EX, and FIOSETOWN, SIOCSPGRP: having the kernel signal another process when a file is ready
+_OWNERS, _SOCKET_OWNERS = (8, 15), (0x8901, 0x8902)
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -57,6 +59,22 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424),
     "tkill": (200, 130),
+    "setsid": (112, 157),  # its group is what the daemon stops
+    "setpgid": (109, 154),
+    # memory, semaphores and queues of System V and POSIX, which all programs of a user share
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     # what Landlock leaves open: owner, mode, times and attributes of files, and their size before Linux 6.2
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -131,7 +149,8 @@ _TO_ITSELF_ONLY = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
 }
-_PRLIMIT, _IOCTL = (302, 261), (16, 29)
+_PRLIMIT, _SETPRIORITY = (302, 261), (141, 140)
+_BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS)  # ioctl, fcntl
 
 
 class _Program(ctypes.Structure):
@@ -175,8 +194,11 @@ def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) ->
     for numbers in _TO_ITSELF_ONLY.values():
         code += _where(numbers[column], _only(pid))
     code += _where(_PRLIMIT[column], _only(0, pid))
-    typed = [step for request in _TERMINAL_INPUT for step in (_step(_EQUAL, request, 0, 1), _refusal(errno.EPERM))]
-    code += _where(_IOCTL[column], [_argument(1), *typed, _allow()])
+    of_processes = [_argument(0), _step(_EQUAL, 0, 1, 0), _refusal(errno.EPERM)]  # not of groups or users
+    code += _where(_SETPRIORITY[column], [*of_processes, *_only(0, place=1)])
+    for numbers, requests in _BY_REQUEST:
+        refused = [step for request in requests for step in (_step(_EQUAL, request, 0, 1), _refusal(errno.EPERM))]
+        code += _where(numbers[column], [_argument(1), *refused, _allow()])
     return b"".join([*code, _allow()])
 
 
@@ -197,10 +219,10 @@ def _sockets(families: tuple[int, ...], cuda: bool) -> list[bytes]:
     return [_argument(0), *tests, _refusal(errno.EPERM)]
 
 
-def _only(*permitted: int) -> list[bytes]:
-    """Pass where the first argument is one of these."""
+def _only(*permitted: int, place: int = 0) -> list[bytes]:
+    """Pass where an argument, the first, is one of these."""
     tests = [step for value in permitted for step in (_step(_EQUAL, value, 0, 1), _allow())]
-    return [_argument(0), *tests, _refusal(errno.EPERM)]
+    return [_argument(place), *tests, _refusal(errno.EPERM)]
 
 
 def _argument(place: int) -> bytes:
