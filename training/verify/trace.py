@@ -139,7 +139,7 @@ class Trace:
         try:
             row = msgpack.unpackb(raw, max_array_len=MAX_TEXTS, max_map_len=0, max_str_len=0, max_ext_len=0)
             trace = _parse(row)
-        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
             raise BadTrace(f"it is malformed: {error}") from error
         if trace.encode() != raw:
             raise BadTrace("it is not in canonical form")

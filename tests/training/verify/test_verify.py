@@ -11,7 +11,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarmnode.training.codecs import codec
@@ -114,6 +114,7 @@ def test_steps_that_do_not_follow_one_another_are_no_record(legs: tuple[Leg, ...
         st.none() | st.booleans() | st.integers(0, 99) | st.binary(max_size=40), lambda x: st.lists(x, max_size=6)
     ).map(msgpack.packb)
 )
+@example(msgpack.packb([2, 0, [b"", b"", *[bytes(32)] * 3], [{}], []]))  # a map where a leg should be
 def test_any_bytes_are_a_record_or_refused(raw: bytes) -> None:
     with suppress(BadTrace):
         assert Trace.decode(raw).encode() == raw
