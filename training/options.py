@@ -8,8 +8,8 @@ the node's own configuration are both built on it, and `--help` texts quote it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,11 +103,11 @@ def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
     if wanted in (int, float):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise wrong(f"a number, {described.allowed()}")
+        if not abs(value) <= sys.float_info.max:  # nor are there floats for whole numbers beyond
+            raise wrong(f"a finite number, {described.allowed()}")
         if wanted is int and (isinstance(value, float) and not value.is_integer()):
             raise wrong(f"a whole number, {described.allowed()}")
         number = wanted(value)
-        if not math.isfinite(number):
-            raise wrong(f"a finite number, {described.allowed()}")
         if described.between and not described.between[0] <= number <= described.between[1]:
             raise wrong(described.allowed())
         return number

@@ -142,6 +142,7 @@ def test_what_is_written_as_toml_or_sent_to_a_peer_comes_back_equal() -> None:
         ({"inner": {"steps": 2.5}}, ["steps = 2.5", "a whole number"]),
         ({"inner": {"steps": True}}, ["steps = True", "a number"]),
         ({"inner": {"lr": float("nan")}}, ["lr = nan", "finite"]),
+        ({"inner": {"lr": 10**400, "steps": 10**400}}, ["lr = 1000", "steps = 1000", "finite"]),
         ({"exchange": {"codec": "int9"}}, ["codec = 'int9'", "fp32, fp16, bf16, int8"]),
         ({"exchange": {"deadline_floor": 10, "deadline_ceiling": 5}}, ["deadline_floor", "above", "deadline_ceiling"]),
         ({"model": {"width": 100, "heads": 3}}, ["width = 100", "multiple of twice heads = 3"]),
