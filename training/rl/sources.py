@@ -42,10 +42,11 @@ RUNS = re.compile(r"\b(eval|exec|parse_expr|sympify)\(")
 MAX_EXPRESSION = 256  # characters
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 # Numbers; a letter by itself, perhaps with a small power; functions of integrals; operators, but no power of a number,
-# which may be huge; no quote, no dot behind a letter, no two letters: nothing in it can name what could do harm.
+# which may be huge; no quote, no dot behind a letter, no two letters: nothing in it can name what could do harm. What
+# matched is not tried otherwise (`*+`): a long number can be cut in more ways than there is time for.
 _HARMLESS = re.compile(
     r"(?:\d{1,12}(?:\.\d{1,12})?|(?<![A-Za-z_0-9])[A-Za-z](?![A-Za-z_0-9.])(?:\s*(?:\*\*|\^)\s*\d{1,2}(?!\d))?"
-    r"|(?<![A-Za-z_0-9])(?:sin|cos|tan|exp|log|sqrt|pi)(?![A-Za-z_0-9.])|\*(?!\s*\*)|[-+/()\[\],=\s])*"
+    r"|(?<![A-Za-z_0-9])(?:sin|cos|tan|exp|log|sqrt|pi)(?![A-Za-z_0-9.])|\*(?!\s*\*)|[-+/()\[\],=\s])*+"
 )
 
 
@@ -191,7 +192,7 @@ class QuestionFile(RolloutTask):
         try:
             if file.stat().st_size > MAX_FILE:
                 raise SettingError(f"{file}: more than {MAX_FILE >> 20} MiB of questions")
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines
         except (OSError, UnicodeDecodeError) as error:
             raise SettingError(f"{file}: cannot be read: {error}") from error
         self._lines = [_line(text, f"{file}, line {at}") for at, text in enumerate(lines, 1) if text.strip()]
@@ -216,7 +217,7 @@ class QuestionFile(RolloutTask):
         if problem.match == "exact":
             return float(text == problem.answer)
         found = _NUMBER.findall(text)
-        right = float(problem.answer)
+        right = _number(problem.answer)
         return float(bool(found) and abs(_number(found[-1]) - right) <= CLOSE * max(1.0, abs(right)))
 
     def form(self, difficulty: int, rng: Any) -> str:
@@ -241,7 +242,7 @@ def _line(text: str, where: str) -> FileQuestion:
             _number(line.answer)
         elif match == "regex":
             re.compile(line.answer)
-    except (ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, re.error, OverflowError, RecursionError) as error:
         raise SettingError(
             f'{where}: is no question ({type(error).__name__}: {error}); expected {{"question": "…", "answer": "…"}}, '
             'perhaps with "match": "number" or "regex"'

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from swarmnode.training.options import SettingError
-from swarmnode.training.rl import sources
+from swarmnode.training.rl import sources, tasks
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.section import RolloutsSection, asked_by
 from swarmnode.training.rl.sources import Gym, QuestionFile, is_harmless, known_to_this_process, own
@@ -40,7 +40,7 @@ def known() -> Iterator[None]:
 
 
 def questions(file: Path, *lines: dict[str, object]) -> Path:
-    file.write_text("\n".join(map(json.dumps, lines)))
+    file.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
     return file
 
 
@@ -163,6 +163,13 @@ def test_what_could_do_harm_is_no_expression(text: str) -> None:
     assert not is_harmless(text)
 
 
+def test_a_long_number_takes_no_longer_to_look_at_than_a_short_one() -> None:
+    began = time.monotonic()
+    with tasks.within(10):
+        assert is_harmless("1" * 255) and not is_harmless("1" * 255 + "!")
+    assert time.monotonic() - began < 1
+
+
 @needs_gym
 def test_the_example_learns_and_its_groups_are_checked_here() -> None:
     spec = load_runspec(EXAMPLES / "gym.toml").updated(rollouts={"warm_up": 10, "policy": "gpt:1x32", "batch": 6})
@@ -186,19 +193,22 @@ def test_a_file_of_questions_is_asked_by_seed_and_matched_three_ways(tmp_path: P
         {"question": "Which city?", "answer": "Paris"},
         {"question": "How far?", "answer": 1234.5, "match": "number"},
         {"question": "Which day?", "answer": "(mon|tues)day", "match": "regex"},
+        {"question": "How much?\u2028In euros.", "answer": "1,234", "match": "number"},
     )
     register("text/some", QuestionFile(file))
-    city, far, day = (regenerate(TaskRef("text/some", 0, seed)) for seed in range(3))
-    assert regenerate(TaskRef("text/some", 0, 3)).prompt == city.prompt == "Which city?"
+    city, far, day, much = (regenerate(TaskRef("text/some", 0, seed)) for seed in range(4))
+    assert regenerate(TaskRef("text/some", 0, 4)).prompt == city.prompt == "Which city?"
     assert [city.reward(text) for text in (" Paris\n", "paris", "")] == [1, 0, 0]
     assert [far.reward(text) for text in ("It is 7, so 1,234.50 km", "1234", "far", "1e999")] == [1, 0, 0, 0]
+    assert [much.reward(text) for text in ("1234", "1,234", "1,235")] == [1, 1, 0]
     assert [day.reward(text) for text in ("monday", "a monday", "x" * 5000)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
     "line", ['{"question": "a"}', "[]", "x", '{"question": "", "answer": 1}', '{"question": "a", "answer": "x", '
              '"match": "number"}', '{"question": "a", "answer": "(", "match": "regex"}',
-             '{"question": "a", "answer": "b", "match": "like"}'],
+             '{"question": "a", "answer": "b", "match": "like"}', "[" * 100_000,
+             '{"question": "a", "answer": "b{99999999999999999999}", "match": "regex"}'],
 )  # fmt: skip
 def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "bad.jsonl").write_text('{"question": "a", "answer": "b"}\n' + line)
