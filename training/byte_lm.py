@@ -83,12 +83,7 @@ class ByteLM:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
         starts = self._starts(samples, generator, self._text.size)
         windows = np.stack([self._text.window(start, self._window) for start in starts])
-        if windows.max() >= self.spelling.vocabulary:
-            raise CorpusError(
-                f"the text has the token {windows.max()}, and [data] vocabulary = {self.spelling.vocabulary}; begin a "
-                "new run with a larger one"
-            )
-        return torch.from_numpy(windows).to(self.device)
+        return torch.from_numpy(self.spelling.known(windows)).to(self.device)
 
     def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
         """Where `draw` reads in a text of `size` bytes: (start, stop) of each window. Raises CorpusError."""
@@ -223,7 +218,17 @@ class Spelling:
         self._lengths = np.array([len(spelling) for spelling in self.spelled] or [1] * data.vocabulary)
 
     def items(self, shard: bytes) -> Tokens:
-        return np.frombuffer(shard[: len(shard) // self.dtype.itemsize * self.dtype.itemsize], self.dtype)
+        """Raises CorpusError."""
+        return self.known(np.frombuffer(shard[: len(shard) // self.dtype.itemsize * self.dtype.itemsize], self.dtype))
+
+    def known(self, text: NDArray[Any]) -> NDArray[Any]:
+        """The same. Raises CorpusError where it has tokens beyond the vocabulary."""
+        if (most := text.max(initial=0)) >= self.vocabulary:
+            raise CorpusError(
+                f"the text has the token {most}, and [data] vocabulary = {self.vocabulary}; begin a new run with a "
+                "larger one"
+            )
+        return text
 
     def encode(self, text: bytes) -> Tokens:
         """The tokens of a text; where there is no tokenizer, it is tokens already."""

@@ -284,6 +284,9 @@ def test_tokens_above_the_vocabulary_are_explained(tmp_path: Path, tokenizer: by
     task = _on_tokens(tmp_path, tokenizer)
     with task.on(40, [(0, b"\xff" * 40)]), pytest.raises(CorpusError, match="token 65535"):
         task.draw(1, torch.Generator())
+    (tmp_path / "2.shard").write_bytes(b"\xff" * 400)
+    with pytest.raises(CorpusError, match="token 65535"):
+        task.spelling.items((tmp_path / "2.shard").read_bytes())
 
 
 def test_text_without_a_tokenizer_cannot_be_prompted() -> None:
