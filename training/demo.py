@@ -31,14 +31,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.outer import Layout, OuterState, outer_step
-
-Vector = NDArray[np.float32]
+from swarmnode.training.outer import Layout, OuterState, Vector, outer_step, whole_numbers
 
 BETA = 0.999
 SIDE = 64  # of a chunk
 BITS = 15  # after the point, of the transform's own numbers
-VALUE_BITS = 22
 
 
 def _cosines() -> NDArray[np.float64]:
@@ -69,10 +66,10 @@ def idct(coefficients: Vector) -> Vector:
     found = coefficients.copy()
     chunks, rows = _cut(found)
     if chunks.size:
-        numbers, exponents = _whole_numbers(chunks.reshape(-1, SIDE * SIDE))
+        numbers, exponents = whole_numbers(chunks.reshape(-1, SIDE * SIDE))
         half = np.rint(np.ldexp(numbers.reshape(-1, SIDE) @ _WHOLE, -BITS)).reshape(chunks.shape)
         chunks[:] = np.ldexp(np.matmul(_WHOLE.T, half), exponents[:, None] - BITS)
-    numbers, exponents = _whole_numbers(rows)
+    numbers, exponents = whole_numbers(rows)
     rows[:] = np.ldexp(numbers @ _WHOLE, exponents - BITS)
     return found
 
@@ -95,10 +92,3 @@ def _cut(vector: Vector) -> tuple[Vector, Vector]:
     end = vector.size // SIDE**2 * SIDE**2
     last = vector.size // SIDE * SIDE
     return vector[:end].reshape(-1, SIDE, SIDE), vector[end:last].reshape(-1, SIDE)
-
-
-def _whole_numbers(rows: Vector) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """Rows as whole numbers of VALUE_BITS, times two to exponents (n, 1)."""
-    greatest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
-    exponents = np.frexp(greatest)[1] - VALUE_BITS
-    return np.rint(np.ldexp(rows.astype(np.float64), -exponents)), exponents

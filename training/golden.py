@@ -14,13 +14,10 @@ import hashlib
 import struct
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swarmnode.training.codecs import CODECS, codec, codec_in
 from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
-from swarmnode.training.outer import Layout, OuterState, outer_step, state_hash, weighted_sum
-
-Vector = NDArray[np.float32]
+from swarmnode.training.outer import Layout, OuterState, Vector, outer_step, state_hash, weighted_sum
 
 SIZE = 2 * 4096 + 1024 + 77  # two whole chunks of topk, a short one, and short last blocks of the others
 

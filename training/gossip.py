@@ -25,9 +25,7 @@ import numpy as np
 
 from swarmnode.training import mapped
 from swarmnode.training.codecs import Codec, codec
-from swarmnode.training.outer import OuterState, Vector
-
-_STEP = 64 << 10  # elements worked on at a time, as in `outer`
+from swarmnode.training.outer import OuterState, Vector, frozen, steps_of
 
 
 def weights_codec(name: str) -> Codec:
@@ -55,8 +53,7 @@ def gossip_step(
     rate, mu, half = np.float32(lr), np.float32(momentum), np.float32(0.5)
     parameters = mapped.zeros(size)
     velocity = mapped.zeros(size) if mu else state.momentum
-    for start in range(0, size, _STEP):
-        part = slice(start, min(start + _STEP, size))
+    for part in steps_of(size):
         step = own[part].copy() if other is None else half * (own[part] + other[part])
         if weights is not None:
             step += half * (state.parameters[part] - weights[part])  # phi_i - mean phi, as gamma is eta
@@ -67,6 +64,4 @@ def gossip_step(
         np.subtract(state.parameters[part], step, out=parameters[part])
     if not np.isfinite(np.einsum("i,i->", parameters, parameters, dtype=np.float64)):
         raise ValueError("the step leads to parameters that are NaN or infinite")
-    for vector in (parameters, velocity):
-        vector.flags.writeable = False
-    return OuterState(parameters, velocity)
+    return OuterState(frozen(parameters), frozen(velocity))

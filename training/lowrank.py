@@ -41,16 +41,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.training.outer import Layout, Slot
+from swarmnode.training.outer import Layout, Slot, Vector, whole_numbers
 
-Vector = NDArray[np.float32]
-Basis = NDArray[
-    np.float64
-]  # (n, k), whole numbers, in units of 2^-BASIS_BITS; its columns are orthonormal but for that
+# (n, k), whole numbers, in units of 2^-BASIS_BITS; its columns are orthonormal but for that
+Basis = NDArray[np.float64]
 
 TAIL = 0.01  # share of a sketch's squares that may be left out of a basis; the next rounds send it
 BASIS_BITS = 15
-FACTOR_BITS = 22
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,8 @@ class LowRank:
         whole, done = np.empty(self._size, np.float32), 0
         for matrix, basis in zip(self.matrices, bases, strict=True):
             size = matrix.m * basis.shape[1]
-            numbers, exponent = _whole_numbers(factors[done : done + size].reshape(basis.shape[1], matrix.m))
-            matrix.of(whole)[:] = np.ldexp(basis @ numbers, exponent - BASIS_BITS)
+            numbers, exponent = whole_numbers(factors[None, done : done + size])
+            matrix.of(whole)[:] = np.ldexp(basis @ numbers.reshape(basis.shape[1], matrix.m), exponent - BASIS_BITS)
             done += size
         for slot in self._rest:
             whole[slot.offset : slot.offset + slot.size] = factors[done : done + slot.size]
@@ -164,10 +161,3 @@ def _sum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The sum of rows (n, r), in their order."""
     total: NDArray[np.float64] = np.add.accumulate(rows, axis=0)[-1]
     return total
-
-
-def _whole_numbers(values: Vector) -> tuple[NDArray[np.float64], int]:
-    """Finite values as whole numbers of FACTOR_BITS, times two to an exponent."""
-    greatest = float(np.abs(values).max(initial=0.0))
-    exponent = math.frexp(greatest)[1] - FACTOR_BITS
-    return np.rint(np.ldexp(values.astype(np.float64), -exponent)), exponent

@@ -30,17 +30,14 @@ from numpy.typing import NDArray
 
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.topk import TopK
-from swarmnode.training.outer import OuterState, outer_step
+from swarmnode.training.outer import OuterState, Vector, outer_step, steps_of
 
-Vector = NDArray[np.float32]
 Raw = bytes | bytearray | memoryview
 Sparse = tuple[NDArray[np.int64], Vector]  # places (k,), ascending, and what stands there (k,)
 
 CLIP_UNIT = 1 << 20  # a clip factor of 1: the contribution counts whole
 CLIP_AT = 1.25  # times the usual norm: clipped to that norm itself, honest steps are a twentieth shorter on average
 DEFAULT_CODEC = TopK.name
-
-_STEP = 64 << 10  # elements worked on at a time, so that temporaries stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -137,11 +134,11 @@ def exact_sum_of_squares(values: Vector) -> tuple[int, int]:
     """The sum of the squares of finite `values`, float32 (n,), as numerator and denominator, exactly.
 
     A square is an integer below 2^48 times a power of 4 that its exponent gives. Both halves of these integers are
-    added up for each exponent; sums of 2^16 numbers below 2^24 are exact in the float64 that `bincount` adds with.
+    added up for each exponent; sums of STEP numbers below 2^24 are exact in the float64 that `bincount` adds with.
     """
     halves = np.zeros((2, 256), np.int64)  # the lower and the upper 24 bits of squares, by exponent
-    for start in range(0, values.size, _STEP):
-        bits = np.ascontiguousarray(values[start : start + _STEP]).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    for part in steps_of(values.size):
+        bits = np.ascontiguousarray(values[part]).view(np.uint32) & np.uint32(0x7FFFFFFF)
         exponents = (bits >> np.uint32(23)).astype(np.intp)
         significands = (bits & np.uint32(0x7FFFFF)) | (exponents > 0).astype(np.uint32) << np.uint32(23)
         squares = np.square(significands, dtype=np.uint64)
@@ -194,8 +191,7 @@ def _add(total: Vector, raw: Raw | Sparse, factor: np.float32, codec_name: str) 
             total[places] += factor * kept  # places differ, so each is read and written once
         return
     values = chosen.decode(raw, total.size)
-    for start in range(0, total.size, _STEP):
-        part = slice(start, start + _STEP)
+    for part in steps_of(total.size):
         np.multiply(factor, values[part], out=values[part])
         np.add(total[part], values[part], out=total[part])
 
@@ -227,6 +223,5 @@ def inner_product(x: Raw | Sparse, direction: Vector, *, codec_name: str = DEFAU
 
 def rise(gradient: Vector, before: Vector, now: Vector) -> float:
     """⟨gradient, now - before⟩, all (P,), without a vector as large as they are."""
-    parts = [slice(start, start + _STEP) for start in range(0, gradient.size, _STEP)]
     with np.errstate(over="ignore", invalid="ignore"):
-        return sum(float(gradient[part] @ (now[part] - before[part])) for part in parts)
+        return sum(float(gradient[part] @ (now[part] - before[part])) for part in steps_of(gradient.size))

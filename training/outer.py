@@ -22,7 +22,8 @@ from swarmnode.training import mapped
 Vector = NDArray[np.float32]
 
 _STATE_TAG = b"swarmnode/state/1\0"
-_STEP = 64 << 10  # elements worked on at a time; temporaries stay in a core's cache and do not grow with the model
+WHOLE_BITS = 22
+STEP = 1 << 16  # elements worked on at a time; temporaries stay in a core's cache and do not grow with the model
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class OuterState:
     @classmethod
     def start(cls, parameters: Vector) -> OuterState:
         """The state before round 0: a copy of these parameters, (P,), and no momentum."""
-        return cls(_frozen(mapped.copied(parameters)), _frozen(np.zeros(parameters.size, np.float32)))
+        return cls(frozen(mapped.copied(parameters)), frozen(np.zeros(parameters.size, np.float32)))
 
 
 def pseudo_gradient(start: Vector, local: Vector, settled: Vector | None) -> Vector:
@@ -113,9 +114,9 @@ def outer_step(
     rate, mu = np.float32(lr), np.float32(momentum)
     parameters = mapped.zeros(state.parameters.size)
     velocity = mapped.zeros(state.momentum.size) if mu else state.momentum
-    scratch = np.empty(min(_STEP, parameters.size), np.float32)
+    scratch = np.empty(min(STEP, parameters.size), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        for part in _steps(parameters.size):
+        for part in steps_of(parameters.size):
             g, delta = mean_pseudo_gradient[part], scratch[: part.stop - part.start]
             if mu:
                 m = velocity[part]
@@ -135,7 +136,7 @@ def outer_step(
                 raise ValueError(
                     "the outer step leads to NaN or infinity; the old state stays, the round does not count"
                 )
-    return OuterState(_frozen(parameters), _frozen(velocity) if mu else velocity)
+    return OuterState(frozen(parameters), frozen(velocity) if mu else velocity)
 
 
 def weighted_sum(parts: Sequence[Vector], weights: Sequence[int]) -> Vector:
@@ -154,9 +155,9 @@ def weighted_sum(parts: Sequence[Vector], weights: Sequence[int]) -> Vector:
     if any(x.shape != parts[0].shape or x.ndim != 1 or x.dtype != np.float32 for x in parts):
         raise ValueError("parts must be float32 vectors of one length")
     mean: Vector = np.zeros(parts[0].size, np.float32)
-    scratch = np.empty(min(_STEP, mean.size), np.float32)
+    scratch = np.empty(min(STEP, mean.size), np.float32)
     shares = shares_of(weights)
-    for part in _steps(mean.size):
+    for part in steps_of(mean.size):
         for share, x in zip(shares, parts, strict=True):
             fold_in(mean[part], share, x[part], scratch[: part.stop - part.start])
     return mean
@@ -194,10 +195,22 @@ def state_hash(round: int, layout: Layout, state: OuterState) -> str:
     return digest.hexdigest()
 
 
-def _steps(size: int) -> Iterator[slice]:
-    return (slice(start, min(start + _STEP, size)) for start in range(0, size, _STEP))
+def whole_numbers(rows: Vector) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Finite rows (n, m) as whole numbers of WHOLE_BITS, times two to exponents (n, 1).
+
+    Sums of products of such numbers are exact in float64 in any order, while they stay below 2^53.
+    """
+    greatest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    exponents = np.frexp(greatest)[1] - WHOLE_BITS
+    return np.rint(np.ldexp(rows.astype(np.float64), -exponents)), exponents
 
 
-def _frozen(vector: Vector) -> Vector:
+def steps_of(size: int) -> Iterator[slice]:
+    """0 to `size` in parts of STEP."""
+    return (slice(start, min(start + STEP, size)) for start in range(0, size, STEP))
+
+
+def frozen(vector: Vector) -> Vector:
+    """The same vector, read-only from now on."""
     vector.flags.writeable = False
     return vector

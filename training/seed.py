@@ -28,11 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training import mapped
-from swarmnode.training.outer import Vector
+from swarmnode.training.outer import Vector, frozen, steps_of
 
 EPSILON = 1e-3  # MeZO's
 LARGEST = 127  # of a byte, either way
-_BLOCK = 1 << 16  # elements worked on at a time
 
 
 def bits_of(run_seed: int, author: str, round: int, step: int, size: int) -> NDArray[np.uint8]:
@@ -43,9 +42,9 @@ def bits_of(run_seed: int, author: str, round: int, step: int, size: int) -> NDA
 
 def blocks(bits: NDArray[np.uint8], size: int) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
     """Parts of 0 .. size, and their bits as one element each, 0 or 1."""
-    for start in range(0, size, _BLOCK):
-        part = slice(start, min(start + _BLOCK, size))
-        yield part, np.unpackbits(bits[start // 8 : -(-part.stop // 8)], count=part.stop - start, bitorder="little")
+    for part in steps_of(size):
+        packed = bits[part.start // 8 : -(-part.stop // 8)]
+        yield part, np.unpackbits(packed, count=part.stop - part.start, bitorder="little")
 
 
 def byte_of(slope: float, clip: float) -> int:
@@ -74,16 +73,13 @@ class Tally:
 
     def whole(self) -> Vector:
         """S as float32, read-only; exact below 2 ** 24, which takes 132 000 bytes that all push one element alike."""
-        found = self.sums.astype(np.float32)
-        found.flags.writeable = False
-        return found
+        return frozen(self.sums.astype(np.float32))
 
     def parameters(self, *, lr: float, clip: float) -> Vector:
         """theta, float32 (P,), each product and difference rounded on its own."""
         scale = np.float32(lr * clip / LARGEST)
         found = mapped.zeros(self.sums.size)
-        for start in range(0, self.sums.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
+        for part in steps_of(self.sums.size):
             np.subtract(self.initial[part], scale * self.sums[part].astype(np.float32), out=found[part])
         return found
 

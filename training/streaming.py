@@ -34,12 +34,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swarmnode.training import mapped
-from swarmnode.training.outer import Layout, OuterState, outer_step
-
-Vector = NDArray[np.float32]
+from swarmnode.training.outer import Layout, OuterState, Vector, frozen, outer_step
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # the first whole number in a tensor's name is that of its layer
 
@@ -75,15 +72,14 @@ class Fragment:
         Bit-identical for equal arguments, as that is.
         """
         after = outer_step(self.of(state), mean, lr=lr, momentum=momentum)
-        parameters = mapped.copied(state.parameters)
-        self.put(parameters, after.parameters)
-        parameters.flags.writeable = False
-        if not momentum:
-            return OuterState(parameters, state.momentum)
-        velocity = mapped.copied(state.momentum)
-        self.put(velocity, after.momentum)
-        velocity.flags.writeable = False
-        return OuterState(parameters, velocity)
+        velocity = self._with(state.momentum, after.momentum) if momentum else state.momentum
+        return OuterState(self._with(state.parameters, after.parameters), velocity)
+
+    def _with(self, vector: Vector, values: Vector) -> Vector:
+        """A copy of `vector` (P,), read-only, in which its elements are `values`."""
+        copy = mapped.copied(vector)
+        self.put(copy, values)
+        return frozen(copy)
 
 
 def fragments_of(layout: Layout, count: int) -> tuple[Fragment, ...]:

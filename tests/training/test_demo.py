@@ -8,8 +8,8 @@ import pytest
 from swarmnode.training import demo
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.demo import BETA, SIDE, Vector, dct, idct, signed_step
-from swarmnode.training.outer import Layout, OuterState
+from swarmnode.training.demo import BETA, SIDE, dct, idct, signed_step
+from swarmnode.training.outer import WHOLE_BITS, Layout, OuterState, Vector, whole_numbers
 
 SIZES = [1, 63, 64, 200, SIDE**2, 3 * SIDE**2 + 2 * SIDE + 7]
 
@@ -43,8 +43,8 @@ def test_the_inverse_is_exact_in_any_order(monkeypatch: pytest.MonkeyPatch) -> N
     """So that no library's order of sums turns a sign: columns and rows the other way round give the same bits."""
     coefficients = _random(2 * SIDE**2 + 3 * SIDE)
     expected = idct(coefficients)
-    numbers, _ = demo._whole_numbers(coefficients[: SIDE**2].reshape(1, -1))
-    assert SIDE * 2 ** (demo.VALUE_BITS + 3) * np.abs(demo._WHOLE).max() < 2**53 and np.abs(numbers).max() <= 2**22
+    numbers, _ = whole_numbers(coefficients[: SIDE**2].reshape(1, -1))
+    assert SIDE * 2 ** (WHOLE_BITS + 3) * np.abs(demo._WHOLE).max() < 2**53 and np.abs(numbers).max() <= 2**22
     matmul = np.matmul
 
     def reversed_sums(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from swarmnode.training import lowrank
-from swarmnode.training.lowrank import LowRank, Vector
-from swarmnode.training.outer import Layout
+from swarmnode.training.lowrank import LowRank
+from swarmnode.training.outer import Layout, Vector, whole_numbers
 
 LAYOUT = Layout.of([("wide", (24, 80)), ("bias", (24,)), ("tall", (60, 4, 5)), ("small", (4, 5)), ("one", ())])
 
@@ -103,7 +103,8 @@ def test_what_is_multiplied_is_exact_in_any_order() -> None:
     factors, work = LowRank(LAYOUT, 3), _random(LAYOUT.parameters)
     bases = factors.bases(factors.sketch(work, 0))
     for matrix, basis in zip(factors.matrices, bases, strict=True):
-        numbers, _ = lowrank._whole_numbers((basis.T @ matrix.of(work)).astype(np.float32))
+        factor = (basis.T @ matrix.of(work)).astype(np.float32)
+        numbers = whole_numbers(factor.reshape(1, -1))[0].reshape(factor.shape)
         assert np.array_equal(basis, np.rint(basis)) and np.array_equal(numbers, np.rint(numbers))
         largest = np.abs(basis).max() * np.abs(numbers).max() * 2**15
         assert largest <= 2**53
