@@ -14,6 +14,7 @@ A kernel may lack a part. It is named in the report, and the caller decides what
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ def enter(rules: Rules) -> SandboxReport:
         missing.append(MissingPart("threads", f"{threads - 1} began before the sandbox and are outside of it"))
     rights = landlock.rights(scratch=rules.scratch, readable=rules.readable, gpu=rules.gpu)
     cuda = rules.gpu and bool(landlock.cuda_devices())
-    parts = (
+    parts: tuple[tuple[str, Callable[[], list[str] | None]], ...] = (
         ("privileges", system.give_up_privileges),
         ("core dumps", system.leave_no_core),
         ("limits", lambda: system.set_limits(memory=rules.memory // rules.ranks)),
@@ -103,5 +104,5 @@ def enter(rules: Rules) -> SandboxReport:
             missing.append(MissingPart(part, str(error.strerror or error)))
         else:
             enforced.append(part)
-            missing += [MissingPart(part, why) for why in lacking]
+            missing += [MissingPart(part, why) for why in lacking or ()]
     return SandboxReport(rules.mode, tuple(enforced), tuple(missing))

@@ -157,7 +157,7 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def refuse(pid: int, *, tcp: bool = False, cuda: bool = False) -> list[str]:
+def refuse(pid: int, *, tcp: bool = False, cuda: bool = False) -> None:
     """Refuse what stands above, or all but TCP, or but what CUDA needs, for good, in this process `pid`.
 
     Needs no_new_privs. Raises OSError.
@@ -169,7 +169,6 @@ def refuse(pid: int, *, tcp: bool = False, cuda: bool = False) -> list[str]:
     held = ctypes.create_string_buffer(filter, len(filter))
     told = _Program(len(filter) // 8, ctypes.addressof(held))
     prctl(_PR_SET_SECCOMP, _FILTER, told)
-    return []
 
 
 def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) -> bytes:

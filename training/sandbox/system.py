@@ -63,7 +63,7 @@ class _CapWords(ctypes.Structure):
 
 
 def give_up_privileges() -> list[str]:
-    """No program that it starts gains rights, and it keeps none of root's (capabilities(7))."""
+    """No program that it starts gains rights, and it keeps none of root's (capabilities(7)); else why, in words."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     number = _CAPSET.get(platform.machine())
     if number is not None:
@@ -99,14 +99,13 @@ def has_own_network() -> bool:
         return all(line.partition(":")[0].strip() == "lo" for line in table.readlines()[2:])
 
 
-def leave_no_core() -> list[str]:
+def leave_no_core() -> None:
     """A crash leaves no image of its memory. A zero limit does not keep it from a program such as systemd-coredump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     prctl(_PR_SET_DUMPABLE, 0)
-    return []
 
 
-def set_limits(*, memory: int) -> list[str]:
+def set_limits(*, memory: int) -> None:
     """`memory`: bytes of its own (private, writable) at the most, 0 for no cap; files that it maps do not count."""
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     _lower(resource.RLIMIT_NPROC, _threads_of(os.getuid()) + MORE_THREADS)
@@ -114,7 +113,6 @@ def set_limits(*, memory: int) -> list[str]:
     _lower(resource.RLIMIT_FSIZE, max(SCRATCH_FILE, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
     if memory:
         _lower(resource.RLIMIT_DATA, memory)
-    return []
 
 
 def cap_files(largest: int = 0) -> None:
