@@ -151,8 +151,7 @@ class InnerLoop:
         """Which bytes of a text of `size` a node's steps are drawn from; the task must have `places`."""
         found: list[tuple[int, int]] = []
         for step in steps:
-            self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, step))
-            found += self._task.places(self._spec.inner.batch, self._generator, size)
+            found += self._task.places(self._spec.inner.batch, self._chance(peer_id, round, step), size)
         return found
 
     @torch.no_grad()
@@ -160,8 +159,7 @@ class InnerLoop:
         """Mean loss of the present parameters on what a node's steps draw from the task's present text."""
         total = 0.0
         for step in steps:
-            self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, step))
-            total += float(self._loss(self._task.draw(self._spec.inner.batch, self._generator)))
+            total += float(self._loss(self._task.draw(self._spec.inner.batch, self._chance(peer_id, round, step))))
         return total / len(steps)
 
     def train(self, *, round: int, steps: int, seconds: float, between: Callable[[], bool]) -> Progress:
@@ -222,17 +220,20 @@ class InnerLoop:
             total += loss.detach().double().cpu()
         return float(total), self._gradients
 
+    def _chance(self, peer_id: str, round: int, step: int) -> torch.Generator:
+        """What draws the batch of one step: another for each node, round and step, the same whoever repeats it."""
+        return self._generator.manual_seed(seed_of(self._spec.run.seed, peer_id, round, step))
+
     def _step(self) -> Tensor:
         """One inner step; returns its loss, a scalar without gradient."""
         inner = self._spec.inner
-        self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, self._round, self._step_in_round))
-        batch = self._task.draw(inner.batch, self._generator)
+        batch = self._task.draw(inner.batch, self._chance(self._peer_id, *self.place))
         loss = self._accumulate(self._ranks.part(batch), len(batch))
         self._ranks.reduce(self._gradients)
         if inner.clip > 0:
             norm = self._ranks.norm(self._gradients)
             self._gradients.mul_((inner.clip / (norm + 1e-6)).clamp(max=1.0))
-        self.optimizer.step(inner.rate_at(self._round, self._step_in_round))
+        self.optimizer.step(inner.rate_at(*self.place))
         self._ranks.publish()
         self._step_in_round += 1
         return self._ranks.sum(loss)
@@ -278,7 +279,6 @@ def keep_no_activations(model: nn.Module) -> None:
         )
 
 
-def seed_of(run_seed: int, peer_id: str, round: int, step: int) -> int:
-    """What draws the batch of one step: another for each node, round and step, the same whoever repeats it."""
-    text = f"{run_seed} {peer_id} {round} {step}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+def seed_of(*names: object) -> int:
+    """A seed that follows from these alone, in 56 bits."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, names)).encode()).digest()[:7], "big")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnode.training.inner import InnerLoop, seed_of
+from swarmnode.training.inner import InnerLoop
 from swarmnode.training.seed import EPSILON, bits_of, blocks, byte_of, told_of
 from swarmnode.training.tasks import TaskError
 
@@ -34,8 +34,7 @@ class Probes(InnerLoop):
     @torch.no_grad()
     def _step(self) -> Tensor:
         inner, place = self._spec.inner, self.place
-        self._generator.manual_seed(seed_of(self._spec.run.seed, self._peer_id, *place))
-        batch = self._task.draw(inner.batch, self._generator)
+        batch = self._task.draw(inner.batch, self._chance(self._peer_id, *place))
         bits = bits_of(self._spec.run.seed, self._peer_id, *place, self._vector.numel())
         signs = torch.empty(self._vector.numel(), dtype=torch.int8)
         for part, ones in blocks(bits, signs.numel()):
@@ -57,4 +56,5 @@ class Probes(InnerLoop):
     def _whole(self, batch: Tensor) -> Tensor:
         """Loss of a batch, so many samples at a time as the owner of this machine allows; float64."""
         parts = batch.split(self.micro_batch)
-        return sum((self._loss(part).double() * (len(part) / len(batch)) for part in parts), torch.zeros(()).double())
+        losses = (self._loss(part).double() * (len(part) / len(batch)) for part in parts)
+        return sum(losses, torch.zeros(()).double())

@@ -10,7 +10,6 @@ from the run's seed, who trains, and the version, so that a trainer that is star
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from swarmnode.training.inner import seed_of
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.engine import Engine
 from swarmnode.training.rl.groups import (
@@ -84,7 +84,7 @@ class Trainee:
         beginning.check_room()
         beginning.warm_up(well_formed, steps=rollouts.warm_up)
         self.engine = Engine(policy, assignment.sampling)
-        own_seed = _seed(f"{spec.run.seed} {assignment.peer_id}")
+        own_seed = seed_of(spec.run.seed, assignment.peer_id)
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.start_from(beginning)
         self.audit = RolloutAudit(
@@ -212,7 +212,3 @@ def _split(spec: RunSpec) -> Split | AdaptiveSplit:
     if not rollouts.adaptive:
         return Split(rollouts.batch - rollouts.external, rollouts.external)
     return AdaptiveSplit(rollouts.batch, (0, rollouts.batch // 2, rollouts.batch), external=rollouts.batch)
-
-
-def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
