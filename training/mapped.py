@@ -38,12 +38,17 @@ def room(size: int, *, large: int = LARGE) -> memoryview:
     if size < large or not _folders:
         return np.zeros(size, np.uint8).data
     try:
-        with tempfile.TemporaryFile(dir=_folders[0]) as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return memoryview(mmap.mmap(file.fileno(), size))
+        return room_in(_folders[0], size)
     except OSError as error:
         logger.warning("%d MB lie in memory and not in %s: %s", size // 1_000_000, _folders[0], error.strerror)
         return np.zeros(size, np.uint8).data
+
+
+def room_in(folder: Path, size: int) -> memoryview:
+    """`size` bytes of a folder's disk. Raises OSError where there are fewer."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return memoryview(mmap.mmap(file.fileno(), size))
 
 
 def zeros(size: int) -> Vector:

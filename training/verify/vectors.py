@@ -25,6 +25,7 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
+from swarmnode.training.mapped import room_in
 from swarmnode.training.verify.trace import Vector, vector_id
 
 BLOCK = 1 << 20  # bytes that are copied at once
@@ -110,14 +111,9 @@ class Vectors:
             yield opened
 
     def room(self, most: int) -> memoryview:
-        """`most` bytes of disk to write a vector into that comes from elsewhere. Raises OSError where there are fewer.
-
-        They are taken at once: a write into a map that a full disk cannot back would kill the process as well.
-        """
+        """`most` bytes of disk to write a vector into that comes from elsewhere. Raises as `room_in`."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.folder) as file:
-            os.posix_fallocate(file.fileno(), 0, most)
-            return memoryview(mmap.mmap(file.fileno(), most))
+        return room_in(self.folder, most)
 
     def clear(self) -> None:
         self._sizes.clear()
