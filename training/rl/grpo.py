@@ -139,12 +139,6 @@ class AdaptiveSplit:
     external: int = 8  # the bound now
     trials: tuple[Mapping[int, float], ...] = ()  # what a step with each bound gained, the latest last
 
-    def __post_init__(self) -> None:
-        if self.external not in self.candidates or not all(0 <= external <= self.total for external in self.candidates):
-            raise ValueError(
-                f"external = {self.external} must be one of the candidates {self.candidates}, each 0 to {self.total}"
-            )
-
     @property
     def own(self) -> int:
         """I, the questions that a node asks itself."""

@@ -87,14 +87,6 @@ class PolicySpec:
     context: int = 16  # tokens
     vocabulary: str = DIGITS.id
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("gpt", "gru"):
-            raise ValueError(f"kind of policy {self.kind!r} is not valid: expected gpt or gru")
-        if self.vocabulary not in KNOWN:
-            raise ValueError(f"vocabulary {self.vocabulary!r} is not known; there are {', '.join(KNOWN)}")
-        if self.kind == "gpt" and self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
-
 
 def rows_at_once(policy: Policy, length: int) -> int:
     """Texts of so many tokens for which one pass is made, at least 1."""
@@ -155,7 +147,6 @@ class TinyGPT(Policy):
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
-        self.spec = spec
         self.vocabulary = KNOWN[spec.vocabulary]
         self.context = spec.context
         self.tokens = nn.Embedding(self.vocabulary.size, spec.width)
@@ -185,7 +176,6 @@ class TinyGRU(Policy):
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
-        self.spec = spec
         self.vocabulary = KNOWN[spec.vocabulary]
         self.context = spec.context
         self.tokens = nn.Embedding(self.vocabulary.size, spec.width)

@@ -127,12 +127,6 @@ def test_others_take_the_places_of_own_groups_that_teach_nothing() -> None:
     assert Split(4, 4).room(own, 4) == Split(3, 4)
 
 
-@pytest.mark.parametrize("wrong", [{"external": 3}, {"total": 4}])
-def test_a_j_that_is_never_tried_is_an_error(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="candidates"):
-        AdaptiveSplit(**wrong)
-
-
 def test_authors_without_standing_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:
     limits = replace(LIMITS, share=0.5)
     standings = {f"new{number}": 0.25 for number in range(20)}
