@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ REACH = 5e-4  # of a step of `seed`, at the most: some times what trains well, s
 LOSS_EVERY = 10  # steps, or more: the loss of 32 sequences takes as long as some three steps
 NOBODY = "none"  # as a run's owner
 FILLED_IN = ("([0-9a-f]{64})?", "64 lower case hex digits; leave it out, it is filled in when the run is created")
-_HASH = re.compile(r"[0-9a-f]{64}")
 BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
 ROLLOUT_TASKS = ("digits-rl", "rollouts")  # built-in tasks that are learned from rollouts
 BYTES_UNIT = "bits per byte"
@@ -70,8 +68,12 @@ class RunSection:
         "peer id of who may end the run or publish its successor; none: nobody; empty: the first of [trust] "
         "validators, else who creates the run, where its file names no nonce",
     )
-    parent: str = option("", "id of the run that this one continues; filled in by swarmnode successor publish")
-    parent_state: str = option("", "hash of the parent's state that this run begins from; filled in likewise")
+    parent: str = option(
+        "", "id of the run that this one continues; filled in by swarmnode successor publish", form=FILLED_IN
+    )
+    parent_state: str = option(
+        "", "hash of the parent's state that this run begins from; filled in likewise", form=FILLED_IN
+    )
     weights: str = option(
         "",
         "sha-256 of the safetensors file whose tensors this run begins from, in place of the seed's; filled in by "
@@ -485,12 +487,10 @@ def parse_runspec(tables: Mapping[str, Any], *, source: str) -> RunSpec:
 
 def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
     """What no single key can tell."""
-    if bool(spec.run.parent) != bool(spec.run.parent_state) or not all(
-        not given or _HASH.fullmatch(given) for given in (spec.run.parent, spec.run.parent_state)
-    ):
+    if bool(spec.run.parent) != bool(spec.run.parent_state):
         yield (
-            f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} are not valid; "
-            "expected 64 lower case hex digits each, or neither; swarmnode successor publish fills them in"
+            f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} belong "
+            "together; swarmnode successor publish fills them in"
         )
     if spec.run.weights and (spec.run.parent or not spec.needs_data):
         yield (

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import ROLLOUT_TASKS, RunSpec
 
 if TYPE_CHECKING:
     import torch
-
-    from swarmnode.training.runspec import RunSpec
 
 
 # Imported when a run asks for one, since both bring torch.
@@ -33,8 +32,7 @@ BUILT_IN = {
     "image": "swarmnode.training.image:DigitImages",
     "rollouts": "swarmnode.training.rl.trainee:Trainee",
 }
-ROLLOUTS = ("digits-rl", "rollouts")
-WITHOUT_TEXT = (*ROLLOUTS, "image")  # of these, those whose classes say `needs_text = False`
+WITHOUT_TEXT = (*ROLLOUT_TASKS, "image")  # of these, those whose classes say `needs_text = False`
 
 
 class TaskError(Exception):
@@ -146,7 +144,7 @@ def load_task(name: str, local: str) -> type[Any]:
 
     Raises TaskError.
     """
-    if local and name not in ROLLOUTS:
+    if local and name not in ROLLOUT_TASKS:
         return class_in(local)
     if name in BUILT_IN:
         module, _, found = BUILT_IN[name].partition(":")
