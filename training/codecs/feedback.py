@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from contextlib import suppress
 
 import numpy as np
 
@@ -62,7 +63,8 @@ class ErrorFeedback:
         try:
             encoded = self.codec.encode(wanted, out)
         except CodecError:
-            self._forget(start, stop)
+            with suppress(ValueError):  # what was pending in the range is lost
+                self._pending.remove((start, stop))
             raise
         fits = stop - start <= self._decoded.size
         self.codec.take_off(encoded, wanted, self._decoded[: stop - start] if fits else None)
@@ -90,11 +92,6 @@ class ErrorFeedback:
             if max(start, other) < min(stop, end):
                 raise ValueError(f"range {start}:{stop} overlaps {other}:{end}, encoded in this round")
         return stop > start
-
-    def _forget(self, start: int, stop: int) -> None:
-        """An encoding of the range failed: what was pending in it before is lost."""
-        if (start, stop) in self._pending:
-            self._pending.remove((start, stop))
 
     def _after(self, start: int, stop: int) -> Vector:
         """Where the residual of a range after the round is kept."""

@@ -84,7 +84,9 @@ class Sign3(Codec):
         target[used:] = bytes(len(target) - used)
 
     def _decode(self, raw: memoryview, values: Vector) -> None:
-        cut = _Cut(values.size, turn_of(raw))
+        if raw[0] >= TURNS:
+            raise CodecError(f"sign3: the first byte is none of the turns 0 to {TURNS - 1}")
+        cut = _Cut(values.size, raw[0])
         used = 1 + _SIGN.encoded_size(cut.count)
         if any(raw[used:]):
             raise CodecError("sign3: bits are set beyond the last element")
@@ -93,13 +95,6 @@ class Sign3(Codec):
         cut.put(_SIGN.decode(raw[1:used], cut.count), whole)
         if whole is not values:
             np.copyto(values, whole)
-
-
-def turn_of(raw: bytes | bytearray | memoryview) -> int:
-    """Whose turn it was when this was encoded. Raises CodecError."""
-    if not len(raw) or raw[0] >= TURNS:
-        raise CodecError(f"sign3: the first byte is none of the turns 0 to {TURNS - 1}")
-    return int(raw[0])
 
 
 class _Cut:
