@@ -29,6 +29,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pair import cpu_seconds
+
 from swarmnode.node.control.client import ControlClient
 from swarmnode.node.guest import weigh
 
@@ -75,7 +77,6 @@ class Hungry:
         return b""
 """
 PARTS = ("cpu", "up", "down", "disk", "memory", "cpu_rounds", "up_rounds", "checkpoints", "pause", "long")
-TICK = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
 FLAGS = ("--listen", "127.0.0.1", "--port", "0", "--no-mdns", "--no-upnp", "--threads", "2", "--nice", "0", "--json")
 
@@ -128,11 +129,6 @@ class Daemon:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(120)
         return round(time.monotonic() - began, 2)
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def until_quiet(daemon: Daemon, trainer: int) -> float:

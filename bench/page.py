@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from pair import cpu_seconds
+
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
@@ -99,10 +101,10 @@ def one_turn(
         elif page is not None:
             page.hide()
         time.sleep(SETTLED)
-        asked, spent, began = requests_of(page), [cpu_of(each) for each in daemons], time.monotonic()
+        asked, spent, began = requests_of(page), [cpu_seconds(each) for each in daemons], time.monotonic()
         time.sleep(seconds)
         lasted = time.monotonic() - began
-        cpu, without = ((cpu_of(each) - before) / lasted for each, before in zip(daemons, spent, strict=True))
+        cpu, without = ((cpu_seconds(each) - before) / lasted for each, before in zip(daemons, spent, strict=True))
         found[how] = cpu, without, requests_of(page) - asked
         line = {"page": how, "cpu": round(cpu, 5), "without": round(without, 5)}
         line["to_closed"] = round(cpu / found["closed"][0], 3)
@@ -117,12 +119,6 @@ def requests_of(page: Page | None) -> int:
     if page is not None:
         page.js("0")
     return len(page.requests) if page is not None else 0
-
-
-def cpu_of(process: int) -> float:
-    """Seconds of CPU that a process took by now."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_for_round(home: Path) -> None:

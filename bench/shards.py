@@ -35,6 +35,7 @@ from typing import BinaryIO
 import trio
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pair import cpu_seconds
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
@@ -124,12 +125,7 @@ class Provider:
         self.address, self.shard = said["address"], bytes.fromhex(said["shard"])
 
     def cpu(self) -> float:
-        """Processor seconds so far."""
-        try:
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        except FileNotFoundError:  # not Linux
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
     def end(self) -> None:
         self.process.kill()
@@ -152,7 +148,11 @@ async def timed_streams(
                 file.write(piece)
 
     with (save or Path(os.devnull)).open("wb", buffering=PIECE) as file:
-        began, cpu, theirs = time.perf_counter(), time.process_time(), sum(provider.cpu() for provider in providers)
+        began, cpu, theirs = (
+            time.perf_counter(),
+            time.process_time(),
+            sum(provider.cpu() for provider in providers),
+        )
         async with trio.open_nursery() as nursery:
             for stream in streams:
                 nursery.start_soon(receive, stream, file, size // len(streams))
@@ -186,7 +186,11 @@ async def timed_shard(
         peers = [await network.connect(provider.address) for provider in providers]
         await trio.sleep(ACQUAINTED)
         alive = [provider for provider in providers if provider is not kill]
-        began, cpu, theirs = time.perf_counter(), time.process_time(), sum(provider.cpu() for provider in alive)
+        began, cpu, theirs = (
+            time.perf_counter(),
+            time.process_time(),
+            sum(provider.cpu() for provider in alive),
+        )
         await shards.fetch(shard, providers=peers, progress=progress)
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         theirs = sum(provider.cpu() for provider in alive) - theirs

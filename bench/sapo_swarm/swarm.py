@@ -216,8 +216,3 @@ def parameters(spec: PolicySpec) -> int:
     """How many parameters a policy of this shape has."""
     policy: torch.nn.Module = build(spec, seed=0)
     return sum(parameter.numel() for parameter in policy.parameters())
-
-
-def kinds_of(arm: Arm) -> Sequence[str]:
-    """The kind of each node's policy."""
-    return ["equal"] * NODES if arm.policies == "equal" else [name for name in UNEQUAL for _ in range(2)]
