@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -62,9 +61,6 @@ class DigitImages:
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> Perceptron:
         return Perceptron(spec.model)
-
-    def feed(self, texts: Sequence[str]) -> None:
-        """There is nothing to feed."""
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Pictures, each with its digit behind its pixels: (samples, 65)."""

@@ -223,7 +223,6 @@ class InnerSection:
         "auto is growing for muon, else fixed",
         choices=("auto", "fixed", "growing"),
     )
-
     population: int = option(
         0,
         "have each member of diloco try learning rates of its own, after so many rounds 0.8 or 1.25 times its last "

@@ -350,12 +350,8 @@ class Worker:
 
     def _sampling(self) -> dict[str, str] | None:
         """What writes answers now, and why it is not what it was to be; None in a task that writes none."""
-        if not hasattr(self._task, "rollouts"):
-            return None
-        from swarmnode.training.rl.engine import Engine
-
-        engine = getattr(self._task, "engine", None)
-        return asdict(engine.status) if isinstance(engine, Engine) else None
+        engine = getattr(self._task, "engine", None) if hasattr(self._task, "rollouts") else None
+        return None if engine is None else asdict(engine.status)
 
     # --- what others may repeat (training/verify) ---------------------------------------------------------------------
 
