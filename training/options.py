@@ -138,7 +138,7 @@ def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
         raise SettingError(f"{path}: no such file; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number or nesting beyond what Python reads
         raise SettingError(f"{path}: not valid TOML: {error}") from error
 
 

@@ -322,3 +322,10 @@ def test_a_text_in_toml_moves_no_cursor_and_loads_to_itself() -> None:
     for text in ("\x1b]0;x\x07", "two\nlines\t", 'a "quoted" \\ one', "\x85\u202e\U0001f600"):
         written = as_toml(text)
         assert written.isprintable() and tomllib.loads(f"x = {written}") == {"x": text}
+
+
+@pytest.mark.parametrize("text", ["x = ", "x = " + "[" * 100_000, "x = " + "1" * 5000], ids=["cut", "deep", "long"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(SettingError, match=r"run\.toml: not valid TOML"):
+        load_runspec(tmp_path / "run.toml")
