@@ -219,9 +219,9 @@ class Joining:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
         if self._trusted is None:
             return True
-        rules, trusted = self._store.rules, self._trusted
+        trusted = self._trusted
         try:
-            shown = await prove_lineage(self._sync, rules, trusted, peer=found.peer, tip=found.tip, base=found.base)
+            shown = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
         except (OtherLineage, CannotTell) as doubt:
             if found.peer not in self._doubted:
                 logger.warning("%s does not show that its history contains roster %s: %s", found.peer, trusted, doubt)
@@ -368,13 +368,12 @@ class _Shown:
     shrunken: int  # of which fewer than half of the judges decided
 
 
-async def prove_lineage(
-    sync: ChainSync, rules: ChainRules, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState
-) -> _Shown:
+async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState) -> _Shown:
     """Check that `base`, which leads to a member's tip, follows from the trusted roster.
 
     Raises OtherLineage or CannotTell.
     """
+    rules = sync.store.rules
     try:
         path = await sync.path_of(peer, tip.tip, since=trusted.id)
         if trusted.id not in path.ids:
@@ -386,9 +385,7 @@ async def prove_lineage(
             raise OtherLineage(f"round {trusted.round} ended with another roster there")
         steps = list(zip(path.ids, path.empty, strict=True))[path.ids.index(trusted.id) :]
         told = await _ask(sync, peer, [id for id, is_empty in steps if not is_empty])
-        roster = next((said for said in told if said.id == trusted.id), None)
-        if roster is None:
-            raise Lost("it does not have that roster")
+        roster = _roster_in(told, trusted.id)
         if not path.before:
             raise Lost("it does not have the chain before that roster")
         chain = lineage.begin(trusted, roster, path.before)
@@ -427,16 +424,23 @@ def _step(rules: ChainRules, chain: ChainState, told: list[Said[Any]], id: bytes
         if empty_id(chain) != id:
             raise InvalidRoster("an empty roster with another id")
         return lineage.empty(chain)
-    log = RoundLog(chain, rules)
+    roster, log = _roster_in(told, id), RoundLog(chain, rules)
     for said in told:
         if said.what.parent == chain.tip:
             log.insert(said, b"", 0.0, namer=said.author)  # a roster asked for all of it
     try:
-        roster: Said[Roster] = next(said for said in told if said.id == id)
         quoted = log.quoted(roster.what, {})
-    except (KeyError, StopIteration):
-        raise Lost(f"it does not have a roster of round {chain.round}, or what that quotes") from None
+    except KeyError:
+        raise Lost(f"it does not have what roster {id.hex()[:12]} quotes") from None
     return lineage.after(chain, rules, roster, quoted)
+
+
+def _roster_in(told: list[Said[Any]], id: bytes) -> Said[Roster]:
+    """The roster with this id, which is a peer's word: another statement may have it. Raises Lost."""
+    for said in told:
+        if said.id == id and isinstance(said.what, Roster):
+            return said
+    raise Lost(f"it does not have roster {id.hex()[:12]}")
 
 
 # --- what the owner is told -------------------------------------------------------------------------------------------
