@@ -210,7 +210,7 @@ class Audits(WorkCheck):
     # --- answering ----------------------------------------------------------------------------------------------------
 
     def _may_ask(self, peer: PeerId, query: ShowQuery) -> bool:
-        if not self._store.stands or query.roster not in self._store.tree or not self._local.keeps(query.trace):
+        if query.roster not in self._store.tree or not self._local.keeps(query.trace):
             return False
         block = self._store.tree[query.roster]
         measured, whose = self._store.measured(block), (peer, query.roster)
@@ -223,11 +223,11 @@ class Audits(WorkCheck):
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
         store = self._store
         asked = query.run_id == self._parts.run_id and store.stands and self._local.keeps(query.trace)
-        lately = {worked.author for roster in store.block.chain.history for worked in roster}
-        if asked and peer in lately:  # not for everybody: a call that waits takes room from others
+        if asked and any(peer == worked.author for roster in store.block.chain.history for worked in roster):
+            # not for everybody: a call that waits takes room from others
             await store.until(lambda: query.roster in store.tree, deadline=trio.current_time() + BEHIND)
         now, whose = trio.current_time(), (peer, query.roster)
-        if query.run_id != self._parts.run_id or not self._may_ask(peer, query):
+        if not asked or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
         shown = self._shown.setdefault(whose, _Shown(0.0))
         self._shown.move_to_end(whose)
@@ -241,6 +241,8 @@ class Audits(WorkCheck):
         found = []
         for id in query.ids:
             content = await self._local.show(id)
+            if self._shown.get(whose) is not shown:  # let go of meanwhile: nothing would withdraw it
+                raise Refuse("enough", "others who look at this node's work took its place")
             found.append(content is not None)
             if content is not None:
                 self._parts.bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
@@ -338,13 +340,13 @@ class Audits(WorkCheck):
 
     async def _on_accuse(self, peer: PeerId, accusation: Accusation) -> Showing:
         """Whom the draw named as an auditor may have the others look as well, once for each roster."""
-        tree, whose = self._store.tree, (peer, accusation.roster)
-        known = accusation.run_id == self._parts.run_id and self._store.stands and accusation.roster in tree
+        store, whose = self._store, (peer, accusation.roster)
+        known = accusation.run_id == self._parts.run_id and store.stands and accusation.roster in store.tree
         if not known or (peer, accusation.shown) in self._unheard or whose in self._taken:
             return Showing((False,))
-        block = tree[accusation.roster]
-        measured = self._store.measured(block)
-        author = whom(self._store.checks_seed(block), peer, measured)
+        block = store.tree[accusation.roster]
+        measured = store.measured(block)
+        author = whom(store.checks_seed(block), peer, measured)
         if author in (None, self._parts.me) or not {peer, self._parts.me} <= set(measured):
             return Showing((False,))
         self._taken.append(whose)

@@ -1,0 +1,62 @@
+"""What a node shows of its work to auditors: nothing before it stands, and no more than it can let go of again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.methods.open.checks.audits import Accusation, Audits, Showing, ShowQuery
+from swarmnode.protocols.methods.open.store import ChainStore
+
+RUN, ROSTER, TRACE, STATE = "ab" * 32, b"r" * 32, b"t" * 32, b"s" * 32
+
+
+class Offers(dict[tuple[Any, ...], Any]):
+    def offer(self, key: tuple[Any, ...], content: memoryview, *, to: frozenset[str]) -> None:
+        self[key] = content
+
+    def withdraw(self, prefix: tuple[Any, ...]) -> None:
+        for key in [key for key in self if key[: len(prefix)] == prefix]:
+            del self[key]
+
+
+def audits(store: Any, **local: Any) -> Audits:
+    made = Audits.__new__(Audits)
+    made._store, made._parts = store, SimpleNamespace(me="me", run_id=RUN, bulk=Offers())  # type: ignore[assignment]
+    made._local = SimpleNamespace(keeps=lambda root: True, feedback=SimpleNamespace(size=1), **local)  # type: ignore[assignment]
+    made._shown, made._shown_bytes = OrderedDict(), 0
+    made._unheard, made._taken = {}, ()  # type: ignore[assignment]
+    return made
+
+
+def test_who_asks_before_this_node_stands_is_refused() -> None:
+    async def main() -> None:
+        asked = audits(ChainStore.__new__(ChainStore))
+        with pytest.raises(Refuse):
+            await asked._on_show("peer", ShowQuery(RUN, ROSTER, TRACE, (STATE,)))
+        assert await asked._on_accuse("peer", Accusation(RUN, ROSTER, True)) == Showing((False,))
+
+    trio.run(main)
+
+
+def test_what_was_let_go_of_while_it_was_read_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async def show(id: bytes) -> memoryview:
+            for whose, shown in [*asked._shown.items()]:  # as when others take its room
+                asked._let_go(whose, shown)
+                del asked._shown[whose]
+            return memoryview(b"state")
+
+        stands = SimpleNamespace(stands=True, block=SimpleNamespace(chain=SimpleNamespace(history=())))
+        asked = audits(stands, show=show)
+        monkeypatch.setattr(asked, "_may_ask", lambda peer, query: True)
+        with pytest.raises(Refuse):
+            await asked._on_show("peer", ShowQuery(RUN, ROSTER, TRACE, (STATE,)))
+        assert not asked._parts.bulk
+
+    trio.run(main)
