@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 KIND = "probe"
 MOST = 1024  # bytes of one record; longer rounds are cut to so many steps
+MANY = 1 << 40  # records; nobody has so many
 FIRST = -1  # stands for the round before an author's first record
 LAST = 10**8 - 1  # a key has eight digits of its round
 LOOKED_AT = 1 << 18  # records that are read at once
@@ -81,7 +82,7 @@ class SeedStand(Message):
     round: Counter
     state_hash: Hash
     initial: Hash
-    records: Annotated[int, within(0, 1 << 40)]
+    records: Annotated[int, within(0, MANY)]
 
 
 @dataclass(frozen=True)
@@ -447,7 +448,9 @@ def _chains(packed: bytes) -> dict[PeerId, Chain]:
     found = {}
     for row in msgpack.unpackb(packed):
         match row:
-            case [str() as author, int() as round, int() as records, bytes() as digest] if FIRST <= round < LAST:
+            case [str() as author, int() as round, int() as records, bytes() as digest] if (
+                FIRST <= round < LAST and 0 <= records < MANY
+            ):
                 found[author] = Chain(round, records, digest)
             case _:
                 raise ValueError("a chain of records has another form")

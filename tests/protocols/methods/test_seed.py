@@ -463,7 +463,7 @@ def test_a_record_of_the_last_round_that_there_can_be_ends_nobody(round: int) ->
 def test_chains_of_another_form_are_none() -> None:
     row = ["author", 3, 2, b"digest"]
     assert _chains(msgpack.packb([row])) == {"author": Chain(3, 2, b"digest")}
-    for place, wrong in enumerate((7, "3", None, 5)):
+    for place, wrong in ((0, 7), (1, "3"), (1, 10**8), (2, None), (2, -1), (2, (1 << 64) - 1), (3, 5)):
         with pytest.raises(ValueError, match="another form"):
             _chains(msgpack.packb([[*row[:place], wrong, *row[place + 1 :]]]))
 
