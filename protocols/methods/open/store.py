@@ -342,9 +342,9 @@ class ChainStore:
         """What a block makes of the state before it. Raises NoState."""
         roster = block.roster
         if roster is not None and roster.revert:
-            before = self.tree[block.parent].parent
+            before = self.tree[block.parent].parent if block.parent in self.tree else b""
             if before not in self.tree:
-                raise NoState(f"round {roster.round} goes back to a state before this node's first one")
+                raise NoState(f"round {roster.round} goes back to a state that is not kept")
             return await self.state_after(self.tree[before])
         if roster is None or not roster.accepted:
             return state
