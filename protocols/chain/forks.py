@@ -1,4 +1,4 @@
-"""The tree of valid rosters, and which of them to follow (DESIGN.md, "Forks").
+"""The tree of valid rosters, and which of them to follow (docs/architecture.md, "The open round").
 
 From the oldest roster that is kept, follow at each fork the child under which most heads of the validator set *at the
 fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what validators signed

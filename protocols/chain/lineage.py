@@ -3,8 +3,8 @@
 A newcomer without such a roster believes whom it reaches. One whose join string names a recent roster takes the
 `ChainState` before it from anybody, as the roster has its digest, and folds what follows:
 
-    chain = begin(rules, trusted, said, state)            the roster with the trusted id, and the state before it
-    chain = after(chain, rules, roster, quoted)           or `empty`; until the chain that a member gives as its base
+    chain = begin(trusted, said, state)          the roster with the trusted id, and the state before it
+    chain = after(chain, rules, roster, quoted)  or `advance_empty`; until the chain that a member gives as its base
 
 That checks all that does not rest on the bytes of contributions: who leads, which judges cut and scored, that there are
 enough of them, which work counts, who is a validator next. What does rest on bytes, clip factors and state hashes, is
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarmnode.protocols.chain.forks import TrustedRoster, empty_block
+from swarmnode.protocols.chain.forks import TrustedRoster
 from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, check_derived, check_quotes, derive
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
 from swarmnode.protocols.chain.statements import Roster, Said
@@ -45,10 +45,6 @@ def after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Qu
     told, found = (tuple(replace(entry, clip=0) for entry in one.entries) for one in (roster.what, derived))
     check_derived(replace(roster.what, entries=told), replace(derived, entries=found))
     return _light(advance(chain, rules, roster, unmeasured, derived))
-
-
-def empty(chain: ChainState) -> ChainState:
-    return empty_block(chain).chain
 
 
 def shrunken(chain: ChainState, rules: ChainRules) -> bool:

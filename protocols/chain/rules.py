@@ -397,7 +397,21 @@ def check_quotes(chain: ChainState, rules: ChainRules, roster: Said[Roster], quo
     if made.attempt >= len(order) or order[made.attempt] != roster.author:
         raise InvalidRoster(f"attempt {made.attempt} belongs to another leader")
     _check_preimage(chain, roster.author, made.preimage)
-    _check_quotes(chain, rules, made, quoted)
+    needed, may_judge = quorum(chain, rules), set(judges(chain, rules))
+    for name, ids, said in (("cuts", made.cuts, quoted.cuts), ("scores", made.scores, quoted.scores)):
+        if tuple(sorted(one.id for one in said)) != ids:
+            raise InvalidRoster(f"other {name} are here than it quotes")
+        authors = {one.author for one in said}
+        if len(authors) != len(said) or not authors <= may_judge:
+            raise InvalidRoster(f"its {name} are not by different judges of the round")
+        if len(said) < needed:
+            raise InvalidRoster(f"it quotes {len(said)} {name}; at least {needed} are needed")
+        if any((one.what.round, one.what.parent) != (chain.round, chain.tip) for one in said):
+            raise InvalidRoster(f"its {name} are of another round")
+    nonces = {cut.author: cut.what.nonce_hash for cut in quoted.cuts}
+    for scores in quoted.scores:
+        if nonces.get(scores.author) != nonce_hash(scores.what.nonce):
+            raise InvalidRoster(f"{scores.author} scored without a quoted cut, or with another nonce than it said")
 
 
 def advance(chain: ChainState, rules: ChainRules, said: Said[Roster], quoted: Quoted, derived: Derived) -> ChainState:
@@ -480,21 +494,3 @@ def _check_preimage(chain: ChainState, leader: str, offered: bytes) -> None:
             raise InvalidRoster("its preimage is not the next one of the leader's hash chain")
     elif anchor is not None and len(chain.validators) >= SMALL:
         raise InvalidRoster("its leader withholds the next value of its hash chain")
-
-
-def _check_quotes(chain: ChainState, rules: ChainRules, made: Roster, quoted: Quoted) -> None:
-    needed, may_judge = quorum(chain, rules), set(judges(chain, rules))
-    for name, ids, said in (("cuts", made.cuts, quoted.cuts), ("scores", made.scores, quoted.scores)):
-        if tuple(sorted(one.id for one in said)) != ids:
-            raise InvalidRoster(f"other {name} are here than it quotes")
-        authors = {one.author for one in said}
-        if len(authors) != len(said) or not authors <= may_judge:
-            raise InvalidRoster(f"its {name} are not by different judges of the round")
-        if len(said) < needed:
-            raise InvalidRoster(f"it quotes {len(said)} {name}; at least {needed} are needed")
-        if any((one.what.round, one.what.parent) != (chain.round, chain.tip) for one in said):
-            raise InvalidRoster(f"its {name} are of another round")
-    nonces = {cut.author: cut.what.nonce_hash for cut in quoted.cuts}
-    for scores in quoted.scores:
-        if nonces.get(scores.author) != nonce_hash(scores.what.nonce):
-            raise InvalidRoster(f"{scores.author} scored without a quoted cut, or with another nonce than it said")

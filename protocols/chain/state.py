@@ -184,12 +184,12 @@ VALIDATORS_SHARE = 750_000  # millionths of the participants that validators may
 def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     if len(chain.validators) <= rules.committee:
         return chain.validators
-    return tuple(sorted(_drawn(chain, "judge", chain.validators)[: rules.committee]))
+    return tuple(sorted(_drawn(chain.seed, "judge", chain.validators)[: rules.committee]))
 
 
 def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """Who leads: attempt a belongs to the a-th. After the last one the round is empty."""
-    order = _drawn(chain, "lead", judges(chain, rules))
+    order = _drawn(chain.seed, "lead", judges(chain, rules))
     return tuple(sorted(order, key=chain.silent.__contains__)[:ATTEMPTS])
 
 
@@ -319,12 +319,8 @@ def successors(chain: ChainState) -> tuple[str, ...]:
     return tuple(sorted({*chain.validators, *others[:SUCCESSORS]}))
 
 
-def _drawn(chain: ChainState, purpose: str, peers: tuple[str, ...]) -> tuple[str, ...]:
-    return _shuffled(chain.seed, purpose, peers)
-
-
 @lru_cache(256)  # asked for many times in each round
-def _shuffled(seed: bytes, purpose: str, peers: tuple[str, ...]) -> tuple[str, ...]:
+def _drawn(seed: bytes, purpose: str, peers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(peers, key=lambda peer: _ticket(seed, purpose, peer)))
 
 

@@ -48,7 +48,7 @@ from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.chain import lineage
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster
-from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, empty_id
+from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
@@ -198,22 +198,17 @@ class Joining:
             place = (found.tip.base, found.tip.base_state)
             if place in lost or not await self._is_trusted(found):
                 continue
-            if self._store.stands and self._is_near(found):
+            stands = self._store.stands
+            if stands and self._is_near(found):
                 await self._catch_up_by_replay(found)
-            elif await self._stays_diverged(found):
-                continue
+            elif stands and self._trusted is None and await self._splits.has_diverged(found.peer, found.tip):
+                continue  # nobody told this node to go over to another history
             elif not await self._go_to(found):
                 lost.add(place)
                 continue
             self._trusted = None  # what follows from where it stands is checked in full
             return True
         return False
-
-    async def _stays_diverged(self, found: _Found) -> bool:
-        """Whether a member is on another history, to which nobody told this node to go over."""
-        if not self._store.stands or self._trusted is not None:
-            return False
-        return await self._splits.has_diverged(found.peer, found.tip)
 
     async def _is_trusted(self, found: _Found) -> bool:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
@@ -423,7 +418,7 @@ def _step(rules: ChainRules, chain: ChainState, told: list[Said[Any]], id: bytes
     if is_empty:
         if empty_id(chain) != id:
             raise InvalidRoster("an empty roster with another id")
-        return lineage.empty(chain)
+        return advance_empty(chain)
     roster, log = _roster_in(told, id), RoundLog(chain, rules)
     for said in told:
         if said.what.parent == chain.tip:

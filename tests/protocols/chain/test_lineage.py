@@ -90,7 +90,7 @@ def test_rounds_that_few_judges_may_decide_are_told_apart() -> None:
     chain = FIVE
     assert not lineage.shrunken(chain, RULES)
     for _ in range(3):
-        chain = lineage.empty(chain)
+        chain = empty_block(chain).chain
     assert lineage.shrunken(chain, RULES)
 
 
