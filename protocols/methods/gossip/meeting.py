@@ -158,11 +158,11 @@ class Meeting:
             logger.debug("nothing of round %d from %s: %s", self.round, peer, error)
             await trio.sleep(AGAIN)
 
-    async def meet(self, *, within: float) -> bool:
-        """Meet whom this node expects, or who came first; whether it counts. Ends within so many seconds, and some."""
+    async def meet(self, *, within: float) -> None:
+        """Meet whom this node expects, or who came first. Ends within so many seconds, and some."""
         peer = self.peer
         if peer is None:
-            return False
+            return
         why: Exception | str = f"it did not come in {within:.1f} s"
         with trio.move_on_after(within) as scope:
             try:
@@ -172,7 +172,6 @@ class Meeting:
         self.absent = (self.absent or scope.cancelled_caught) and not self.counts
         if self.absent:
             logger.info("round %d goes on without %s: %s", self.round, self.peer, why)
-        return self.counts
 
     async def give_up(self) -> None:
         """Wait no more, and have the other wait no more; it may have counted the meeting just before."""
@@ -218,9 +217,9 @@ class Meeting:
         request = SettleRequest(self._parts.run_id, self.round, waits)
         return (await self._parts.rpc.call(self.peer, "gossip.settle", request, SettleReply, timeout=timeout)).counts
 
-    async def settle(self, peer: PeerId, round: int, *, waits: bool) -> bool:
+    async def settle(self, *, waits: bool) -> bool:
         """As the one with the greater id: whether the meeting counts. Where it does not by now, it never will."""
-        if (peer, round) != (self.peer, self.round) or not self.bound:
+        if not self.bound:
             return False
         while waits and not self._closed and (self.received is None or self._growing.ready < len(self.offered)):
             await self._changed.wait()

@@ -157,7 +157,7 @@ class Gossip(Method):
         self._check(peer, request.run_id, moving=False)
         meeting = self.meeting
         if meeting is not None and (peer, request.round) == (meeting.peer, meeting.round):
-            return SettleReply(await meeting.settle(peer, request.round, waits=request.waits))
+            return SettleReply(await meeting.settle(waits=request.waits))
         return SettleReply(self._past.get((peer, request.round), False))
 
     def _check(self, peer: PeerId, run_id: str, *, moving: bool) -> None:

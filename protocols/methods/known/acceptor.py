@@ -64,8 +64,7 @@ class Answer:
 
     async def wait(self) -> LeaderReply:
         await self._given.wait()
-        if self.value is None:
-            raise RuntimeError("an answer was given without a value")
+        assert self.value is not None
         return self.value
 
 

@@ -89,10 +89,6 @@ class Evaluator:
         ledger = self._parts.ledger
         return ledger.roster_standing(author) if ledger is not None else FULL_STANDING
 
-    def unmeasured(self, id: bytes, found: int) -> Score:
-        """What is said of bytes that no encoder makes (MALFORMED), or that did not come in time (MISSING)."""
-        return Score(id[:PREFIX], found, 0, FULL_STANDING)
-
     async def _measure_last(self, trainer: Trainer, gradient: Vector | None) -> None:
         """Measure what the last roster cost, where it is suspect by this gradient (P,), or where there is none."""
         if self._before is None or self.undo is not None:

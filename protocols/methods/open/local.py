@@ -323,7 +323,7 @@ class TracedTrainer(LocalTrainer):
     def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Texts) -> None:
         """`texts`: the run's data, of which the trainer was given shards."""
         super().__init__(trainer, runner, spec)
-        self.audited, self._texts = trainer, texts
+        self._texts = texts
         self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
         self._to_bind: tuple[Leg, ...] | None = None  # to the offer in the making, if they can still be shown
         self._origin, self._previous, self._began = Origin.UNLINKED, b"", b""
@@ -393,7 +393,7 @@ class TracedTrainer(LocalTrainer):
         """Add the stretches since the last mark. A trainer tells them once, so its answer is awaited in any case."""
         marked = None
         with suppress(TrainerDied), trio.CancelScope(shield=True):
-            marked = await self.audited.mark()
+            marked = await self._trainer.mark()
         if marked is None:
             self.unlink()
             return
@@ -486,7 +486,7 @@ class TracedTrainer(LocalTrainer):
         self.unlink()
         self._tip = self._began = b""
         self._start = self.start
-        if not self._trained and not self.audited.moments()[1] and not self.feedback.export().any():
+        if not self._trained and not self._trainer.moments()[1] and not self.feedback.export().any():
             self._origin = Origin.FRESH
 
 

@@ -55,6 +55,7 @@ from swarmnode.protocols.chain.statements import (
     MALFORMED,
     MISSING,
     ONE,
+    PREFIX,
     SALT,
     VERDICTS,
     AvailabilityVote,
@@ -280,7 +281,7 @@ class OpenRounds:
         roots = {id: reveals[id].what.root for id in commits if id in reveals}
         for id, root in roots.items():
             if contributions.is_malformed(root):
-                context.judged[id] = context.evaluator.unmeasured(id, MALFORMED)
+                context.judged[id] = Score(id[:PREFIX], MALFORMED, 0)
         left = [id for id in commits if id not in context.judged]
         if complete:
             again = [id for id, score in context.judged.items() if score.found == JUDGED]  # all are measured together
@@ -289,7 +290,7 @@ class OpenRounds:
             authors = {id: context.log.commits[id].author for id in found}
             try:
                 context.judged.update(await context.evaluator.measure(found, authors, context.chain.validators))
-                context.judged.update({i: context.evaluator.unmeasured(i, MISSING) for i in left if i not in found})
+                context.judged.update({id: Score(id[:PREFIX], MISSING, 0) for id in left if id not in found})
             except TrainerDied as error:
                 if not isinstance(error, TrainerHeld):  # as its owner wants it
                     logger.warning("round %d: the trainer died while judging: %s", context.chain.round, error)
