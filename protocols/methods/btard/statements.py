@@ -23,7 +23,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 
@@ -89,9 +89,7 @@ class Seen:
 
 
 Statement = Commitment | Sent | Centre | Opening | Sums | PartAudit | Seen
-KINDS: dict[str, type] = {
-    kind.__name__.lower(): kind for kind in (Commitment, Sent, Centre, Opening, Sums, PartAudit, Seen)
-}
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Statement)}
 NAMES = {kind: name for name, kind in KINDS.items()}
 
 

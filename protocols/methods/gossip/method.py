@@ -246,14 +246,11 @@ class Gossip(Method):
             if not ended:  # cancelled: the other waits for nothing more
                 await meeting.give_up()
             self._end(meeting)
-            if meeting.counts:  # the other counts on it, so nothing may come between
+            if ended or meeting.counts:  # the other may count on it, so nothing may come between
                 with trio.CancelScope(shield=True):
                     met = await self._take(meeting, gradient)
             else:
                 self.feedback.rollback()
-        if not meeting.counts:
-            with trio.CancelScope(shield=True):
-                met = await self._take(meeting, gradient)
         if meeting.absent and meeting.peer is not None:
             self._absent[meeting.peer] = trio.current_time() + ABSENT_FOR
         return meeting, worked, trio.current_time() - began, met

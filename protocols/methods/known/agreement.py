@@ -549,8 +549,7 @@ class Agreement:
         """Wait for reports; decide when it is safe and everybody had a chance to report, or give up (None)."""
         here, acceptor = self.acceptor.position, self.acceptor
         roster = verdict.roster or (verdict.accepted.roster if verdict.accepted else None)
-        if roster is None:
-            raise ValueError(f"a leader closed its roster with the verdict {verdict.kind!r}")
+        assert roster is not None, "a leader has a roster closed or adopted"
         expected = set(roster.peers if verdict.roster else box.readies)
         # whoever waits for parts gives up after `within` or twice that, and reports whose they were
         deadline = trio.current_time() + 2 * within + REPORT_MARGIN

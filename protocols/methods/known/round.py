@@ -281,8 +281,7 @@ class DilocoRounds:
             await self.obtain(decision.state_hash, decision.roster.peers)
         except PartsMissing as error:
             raise CatchUpFailed(f"the result of round {decision.roster.round} could not be fetched: {error}") from error
-        if self._proposed is None:
-            raise RuntimeError("a state was obtained and is not held")
+        assert self._proposed is not None, "what was obtained is held"
         round, roster = decision.roster.round + 1, decision.roster
         self._stand_on(round, *self._proposed)
         self._take_over(roster.round)
