@@ -91,6 +91,11 @@ class SimNode:
         return self.session.method
 
     @property
+    def done(self) -> int:
+        """Rounds of the run up to here: where nodes count from those they meet, they need not have told each."""
+        return -1 if self.method.place is None else self.method.place.round
+
+    @property
     def diloco(self) -> Diloco:
         """The method, where it is that one; what follows are its parts."""
         assert isinstance(self.session.method, Diloco)
@@ -355,6 +360,16 @@ class SimSwarm:
     async def round_done(self, round: int, *names: str, within: float = 600.0) -> None:
         """Wait until these nodes have told the end of `round`."""
         await self.until(lambda: all(round in self.nodes[n].rounds for n in names), within=within)
+
+    async def past(self, round: int, *names: str, within: float = 600.0) -> None:
+        """Wait until these nodes are behind `round`, whether or not they told its end."""
+        await self.until(lambda: all(self.nodes[n].done > round for n in names), within=within)
+
+    def assert_equal_hashes_are_equal_bits(self) -> None:
+        by_hash: dict[str, set[str]] = {}
+        for _, told in self.told:
+            by_hash.setdefault(told["state_hash"], set()).add(told["bits"])
+        assert all(len(bits) == 1 for bits in by_hash.values())
 
     def hashes(self, round: int) -> set[str]:
         """Different state hashes that nodes told for `round`."""

@@ -96,13 +96,11 @@ def messages_of_a_round(method: str, names: tuple[str, ...]) -> int:
 def assert_one_result_a_round(swarm: SimSwarm, names: tuple[str, ...], context: object) -> None:
     """Equal hashes for equal rounds, and equal bits for equal hashes."""
     by_round: dict[int, set[str]] = {}
-    by_hash: dict[tuple[int, str], set[str]] = {}
     for name, told in swarm.told:
-        by_hash.setdefault((told["round"], told["state_hash"]), set()).add(told["bits"])
         if name in names:
             by_round.setdefault(told["round"], set()).add(told["state_hash"])
     assert all(len(hashes) == 1 for hashes in by_round.values()), (context, by_round)
-    assert all(len(bits) == 1 for bits in by_hash.values()), context
+    swarm.assert_equal_hashes_are_equal_bits()
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

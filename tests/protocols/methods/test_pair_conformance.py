@@ -19,7 +19,7 @@ import simswarm
 import trio
 from hypothesis import settings
 from signature import AXES, STRIDE, SignatureModel
-from simswarm import Body, SimNode, SimSwarm
+from simswarm import Body, SimSwarm
 from tripwire import Tripwire, spread
 
 from swarmnode.protocols.calls.rpc import Refuse
@@ -51,20 +51,10 @@ def simulate(method: str, body: Body, **options: Any) -> None:
     simswarm.simulate(body, method=method, steps=STEPS, seconds_per_step=STEP, floor=FLOOR, **options)
 
 
-def round_of(node: SimNode) -> int:
-    """Rounds that the node has done: it need not have told each, as who meets somebody further on counts from there."""
-    place = node.method.place
-    return -1 if place is None else place.round
-
-
-async def past(swarm: SimSwarm, round: int, *names: str, within: float = 600.0) -> None:
-    await swarm.until(lambda: all(round_of(swarm.nodes[n]) > round for n in names), within=within)
-
-
 async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
     """All these nodes in one run, about to do round SWEPT."""
     await swarm.begin(names)
-    await past(swarm, SWEPT - 1, *names)
+    await swarm.past(SWEPT - 1, *names)
 
 
 def distance(swarm: SimSwarm, *names: str) -> float:
@@ -78,18 +68,11 @@ def messages_of_a_round(method: str, names: tuple[str, ...]) -> int:
         tripwire = Tripwire(swarm.world)
         await begin(swarm, names)
         before = tripwire.sent
-        await past(swarm, SWEPT, *names)
+        await swarm.past(SWEPT, *names)
         counted.append(tripwire.sent - before)
 
     simulate(method, count)
     return counted[0]
-
-
-def assert_equal_hashes_are_equal_bits(swarm: SimSwarm) -> None:
-    by_hash: dict[str, set[str]] = {}
-    for _, told in swarm.told:
-        by_hash.setdefault(told["state_hash"], set()).add(told["bits"])
-    assert all(len(bits) == 1 for bits in by_hash.values())
 
 
 def assert_no_long_waits(swarm: SimSwarm, names: tuple[str, ...], context: object) -> None:
@@ -107,9 +90,9 @@ def final_loss(method: str, names: tuple[str, ...], rounds: int) -> float:
 
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, names)
-        await past(swarm, rounds, *names)
+        await swarm.past(rounds, *names)
         losses.extend(swarm.nodes[name].rounds[max(swarm.nodes[name].rounds)]["loss"] for name in names)
-        assert_equal_hashes_are_equal_bits(swarm)
+        swarm.assert_equal_hashes_are_equal_bits()
         assert distance(swarm, *names) < CLOSE
 
     simulate(method, body)
@@ -124,7 +107,7 @@ def test_every_node_of_a_swarm_learns_more_than_a_node_alone(method: str, size: 
 def test_each_meets_each(method: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES)
-        await past(swarm, 30, *NAMES)
+        await swarm.past(30, *NAMES)
         for name in NAMES:
             met = {peer for told in swarm.nodes[name].rounds.values() for peer in told["counted"]}
             alone = [r for r, told in swarm.nodes[name].rounds.items() if r >= SWEPT and told["members"] == 1]
@@ -150,7 +133,7 @@ def test_who_is_not_admitted_is_met_by_nobody(method: str) -> None:
         ):
             with pytest.raises(Refuse, match="lists its members"):
                 await ask
-        await past(swarm, SWEPT + 2, *NAMES[:2])
+        await swarm.past(SWEPT + 2, *NAMES[:2])
 
     simulate(method, body)
 
@@ -170,7 +153,7 @@ def test_survivors_go_on_whichever_message_a_member_died_at(method: str, size: i
             await tripwire.reached(at)
             swarm.kill(victim)
             survivors = tuple(n for n in names if n != victim)
-            await past(swarm, SWEPT + 3, *survivors, within=60)
+            await swarm.past(SWEPT + 3, *survivors, within=60)
             assert_no_long_waits(swarm, survivors, (size, victim, at))
             assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
 
@@ -189,11 +172,11 @@ def test_all_are_near_again_whichever_message_a_member_froze_at(method: str, siz
             await tripwire.reached(at)
             swarm.world.freeze(swarm.peer(victim))
             others = tuple(n for n in names if n != victim)
-            await past(swarm, SWEPT + 3, *others, within=60)
+            await swarm.past(SWEPT + 3, *others, within=60)
             assert_no_long_waits(swarm, others, (size, victim, at))
             swarm.world.thaw(swarm.peer(victim))
-            thawed_in = max(map(round_of, swarm.nodes.values()))
-            await past(swarm, thawed_in + 25, *names, within=300)
+            thawed_in = max(node.done for node in swarm.nodes.values())
+            await swarm.past(thawed_in + 25, *names, within=300)
             assert distance(swarm, *names) < CLOSE
 
         simulate(method, body)
@@ -202,13 +185,13 @@ def test_all_are_near_again_whichever_message_a_member_froze_at(method: str, siz
 def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
-        await past(swarm, 7, *NAMES[:3])
+        await swarm.past(7, *NAMES[:3])
         await trio.sleep(0.5)
         swarm.nodes["c"].session.stop()  # its process lives on and answers pings
         with trio.fail_after(10):
             await swarm.nodes["c"].session.finished.wait()
-        left_in = round_of(swarm.nodes["a"])
-        await past(swarm, left_in + 6, "a", "b")
+        left_in = swarm.nodes["a"].done
+        await swarm.past(left_in + 6, "a", "b")
         for name in "ab":
             after = [t["seconds"] for r, t in swarm.nodes[name].rounds.items() if r > left_in]
             assert max(after) <= 1.5 * STEPS * STEP + 0.5
@@ -221,11 +204,11 @@ def test_the_sides_of_a_partition_both_go_on_and_their_work_comes_together(metho
         await begin(swarm, NAMES)
         sides = NAMES[:3], NAMES[3:]
         swarm.world.partition([[swarm.peer(n) for n in side] for side in sides])
-        await past(swarm, SWEPT + 8, *NAMES, within=300)
+        await swarm.past(SWEPT + 8, *NAMES, within=300)
         apart = distance(swarm, *NAMES)
         swarm.world.heal()
-        healed_in = max(map(round_of, swarm.nodes.values()))
-        await past(swarm, healed_in + 40, *NAMES, within=400)
+        healed_in = max(node.done for node in swarm.nodes.values())
+        await swarm.past(healed_in + 40, *NAMES, within=400)
         assert distance(swarm, *NAMES) < apart
         assert_work_is_there_once(swarm, NAMES, "healed", slack=2 * ONE_ANSWER)
         for name in NAMES:  # what each did while they were apart is in everybody's state
@@ -242,13 +225,13 @@ def test_the_sides_of_a_partition_both_go_on_and_their_work_comes_together(metho
 def test_one_that_joins_late_is_met_in_the_next_rounds(method: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
-        await past(swarm, 8, *NAMES[:3])
+        await swarm.past(8, *NAMES[:3])
         late = await swarm.start("late", join="b")
         assert late.method.place is None
         await swarm.until(lambda: bool(late.rounds), within=60)
-        joined_in = round_of(late)
+        joined_in = late.done
         assert joined_in >= 8
-        await past(swarm, joined_in + 6, "late", within=60)
+        await swarm.past(joined_in + 6, "late", within=60)
         assert any(told["members"] > 1 for told in late.rounds.values())
         assert any(e["event"] == "caught_up" for e in late.events)
         assert distance(swarm, *NAMES[:3], "late") < CLOSE
@@ -261,16 +244,16 @@ def test_a_paused_node_holds_nobody_up_and_comes_back(method: str) -> None:
         await begin(swarm, NAMES[:3])
         await trio.sleep(0.5)
         await swarm.nodes["c"].session.pause()
-        paused_in = round_of(swarm.nodes["a"])
-        await past(swarm, paused_in + 8, "a", "b", within=120)
+        paused_in = swarm.nodes["a"].done
+        await swarm.past(paused_in + 8, "a", "b", within=120)
         assert swarm.nodes["c"].session.phase == "paused"
         for name in "ab":
             after = [told["seconds"] for r, told in swarm.nodes[name].rounds.items() if r > paused_in]
             assert max(after) <= 1.5 * STEPS * STEP + 0.5
         swarm.nodes["c"].session.resume()
-        resumed_in = max(map(round_of, swarm.nodes.values()))
-        await past(swarm, resumed_in + 20, *NAMES[:3], within=300)
-        assert swarm.nodes["c"].method.place.round >= round_of(swarm.nodes["a"]) - 2
+        resumed_in = max(node.done for node in swarm.nodes.values())
+        await swarm.past(resumed_in + 20, *NAMES[:3], within=300)
+        assert swarm.nodes["c"].method.place.round >= swarm.nodes["a"].done - 2
         assert distance(swarm, *NAMES[:3]) < CLOSE
 
     simulate(method, body)
@@ -280,14 +263,14 @@ def test_a_swarm_that_restarts_goes_on_from_what_was_saved(method: str, tmp_path
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
         await begin(swarm, NAMES[:3])
-        await past(swarm, 8, *NAMES[:3])
+        await swarm.past(8, *NAMES[:3])
         for name in NAMES[:3]:
             await swarm.leave(name)
         stood = min(max(swarm.nodes[name].rounds) for name in NAMES[:3])
         loss = swarm.nodes["a"].rounds[0]["loss"]
         for name, join in (("a", None), ("b", "a"), ("c", "a")):
             await swarm.start(name, join=join)
-        await past(swarm, stood + 6, *NAMES[:3], within=300)
+        await swarm.past(stood + 6, *NAMES[:3], within=300)
         assert min(min(swarm.nodes[name].rounds) for name in NAMES[:3]) >= stood - 1
         assert swarm.nodes["a"].rounds[max(swarm.nodes["a"].rounds)]["loss"] < loss
         assert_work_is_there_once(swarm, NAMES[:3], "restarted", slack=2 * ONE_ANSWER, done=swarm_work)
@@ -319,7 +302,7 @@ def test_what_is_saved_is_where_the_node_stands_and_stays_as_it_is(method: str) 
         assert (saved.round, saved.method) == (place.round, method)
         assert saved.state.parameters.shape == saved.residual.shape == (swarm.nodes["b"].trainer.layout.parameters,)
         before = saved.state.parameters.copy(), saved.residual.copy()
-        await past(swarm, SWEPT + 1, *NAMES[:2])
+        await swarm.past(SWEPT + 1, *NAMES[:2])
         assert np.array_equal(saved.state.parameters, before[0]) and np.array_equal(saved.residual, before[1])
 
     simulate(method, body)
@@ -351,7 +334,7 @@ def assert_work_is_there_once(
 def test_all_work_is_in_the_states_of_all(method: str, size: int) -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:size])
-        await past(swarm, 12, *NAMES[:size])
+        await swarm.past(12, *NAMES[:size])
         await trio.sleep(1.0)  # in the middle of training, so that nobody is between two halves of a meeting
         assert_work_is_there_once(swarm, NAMES[:size], "undisturbed", slack=0.05)
 
@@ -364,12 +347,12 @@ def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
         await begin(swarm, NAMES[:3])
         await trio.sleep(1.5)  # in the middle of training
         await swarm.nodes["c"].session.pause()
-        await past(swarm, SWEPT + 2, "a", "b")
+        await swarm.past(SWEPT + 2, "a", "b")
         residual = swarm.nodes["c"].method.saved().residual[NAMES.index("c")]
         assert -residual / ROUND_OF_WORK > 0.3
         swarm.nodes["c"].session.resume()
-        resumed_in = round_of(swarm.nodes["a"])
-        await past(swarm, resumed_in + 12, *NAMES[:3], within=300)
+        resumed_in = swarm.nodes["a"].done
+        await swarm.past(resumed_in + 12, *NAMES[:3], within=300)
         await trio.sleep(1.0)
         assert_work_is_there_once(swarm, NAMES[:3], "paused", slack=ONE_ANSWER)
 
@@ -387,7 +370,7 @@ def test_a_round_can_be_cancelled_at_any_message(method: str, size: int) -> None
             await begin(swarm, names)
             await tripwire.reached(at)
             swarm.nodes[victim].session._training.cancel()
-            await past(swarm, SWEPT + 6, *names, within=100)
+            await swarm.past(SWEPT + 6, *names, within=100)
             await trio.sleep(1.0)
             assert_no_long_waits(swarm, names, (size, victim, at))
             assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)

@@ -50,19 +50,10 @@ def seed_of(node: SimNode) -> Seed:
     return node.method
 
 
-def round_of(node: SimNode) -> int:
-    place = node.method.place
-    return -1 if place is None else place.round
-
-
-async def past(swarm: SimSwarm, round: int, *names: str, within: float = 300.0) -> None:
-    await swarm.until(lambda: all(round_of(swarm.nodes[n]) > round for n in names), within=within)
-
-
 async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
     """All these nodes in one run, about to do round SWEPT."""
     await swarm.begin(names)
-    await past(swarm, SWEPT - 1, *names)
+    await swarm.past(SWEPT - 1, *names)
 
 
 async def records_of(node: SimNode, author: str = "") -> list[Record]:
@@ -97,13 +88,6 @@ async def assert_all_hold_the_sum(swarm: SimSwarm, *names: str) -> None:
     assert len(set(bits)) == 1 and all(each == held[0] for each in held)
 
 
-def assert_equal_hashes_are_equal_bits(swarm: SimSwarm) -> None:
-    by_hash: dict[str, set[str]] = {}
-    for _, told in swarm.told:
-        by_hash.setdefault(told["state_hash"], set()).add(told["bits"])
-    assert all(len(bits) == 1 for bits in by_hash.values())
-
-
 def assert_nobody_waited(swarm: SimSwarm, names: tuple[str, ...], context: object = "") -> None:
     for name in names:
         longest = max(told["seconds"] for told in swarm.nodes[name].rounds.values() if told["round"] > 0)
@@ -117,7 +101,7 @@ def messages_of_a_round(names: tuple[str, ...]) -> int:
         tripwire = Tripwire(swarm.world)
         await begin(swarm, names)
         before = tripwire.sent
-        await past(swarm, SWEPT, *names)
+        await swarm.past(SWEPT, *names)
         counted.append(tripwire.sent - before)
 
     simulate(count)
@@ -129,9 +113,9 @@ def final_loss(names: tuple[str, ...], rounds: int) -> float:
 
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, names)
-        await past(swarm, rounds, *names)
+        await swarm.past(rounds, *names)
         losses.extend(swarm.nodes[name].rounds[max(swarm.nodes[name].rounds)]["loss"] for name in names)
-        assert_equal_hashes_are_equal_bits(swarm)
+        swarm.assert_equal_hashes_are_equal_bits()
         assert_nobody_waited(swarm, names)
 
     simulate(body)
@@ -153,7 +137,7 @@ def test_nodes_that_end_their_run_end_at_the_same_bits() -> None:
         last = [told["state_hash"] for told in (n.rounds[max(n.rounds)] for n in swarm.nodes.values())]
         assert len(set(last)) == 1
         assert len({n.method.saved().state.parameters.tobytes() for n in swarm.nodes.values()}) == 1
-        assert {round_of(n) for n in swarm.nodes.values()} == {6}
+        assert {node.done for node in swarm.nodes.values()} == {6}
 
     simulate(body)
 
@@ -188,7 +172,7 @@ def test_survivors_go_on_whichever_message_a_member_died_at(size: int) -> None:
             await tripwire.reached(at)
             swarm.kill(victim)
             survivors = tuple(n for n in names if n != victim)
-            await past(swarm, SWEPT + 3, *survivors, within=60)
+            await swarm.past(SWEPT + 3, *survivors, within=60)
             assert_nobody_waited(swarm, survivors, (size, victim, at))
             await assert_all_hold_the_sum(swarm, *survivors)
 
@@ -205,7 +189,7 @@ def test_all_hold_the_same_again_whichever_message_a_member_froze_at() -> None:
             await begin(swarm, names)
             await tripwire.reached(at)
             swarm.world.freeze(swarm.peer(victim))
-            await past(swarm, SWEPT + 3, *(n for n in names if n != victim), within=60)
+            await swarm.past(SWEPT + 3, *(n for n in names if n != victim), within=60)
             swarm.world.thaw(swarm.peer(victim))
             await trio.sleep(5)
             await assert_all_hold_the_sum(swarm, *names)
@@ -223,7 +207,7 @@ def test_a_round_can_be_cancelled_at_any_message_and_tells_what_it_has() -> None
             await begin(swarm, names)
             await tripwire.reached(at)
             swarm.nodes[victim].session._training.cancel()
-            await past(swarm, SWEPT + 4, *names, within=60)
+            await swarm.past(SWEPT + 4, *names, within=60)
             await assert_all_hold_the_sum(swarm, *names)
             told = [len(record.value[1]) for record in await records_of(swarm.nodes["a"])]  # type: ignore[index]
             assert sum(told) >= STEPS * len(names) * (SWEPT + 3) - 1  # the step that was cut short
@@ -235,7 +219,7 @@ def test_the_sides_of_a_partition_go_on_and_hold_the_same_when_it_heals() -> Non
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES)
         swarm.world.partition([[swarm.peer(n) for n in side] for side in (NAMES[:3], NAMES[3:])])
-        await past(swarm, SWEPT + 8, *NAMES)
+        await swarm.past(SWEPT + 8, *NAMES)
         assert seed_of(swarm.nodes["a"])._hash != seed_of(swarm.nodes["e"])._hash
         swarm.world.heal()
         await trio.sleep(60)
@@ -248,7 +232,7 @@ def test_the_sides_of_a_partition_go_on_and_hold_the_same_when_it_heals() -> Non
 def test_who_joins_late_adds_up_what_was_told_and_fetches_nothing() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
-        await past(swarm, 8, *NAMES[:3])
+        await swarm.past(8, *NAMES[:3])
         late = await swarm.start("late", join="b")
         await swarm.until(lambda: bool(late.rounds), within=60)
         assert min(late.rounds) >= 8 and any(e["event"] == "caught_up" for e in late.events)
@@ -271,7 +255,7 @@ def test_who_cannot_add_up_all_fetches_the_sum(why: str, monkeypatch: pytest.Mon
 
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:2])
-        await past(swarm, 8, *NAMES[:2])
+        await swarm.past(8, *NAMES[:2])
         late = await swarm.start("late", join="b")
         await swarm.until(lambda: len(late.rounds) > 2, within=60)
         assert min(late.rounds) >= 8
@@ -294,12 +278,12 @@ def test_a_paused_node_tells_what_it_has_and_holds_nobody_up() -> None:
         await trio.sleep(2.5 * STEP)
         before = len(await records_of(swarm.nodes["a"], swarm.peer("b")))
         await swarm.nodes["b"].session.pause()
-        paused_in = round_of(swarm.nodes["a"])
-        await past(swarm, paused_in + 4, "a", within=60)
+        paused_in = swarm.nodes["a"].done
+        await swarm.past(paused_in + 4, "a", within=60)
         records = await records_of(swarm.nodes["a"], swarm.peer("b"))
         assert len(records) == before + 1 and 0 < len(records[-1].value[1]) < STEPS  # type: ignore[index]
         swarm.nodes["b"].session.resume()
-        await past(swarm, round_of(swarm.nodes["a"]) + 3, "a", "b", within=60)
+        await swarm.past(swarm.nodes["a"].done + 3, "a", "b", within=60)
         assert_nobody_waited(swarm, ("a",))
         await assert_all_hold_the_sum(swarm, "a", "b")
 
@@ -310,13 +294,13 @@ def test_a_swarm_that_restarts_goes_on_from_what_was_saved(tmp_path: Path) -> No
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
         await begin(swarm, NAMES[:3])
-        await past(swarm, 8, *NAMES[:3])
+        await swarm.past(8, *NAMES[:3])
         for name in NAMES[:3]:
             await swarm.leave(name)
-        stood, saved = round_of(swarm.nodes["a"]), seed_of(swarm.nodes["a"])._added
+        stood, saved = swarm.nodes["a"].done, seed_of(swarm.nodes["a"])._added
         for name, join in (("a", None), ("b", "a"), ("c", "a")):  # their states are gone, as they lay in memory
             await swarm.start(name, join=join)
-        await past(swarm, stood + 3, *NAMES[:3])
+        await swarm.past(stood + 3, *NAMES[:3])
         assert all(min(swarm.nodes[name].rounds) >= stood - 1 for name in NAMES[:3])
         assert all(seed_of(swarm.nodes[name])._added > saved for name in NAMES[:3])
 
@@ -360,12 +344,12 @@ def test_nobody_is_offered_a_state_that_is_half_replaced() -> None:
 def test_one_that_died_has_its_records_from_others_and_goes_on_with_its_chain() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
-        await past(swarm, 5, *NAMES[:3])
+        await swarm.past(5, *NAMES[:3])
         swarm.kill("b")
         told = len(await records_of(swarm.nodes["a"], swarm.peer("b")))
         await trio.sleep(1)
         await swarm.start("b", join="a")
-        await past(swarm, round_of(swarm.nodes["a"]) + 12, *NAMES[:3])
+        await swarm.past(swarm.nodes["a"].done + 12, *NAMES[:3])
         await assert_all_hold_the_sum(swarm, *NAMES[:3])
         assert seed_of(swarm.nodes["c"])._chains[swarm.peer("b")].records > told + 2
 
@@ -379,9 +363,9 @@ def test_what_tells_nothing_is_counted_and_moves_nothing() -> None:
         values: list[Any] = [b"", (-1, b""), (-1, b"x" * 1025), (90_000_000, b"x"), ("", b"x"), (-2, b"x"), (-1, 3)]
         for number, value in enumerate(values):
             await sync.write(key_of(KIND, 50_000_000 + number, 0), value)
-        await past(swarm, SWEPT + 2, *NAMES[:2])
+        await swarm.past(SWEPT + 2, *NAMES[:2])
         assert seed_of(swarm.nodes["a"]).lies.count(swarm.peer("b")) >= len(values)
-        assert round_of(swarm.nodes["a"]) < 100
+        assert swarm.nodes["a"].done < 100
         await assert_sums_agree(swarm)
 
     async def assert_sums_agree(swarm: SimSwarm) -> None:
@@ -406,8 +390,8 @@ def test_what_builds_on_nothing_waits_up_to_a_bound_and_holds_up_nobody_else(mon
                 key_of(KIND, 50_000_001 + number, 0), (50_000_000 + number, b"x")
             )
         before = method._chains[swarm.peer("b")].records
-        await past(swarm, SWEPT + 3, "a", "b")
-        assert 0 < len(method._waiting[liar]) <= 8 and round_of(swarm.nodes["a"]) < 100
+        await swarm.past(SWEPT + 3, "a", "b")
+        assert 0 < len(method._waiting[liar]) <= 8 and swarm.nodes["a"].done < 100
         assert method._chains[swarm.peer("b")].records > before
 
     simulate(body)
@@ -418,8 +402,8 @@ def test_a_record_that_builds_on_one_that_nobody_has_stops_no_training() -> None
         await begin(swarm, NAMES[:3])
         await seed_of(swarm.nodes["c"])._sync.write(key_of(KIND, 50_000_001, 0), (50_000_000, b"x"))
         await trio.sleep(2 * LACKING_FOR)
-        before = round_of(swarm.nodes["a"])
-        await past(swarm, before + 10, "a", "b")
+        before = swarm.nodes["a"].done
+        await swarm.past(before + 10, "a", "b")
 
     simulate(body)
 
