@@ -1,13 +1,13 @@
 """What nodes say in a round of the open chain, as values of write-once records (crdt/kinds.py).
 
-    kind     key                               said by
+    what     key                               said by
     commit   commit/ROUND/PARENT               who offers a contribution
-    cut      cut/ROUND/PARENT                  judges: the well-formed commits that I hold, whom I missed before, and
+    cut      availability/ROUND/PARENT         judges: the well-formed commits that I hold, whom I missed before, and
                                                whose scores of rounds before I found false
     reveal   reveal/ROUND/PARENT               who committed, once more than half of the judges have cut
     score    score/ROUND/PARENT-seal, -open    judges: first the hash of their scores, then the scores
     roster   roster/ROUND/PARENT-ATTEMPT       the leader of the attempt
-    head     head (replaceable)                validators: the roster that I follow
+    head     vote (replaceable)                validators: the roster that I follow
 
 ROUND has 8 digits; PARENT is the first 16 hex digits of the id of the roster that the round builds on, so that a node
 which changes to another fork may take part in the round there without contradicting itself.
