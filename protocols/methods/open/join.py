@@ -334,7 +334,7 @@ class Joining:
 
     async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
         self._sync.admit(query.run_id)
-        if query.joins:
+        if query.joins and self._parts.admits(peer):
             self._store.note_newcomer(peer)
         tree, tip = self._store.tree, self._store.tip
         way = [tree[id] for id in tree.ancestry(tip)[-1 - BASE :]]

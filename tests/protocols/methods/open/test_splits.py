@@ -1,4 +1,6 @@
-"""Which members are told to be on another history: those who went on with others' work, and none who was only away."""
+"""Which members are told to be on another history: those who went on with others' work, and none who was only away.
+
+And who of those that ask where a node stands is about to take part."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import trio
 
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.state import ChainState, Worked, genesis
-from swarmnode.protocols.methods.open.join import Splits, Tip
+from swarmnode.protocols.methods.open.join import Joining, Splits, Tip, TipQuery
 from swarmnode.protocols.methods.open.sync import Path
 
 RUN, ME, OTHER = "ab" * 32, "me", "other"
@@ -53,3 +55,21 @@ def test_what_counted_before_the_histories_parted_makes_nobody_stay(since: str |
     )
     told = Tip(theirs[-1], 140, 0.0, b"", bytes(32))
     assert len(theirs) > DEPTH and trio.run(splits.has_diverged, OTHER, told) is apart
+
+
+def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> None:
+    tip, waited = genesis(RUN, (OTHER,), window=1000), list[str]()
+    joining = Joining.__new__(Joining)
+    joining._parts = SimpleNamespace(admits=OTHER.__eq__)  # type: ignore[assignment]
+    joining._sync = SimpleNamespace(admit=lambda run_id: None)  # type: ignore[assignment]
+    joining._store = SimpleNamespace(  # type: ignore[assignment]
+        tree=Tree(tip), tip=tip.tip, hashes={tip.tip: "00" * 32}, arrived=0.0, note_newcomer=waited.append
+    )
+
+    async def main() -> None:
+        for peer in ("stranger", OTHER):
+            for joins in (True, False):
+                assert (await joining._on_tip(peer, TipQuery(RUN, joins))).tip == tip.tip
+
+    trio.run(main)
+    assert waited == [OTHER]
