@@ -117,7 +117,7 @@ class SteeringWatch:
                     await trio.sleep(READ_AGAIN)
                     continue
                 self.heard = (self.read(said.sealed) if said is not None and not said.tombstone else None) or self.now
-                while (change := await changes.receive()).element.author != owner:
+                while (change := await changes.receive()).element.author != owner and not change.lost:
                     self._refuse("stranger", f"{change.element.author} is not the run's owner")
 
     def read(self, raw: bytes) -> Steering | None:

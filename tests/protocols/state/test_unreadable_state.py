@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -17,7 +17,7 @@ from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.seed import Seed
 from swarmnode.protocols.methods.steering import KEY as STEERING
 from swarmnode.protocols.methods.steering import SteeringWatch
-from swarmnode.protocols.state.backend import Unwritable
+from swarmnode.protocols.state.backend import WAITING, Unwritable
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.runspec import RunSection, RunSpec
@@ -85,6 +85,27 @@ def test_what_the_owner_changes_is_heard_later() -> None:
         nursery.start_soon(watch.watch)
         await trio.sleep(30)
         assert watch.heard.since == 3 and not state.failures
+
+    following(body)
+
+
+def test_what_the_owner_changes_is_heard_where_the_feed_lost_it() -> None:
+    """Whoever may write floods it by notes of the same name, while this node is busy."""
+
+    async def body(state: FailingState, nursery: trio.Nursery) -> None:
+        state.failures = 0
+        watch = SteeringWatch(context(state))
+        nursery.start_soon(watch.watch)
+        await trio.sleep(1)
+        stranger = cast(Element, SimpleNamespace(author="stranger", key=STEERING))
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(state, "_notify", lambda stored: None)
+            said = await state.write(STEERING, {"from": 3, "set": {"inner.lr": 0.5}})
+        state._notify([*[stranger] * (WAITING + 1), said])  # that many fit
+        await trio.sleep(1)
+        state._notify([stranger])
+        await trio.sleep(1)
+        assert watch.heard.since == 3
 
     following(body)
 
