@@ -60,7 +60,6 @@ from swarmnode.protocols.chain.statements import (
     VERDICTS,
     AvailabilityVote,
     Commit,
-    Entry,
     ForkChoiceVote,
     Reveal,
     Roster,
@@ -402,7 +401,12 @@ class OpenRounds:
         counted = entry is not None and entry.verdict == ACCEPTED and bool(root)
         if counted and first is not None:
             self._counted[first.id] = root
-        await self._settle_offer(entry, counted)
+        if entry is None:
+            local.take_back()
+        else:
+            await local.settle(accepted=counted)
+            if counted and entry.clip < ONE:
+                await local.return_encoded(store.contributions[root].raw, 1 - entry.clip / ONE)
         kept = {block.id for block in path}
         reverted = {block.parent for block in path if block.roster is not None and block.roster.revert}
         for id in [id for id in self._counted if id not in kept or id in reverted]:
@@ -410,16 +414,6 @@ class OpenRounds:
             if contribution is not None:
                 await local.return_encoded(contribution.raw)
         return counted
-
-    async def _settle_offer(self, entry: Entry | None, counted: bool) -> None:
-        """Settle this node's contribution by what the roster says of it; None: it is not in the roster."""
-        if entry is None:
-            self._local.take_back()
-            return
-        root = self._local.offer.root if self._local.offer is not None else b""
-        await self._local.settle(accepted=counted)
-        if counted and entry.clip < ONE:
-            await self._local.return_encoded(self._store.contributions[root].raw, 1 - entry.clip / ONE)
 
     def _missing(self, context: RoundContext, block: Block, counted: bool) -> tuple[PeerId, ...]:
         """Whose work counted before, and does not in the round that `block` ended."""
@@ -481,7 +475,7 @@ class Signer:
 
 def accepted_in(block: Block) -> set[PeerId]:
     """Authors whose work a roster accepted."""
-    if block.roster is None or not block.chain.history or not block.roster.accepted:
+    if block.roster is None or not block.roster.accepted:
         return set()
     return {one.author for one in block.chain.history[-1] if one.units}
 
