@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+
 import trio
+from simswarm import Body, SimSwarm
 
 from swarmnode.testing.simnet import SimWorld
+
+Struck = Callable[[SimSwarm, str, int], Awaitable[None]]
 
 
 class Tripwire:
@@ -35,3 +40,36 @@ def spread(total: int, most: int) -> list[int]:
     if total <= most:
         return list(range(1, total + 1))
     return sorted({1 + (i * total + i % 2) // most for i in range(most)})
+
+
+def strike(
+    simulate: Callable[[Body], None],
+    begin: Body,
+    end: Body,
+    names: Sequence[str],
+    most: int,
+    struck: Struck,
+) -> None:
+    """Have something happen at `most` of the messages that a swarm sends from `begin` to `end`, each in a new swarm.
+
+    `struck(swarm, victim, message)` does it to one of `names`, each in its turn, and looks at what comes of it.
+    """
+    sent: list[int] = []
+
+    async def count(swarm: SimSwarm) -> None:
+        tripwire = Tripwire(swarm.world)
+        await begin(swarm)
+        before = tripwire.sent
+        await end(swarm)
+        sent.append(tripwire.sent - before)
+
+    simulate(count)
+    for turn, number in enumerate(spread(sent[0], most)):
+
+        async def body(swarm: SimSwarm, victim: str = names[turn % len(names)], at: int = number) -> None:
+            tripwire = Tripwire(swarm.world)
+            await begin(swarm)
+            await tripwire.reached(at)
+            await struck(swarm, victim, at)
+
+        simulate(body)

@@ -20,7 +20,7 @@ import trio
 from hypothesis import settings
 from signature import AXES, STRIDE, SignatureModel
 from simswarm import Body, SimSwarm
-from tripwire import Tripwire, spread
+from tripwire import Struck, Tripwire, spread, strike
 
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.options import describe
@@ -79,18 +79,13 @@ async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
     await swarm.round_done(SWEPT - 1, *names)
 
 
-def messages_of_a_round(method: str, names: tuple[str, ...]) -> int:
-    counted: list[int] = []
+def at_messages(method: str, names: tuple[str, ...], most: int, struck: Struck, **options: Any) -> None:
+    """`struck(swarm, victim, at)` at `most` of the messages of round SWEPT; the victim is each of `names` in turn."""
 
-    async def count(swarm: SimSwarm) -> None:
-        tripwire = Tripwire(swarm.world)
-        await begin(swarm, names)
-        before = tripwire.sent
+    async def done(swarm: SimSwarm) -> None:
         await swarm.round_done(SWEPT, *names)
-        counted.append(tripwire.sent - before)
 
-    simulate(method, count)
-    return counted[0]
+    strike(partial(simulate, method, **options), partial(begin, names=names), done, names, most, struck)
 
 
 def assert_one_result_a_round(swarm: SimSwarm, names: tuple[str, ...], context: object) -> None:
@@ -129,40 +124,30 @@ def test_a_swarm_learns_more_than_a_node_alone(method: str) -> None:
 @pytest.mark.parametrize(("size", "most"), [SLOW(2, MANY), (3, FEW), SLOW(4, FEW), SLOW(5, FEW)])
 def test_survivors_agree_whichever_message_a_member_died_at(method: str, size: int, most: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(method, names), most)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.kill(victim)
-            survivors = tuple(n for n in names if n != victim)
-            await swarm.round_done(SWEPT + 2, *survivors, within=300)
-            assert_one_result_a_round(swarm, names, (size, victim, at))
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.kill(victim)
+        survivors = tuple(n for n in names if n != victim)
+        await swarm.round_done(SWEPT + 2, *survivors, within=300)
+        assert_one_result_a_round(swarm, names, (size, victim, at))
 
-        simulate(method, body)
+    at_messages(method, names, most, struck)
 
 
 @pytest.mark.parametrize(("size", "most"), [SLOW(2, MANY), (3, FEW), SLOW(4, FEW)])
 def test_all_return_to_one_history_whichever_message_a_member_froze_at(method: str, size: int, most: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(method, names), most)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.world.freeze(swarm.peer(victim))
-            others = tuple(n for n in names if n != victim)
-            await swarm.round_done(SWEPT + 2, *others, within=300)
-            assert_one_result_a_round(swarm, others, (size, victim, at))
-            swarm.world.thaw(swarm.peer(victim))
-            thawed_in = max(swarm.nodes[others[0]].rounds)
-            await swarm.until(lambda: swarm.all_agree(after=thawed_in), within=300)
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.world.freeze(swarm.peer(victim))
+        others = tuple(n for n in names if n != victim)
+        await swarm.round_done(SWEPT + 2, *others, within=300)
+        assert_one_result_a_round(swarm, others, (size, victim, at))
+        swarm.world.thaw(swarm.peer(victim))
+        thawed_in = max(swarm.nodes[others[0]].rounds)
+        await swarm.until(lambda: swarm.all_agree(after=thawed_in), within=300)
 
-        simulate(method, body)
+    at_messages(method, names, most, struck)
 
 
 def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
@@ -327,22 +312,17 @@ def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
 @pytest.mark.parametrize(("size", "most"), [SLOW(2, 2 * FEW), (3, FEW)])
 def test_a_round_can_be_cancelled_at_any_message(method: str, size: int, most: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(method, names), most)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.nodes[victim].session._training.cancel()
-            await swarm.until(lambda: swarm.all_agree(after=SWEPT + 1), within=300)
-            assert_one_result_a_round(swarm, names, (size, victim, at))
-            # who begins a round anew comes late and weighs less in it, and so does what it had held back till then:
-            # with lowrank, whose rank here is less than there are members, the work of three rounds
-            slack = 1.25 if method == "lowrank" else 0.95
-            assert_nothing_lost(swarm, names, (size, victim, at), fewest=size - 1, slack=slack)
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.nodes[victim].session._training.cancel()
+        await swarm.until(lambda: swarm.all_agree(after=SWEPT + 1), within=300)
+        assert_one_result_a_round(swarm, names, (size, victim, at))
+        # who begins a round anew comes late and weighs less in it, and so does what it had held back till then:
+        # with lowrank, whose rank here is less than there are members, the work of three rounds
+        slack = 1.25 if method == "lowrank" else 0.95
+        assert_nothing_lost(swarm, names, (size, victim, at), fewest=size - 1, slack=slack)
 
-        simulate(method, body, model=signature)
+    at_messages(method, names, most, struck, model=signature)
 
 
 @pytest.mark.slow

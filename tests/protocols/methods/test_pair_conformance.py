@@ -20,7 +20,7 @@ import trio
 from hypothesis import settings
 from signature import AXES, STRIDE, SignatureModel
 from simswarm import Body, SimSwarm
-from tripwire import Tripwire, spread
+from tripwire import Struck, strike
 
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.gossip.meeting import MeetRequest, SettleRequest
@@ -61,18 +61,13 @@ def distance(swarm: SimSwarm, *names: str) -> float:
     return consensus_distance([swarm.nodes[name].method.saved().state.parameters for name in names])
 
 
-def messages_of_a_round(method: str, names: tuple[str, ...]) -> int:
-    counted: list[int] = []
+def at_messages(method: str, names: tuple[str, ...], most: int, struck: Struck, **options: Any) -> None:
+    """`struck(swarm, victim, at)` at `most` of the messages of round SWEPT; the victim is each of `names` in turn."""
 
-    async def count(swarm: SimSwarm) -> None:
-        tripwire = Tripwire(swarm.world)
-        await begin(swarm, names)
-        before = tripwire.sent
+    async def done(swarm: SimSwarm) -> None:
         await swarm.past(SWEPT, *names)
-        counted.append(tripwire.sent - before)
 
-    simulate(method, count)
-    return counted[0]
+    strike(partial(simulate, method, **options), partial(begin, names=names), done, names, most, struck)
 
 
 def assert_no_long_waits(swarm: SimSwarm, names: tuple[str, ...], context: object) -> None:
@@ -144,42 +139,32 @@ def test_who_is_not_admitted_is_met_by_nobody(method: str) -> None:
 @pytest.mark.parametrize("size", [SLOW(2), 3, 4])
 def test_survivors_go_on_whichever_message_a_member_died_at(method: str, size: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(method, names), FEW)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.kill(victim)
-            survivors = tuple(n for n in names if n != victim)
-            await swarm.past(SWEPT + 3, *survivors, within=60)
-            assert_no_long_waits(swarm, survivors, (size, victim, at))
-            assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.kill(victim)
+        survivors = tuple(n for n in names if n != victim)
+        await swarm.past(SWEPT + 3, *survivors, within=60)
+        assert_no_long_waits(swarm, survivors, (size, victim, at))
+        assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
 
-        simulate(method, body, model=signature)
+    at_messages(method, names, FEW, struck, model=signature)
 
 
 @pytest.mark.parametrize("size", [SLOW(2), 3])
 def test_all_are_near_again_whichever_message_a_member_froze_at(method: str, size: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(method, names), FEW)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.world.freeze(swarm.peer(victim))
-            others = tuple(n for n in names if n != victim)
-            await swarm.past(SWEPT + 3, *others, within=60)
-            assert_no_long_waits(swarm, others, (size, victim, at))
-            swarm.world.thaw(swarm.peer(victim))
-            thawed_in = max(node.done for node in swarm.nodes.values())
-            await swarm.past(thawed_in + 25, *names, within=300)
-            assert distance(swarm, *names) < CLOSE
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.world.freeze(swarm.peer(victim))
+        others = tuple(n for n in names if n != victim)
+        await swarm.past(SWEPT + 3, *others, within=60)
+        assert_no_long_waits(swarm, others, (size, victim, at))
+        swarm.world.thaw(swarm.peer(victim))
+        thawed_in = max(node.done for node in swarm.nodes.values())
+        await swarm.past(thawed_in + 25, *names, within=300)
+        assert distance(swarm, *names) < CLOSE
 
-        simulate(method, body)
+    at_messages(method, names, FEW, struck)
 
 
 def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
@@ -362,20 +347,15 @@ def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
 @pytest.mark.parametrize("size", [SLOW(2), 3])
 def test_a_round_can_be_cancelled_at_any_message(method: str, size: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(method, names), 2 * FEW)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.nodes[victim].session._training.cancel()
-            await swarm.past(SWEPT + 6, *names, within=100)
-            await trio.sleep(1.0)
-            assert_no_long_waits(swarm, names, (size, victim, at))
-            assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.nodes[victim].session._training.cancel()
+        await swarm.past(SWEPT + 6, *names, within=100)
+        await trio.sleep(1.0)
+        assert_no_long_waits(swarm, names, (size, victim, at))
+        assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
 
-        simulate(method, body, model=signature)
+    at_messages(method, names, 2 * FEW, struck, model=signature)
 
 
 def test_every_method_can_be_chosen_in_a_run_file(method: str) -> None:

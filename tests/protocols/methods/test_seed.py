@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import simswarm
 import trio
 from probing import ProbingTrainer
 from simswarm import Body, SimNode, SimSwarm
-from tripwire import Tripwire, spread
+from tripwire import Struck, strike
 
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
@@ -94,18 +95,13 @@ def assert_nobody_waited(swarm: SimSwarm, names: tuple[str, ...], context: objec
         assert longest <= (STEPS + 1) * STEP + 0.5, (context, name, longest)
 
 
-def messages_of_a_round(names: tuple[str, ...]) -> int:
-    counted: list[int] = []
+def at_messages(names: tuple[str, ...], most: int, struck: Struck) -> None:
+    """`struck(swarm, victim, at)` at `most` of the messages of round SWEPT; the victim is each of `names` in turn."""
 
-    async def count(swarm: SimSwarm) -> None:
-        tripwire = Tripwire(swarm.world)
-        await begin(swarm, names)
-        before = tripwire.sent
+    async def done(swarm: SimSwarm) -> None:
         await swarm.past(SWEPT, *names)
-        counted.append(tripwire.sent - before)
 
-    simulate(count)
-    return counted[0]
+    strike(simulate, partial(begin, names=names), done, names, most, struck)
 
 
 def final_loss(names: tuple[str, ...], rounds: int) -> float:
@@ -163,56 +159,41 @@ def test_a_slow_node_ends_with_the_others_and_its_steps_count() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_survivors_go_on_whichever_message_a_member_died_at(size: int) -> None:
     names = NAMES[:size]
-    for turn, number in enumerate(spread(messages_of_a_round(names), FEW)):
-        victim = names[turn % size]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.kill(victim)
-            survivors = tuple(n for n in names if n != victim)
-            await swarm.past(SWEPT + 3, *survivors, within=60)
-            assert_nobody_waited(swarm, survivors, (size, victim, at))
-            await assert_all_hold_the_sum(swarm, *survivors)
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.kill(victim)
+        survivors = tuple(n for n in names if n != victim)
+        await swarm.past(SWEPT + 3, *survivors, within=60)
+        assert_nobody_waited(swarm, survivors, (size, victim, at))
+        await assert_all_hold_the_sum(swarm, *survivors)
 
-        simulate(body)
+    at_messages(names, FEW, struck)
 
 
 def test_all_hold_the_same_again_whichever_message_a_member_froze_at() -> None:
     names = NAMES[:3]
-    for turn, number in enumerate(spread(messages_of_a_round(names), FEW)):
-        victim = names[turn % 3]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.world.freeze(swarm.peer(victim))
-            await swarm.past(SWEPT + 3, *(n for n in names if n != victim), within=60)
-            swarm.world.thaw(swarm.peer(victim))
-            await trio.sleep(5)
-            await assert_all_hold_the_sum(swarm, *names)
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.world.freeze(swarm.peer(victim))
+        await swarm.past(SWEPT + 3, *(n for n in names if n != victim), within=60)
+        swarm.world.thaw(swarm.peer(victim))
+        await trio.sleep(5)
+        await assert_all_hold_the_sum(swarm, *names)
 
-        simulate(body)
+    at_messages(names, FEW, struck)
 
 
 def test_a_round_can_be_cancelled_at_any_message_and_tells_what_it_has() -> None:
     names = NAMES[:2]
-    for turn, number in enumerate(spread(messages_of_a_round(names), 2 * FEW)):
-        victim = names[turn % 2]
 
-        async def body(swarm: SimSwarm, at: int = number, victim: str = victim) -> None:
-            tripwire = Tripwire(swarm.world)
-            await begin(swarm, names)
-            await tripwire.reached(at)
-            swarm.nodes[victim].session._training.cancel()
-            await swarm.past(SWEPT + 4, *names, within=60)
-            await assert_all_hold_the_sum(swarm, *names)
-            told = [len(record.value[1]) for record in await records_of(swarm.nodes["a"])]  # type: ignore[index]
-            assert sum(told) >= STEPS * len(names) * (SWEPT + 3) - 1  # the step that was cut short
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        swarm.nodes[victim].session._training.cancel()
+        await swarm.past(SWEPT + 4, *names, within=60)
+        await assert_all_hold_the_sum(swarm, *names)
+        told = [len(record.value[1]) for record in await records_of(swarm.nodes["a"])]  # type: ignore[index]
+        assert sum(told) >= STEPS * len(names) * (SWEPT + 3) - 1  # the step that was cut short
 
-        simulate(body)
+    at_messages(names, 2 * FEW, struck)
 
 
 def test_the_sides_of_a_partition_go_on_and_hold_the_same_when_it_heals() -> None:
