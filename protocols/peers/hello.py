@@ -10,12 +10,13 @@ owner of who was greeted. A peer that does not serve the protocol, or answers so
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import trio
 
-from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.frames import FrameReader, close, frame
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.wire import WireError, decode, encode
 
@@ -42,7 +43,7 @@ class Hello:
     agent: str
 
 
-async def greet(network: Network, peer: PeerId, *, timeout: float, agent: str = "swarmnode") -> Hello:
+async def greet(network: Network, peer: PeerId, *, timeout: float) -> Hello:
     """The peer's Hello, where it speaks our version.
 
     Raises Incompatible where it does not, Unreachable, ProtocolUnsupported, or StreamBroken, also for silence.
@@ -50,10 +51,9 @@ async def greet(network: Network, peer: PeerId, *, timeout: float, agent: str = 
     with trio.move_on_after(timeout):
         stream = await network.open_stream(peer, PROTOCOL, timeout=timeout)
         try:
-            theirs = await _exchanged(stream, Hello(PROTOCOL_MAJOR, agent))
+            theirs = await _exchanged(stream, Hello(PROTOCOL_MAJOR, "swarmnode"))
         finally:
-            with trio.CancelScope(shield=True):  # a cancelled task still closes; aclose never waits long
-                await stream.aclose()
+            await close(stream)
         _check_major(peer, theirs)
         return theirs
     raise StreamBroken(f"peer {peer} did not say hello within {timeout:g} s")
@@ -64,7 +64,7 @@ def serve_hello(network: Network, agent: str) -> None:
     told: set[int] = set()
 
     async def answer(stream: Stream) -> None:
-        with trio.move_on_after(ANSWER_WITHIN):
+        with _understood(stream.peer), trio.move_on_after(ANSWER_WITHIN):
             reader = FrameReader(stream, limit=MAX_HELLO)
             raw = await reader.frame()  # before we answer: whoever has our answer hangs up
             theirs = decode(Hello, raw, limit=MAX_HELLO) if raw else None
@@ -85,13 +85,20 @@ async def _exchanged(stream: Stream, ours: Hello) -> Hello:
     with suppress(StreamBroken):  # a peer that speaks first and hangs up has still said who it is
         await stream.send_all(frame(encode(ours)))
         await stream.send_eof()
-    try:
+    with _understood(stream.peer):
         raw = await FrameReader(stream, limit=MAX_HELLO).frame()
         if raw is None:
             raise StreamBroken(f"peer {stream.peer} hung up instead of saying hello")
         return decode(Hello, raw, limit=MAX_HELLO)
+
+
+@contextmanager
+def _understood(peer: PeerId) -> Iterator[None]:
+    """In the block the peer is to greet. Raises Incompatible, a NetworkError, where it says something else."""
+    try:
+        yield
     except WireError as error:
-        raise Incompatible(f"peer {stream.peer} does not say hello as swarmnode does: {error}") from None
+        raise Incompatible(f"peer {peer} does not say hello as swarmnode does: {error}") from None
 
 
 def _check_major(peer: PeerId, theirs: Hello) -> None:

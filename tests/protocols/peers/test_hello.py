@@ -86,6 +86,24 @@ def test_who_is_greeted_by_another_version_is_told_as_well_and_once(
     assert all("upgrade this node" in text for text in told[1:])
 
 
+@pytest.mark.parametrize("said", [b"\x05hello", b"\xff\xff\x7f", frame(encode(Hello(2, ""))) + b"\xff\xff\x7f"])
+def test_who_greets_with_something_else_does_not_fill_the_log(
+    simulated: Simulated, caplog: pytest.LogCaptureFixture, said: bytes
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = world.node("alice"), world.node("bob")
+        serve_hello(bob, "swarmnode/0.1.0")
+        for node in (alice, bob):
+            await nursery.start(node.run)
+        stream = await alice.open_stream(bob.me, PROTOCOL, timeout=1)
+        await stream.send_all(said)
+        await trio.sleep(1)
+        assert (await greet(alice, bob.me, timeout=1)).major == PROTOCOL_MAJOR
+
+    simulated(main)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
 def test_a_silent_peer_and_a_stranger_are_told_apart(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, carol = (world.node(name) for name in ("alice", "bob", "carol"))
