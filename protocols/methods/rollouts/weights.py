@@ -52,6 +52,8 @@ WEIGHTS = "rollouts.weights"
 MAX_PATCHES = 8  # versions over which patches lead to the newest
 WORTH_IT = 0.5  # of the bytes of all weights: a patch of more is not put out
 MAX_SIGNED = 2048  # bytes of Weights
+MAX_SHAPE = 264  # characters: hf-full: and the longest name of a model
+MAX_REASONS = 64  # that a trainer gives a sampler, and characters of each
 OFFERS = Domain("weights", 3, MAX_SIGNED)  # what trainers sign; 2 had float32, and no patches
 ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
 HELD_FOR = 5.0  # seconds for which a question waits for newer weights
@@ -81,7 +83,7 @@ class Weights(Message):
     counter: Annotated[int, within(0, MAX_COUNTER)]  # grows with each version of this trainer's, over its restarts too
     version: Annotated[int, within(0, MAX_COUNTER)]  # updates that the policy has seen
     policy: Annotated[str, within(64, 64)]  # sha-256 of all bytes, hex
-    shape: Annotated[str, within(0, MAX_AUTHOR)]  # of the policy, such as gpt:2x48: who samples has one of the same
+    shape: Annotated[str, within(0, MAX_SHAPE)]  # of the policy, such as gpt:2x48: who samples has one of the same
     shard: Digest
     size: Annotated[int, within(1, 1 << 40)]  # bytes
     patches: Annotated[tuple[Patch, ...], within(0, MAX_PATCHES)] = ()  # each from the version before; the last is this
@@ -103,15 +105,21 @@ class WeightsQuery:
     after: int = -1  # counter of weights that I know: answer when there are newer ones, or after HELD_FOR
 
 
+def check_tally(what: str, tally: SamplerTally) -> None:
+    """Raise WireError for words that nobody could show: the sampler keeps them with each of its rounds."""
+    if len(tally.refused) > MAX_REASONS or any(len(word) > MAX_REASONS for word in (*tally.refused, tally.caught)):
+        raise WireError(f"{what} has {len(tally.refused)} reasons, at most {MAX_REASONS} short ones are allowed")
+
+
 @dataclass(frozen=True)
-class Newest:
+class Newest(Message):
     """The newest weights of a peer that trains a policy, where they are out, and how the asker stands with it."""
 
-    shape: str = ""  # of the policy, such as gpt:2x48
+    shape: Annotated[str, within(0, MAX_SHAPE)] = ""  # of the policy, such as gpt:2x48
     payload: bytes = b""  # of Weights; empty where none are out yet: ask again
     signature: bytes = b""
     samplers: int = 0  # others that sample for it
-    tally: SamplerTally = field(default_factory=SamplerTally)  # of the asker's groups
+    tally: Annotated[SamplerTally, check_tally] = field(default_factory=SamplerTally)  # of the asker's groups
 
 
 def hash_of(words: Words) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +13,19 @@ from rolloutnodes import RUN, group
 
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
-from swarmnode.protocols.methods.rollouts.samplers import AUTHORS, MOST, REFUND, SKIPS, Samplers
-from swarmnode.protocols.methods.rollouts.weights import NoWeights, Patch, Weights, open_weights, seal_weights
+from swarmnode.protocols.methods.rollouts.samplers import AUTHORS, MOST, REFUND, SKIPS, Samplers, SamplerTally
+from swarmnode.protocols.methods.rollouts.weights import (
+    MAX_PATCHES,
+    Newest,
+    NoWeights,
+    Patch,
+    Weights,
+    open_weights,
+    seal_weights,
+)
+from swarmnode.protocols.wire import WireError, decode
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.rl.section import RolloutsSection
+from swarmnode.training.rl.section import RolloutsSection, hf_model
 from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
 
 WORLD = SimWorld()
@@ -169,6 +179,30 @@ def test_patches_lead_from_any_version_that_one_begins_at() -> None:
     assert WEIGHTS.since("01" * 32) == PATCHES and WEIGHTS.since("03" * 32) == PATCHES[1:]
     assert not WEIGHTS.since("ab" * 32) and not WEIGHTS.since("02" * 32)
     assert WEIGHTS.shards == {bytes(32), b"\2" * 32, b"\4" * 32}
+
+
+def test_weights_of_a_model_with_the_longest_name_can_be_signed() -> None:
+    shape, patches = f"hf-full:{'é' * 256}", tuple(Patch(bytes([n]) * 32, bytes(32)) for n in range(MAX_PATCHES))
+    assert hf_model(shape) is not None
+    weights = replace(WEIGHTS, trainer=TRAINER.me, shape=shape, counter=1 << 52, version=1 << 52, patches=patches)
+    envelope = seal_weights(weights, run_id=RUN, sign=TRAINER.sign)
+    assert open_weights(envelope, run_id=RUN, trainer=TRAINER.me, verify=ALICE.verify) == weights
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"shape": "g" * 300},
+        {"tally": {"refused": {str(n): 1 for n in range(65)}}},
+        {"tally": {"refused": {"w" * 65: 1}}},
+        {"tally": {"caught": "w" * 65}},
+    ],
+)
+def test_a_trainer_says_no_more_than_a_sampler_can_keep(said: dict[str, Any]) -> None:
+    honest = msgpack.packb({"tally": {"refused": {"stale": 3}}})
+    assert decode(Newest, honest).tally == SamplerTally(refused={"stale": 3})
+    with pytest.raises(WireError):
+        decode(Newest, msgpack.packb(said))
 
 
 def test_weights_are_their_trainers_alone() -> None:
