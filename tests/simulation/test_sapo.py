@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -10,19 +10,44 @@ from simpolicy import SimPolicy
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.training.rl.groups import Learned, RolloutGroup
 
 PACE = 1.0  # s of a round, by default
 Body = Callable[[SimSwarm], Awaitable[None]]
 
 
-def simulate(body: Body, *names: str, checkpoints: Path | None = None) -> None:
-    """`body` with a swarm whose nodes have all begun."""
+class DiesOfOthers(SimPolicy):
+    """The first time that it is to learn from what others shared, it dies."""
+
+    def __init__(self, peer_id: str) -> None:
+        super().__init__(peer_id)
+        self.given: list[Sequence[tuple[str, RolloutGroup]]] = []
+
+    async def learn(
+        self,
+        pool: Sequence[tuple[str, RolloutGroup]],
+        sampled: Sequence[tuple[str, RolloutGroup]] = (),
+        probation: Collection[str] = (),
+    ) -> Learned:
+        self.given += [pool] if pool else []
+        if len(self.given) == 1 and pool:
+            raise TrainerDied("the simulation says so")
+        return await super().learn(pool, sampled, probation)
+
+
+def simulate(
+    body: Body, *names: str, checkpoints: Path | None = None, odd: Mapping[str, type[SimPolicy]] | None = None
+) -> None:
+    """`body` with a swarm whose nodes have all begun; `odd`: policies of another kind, by the node's name."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=0.05)
-            swarm = SimSwarm(nursery, world=world, method="sapo", trainer=lambda name, peer: SimPolicy(peer))
+            swarm = SimSwarm(
+                nursery, world=world, method="sapo", trainer=lambda name, peer: (odd or {}).get(name, SimPolicy)(peer)
+            )
             swarm.checkpoints = checkpoints
             first, *others = names
             await swarm.start(first)
@@ -43,6 +68,17 @@ def policy_of(swarm: SimSwarm, name: str) -> SimPolicy:
 def taken(swarm: SimSwarm, name: str, rounds: range) -> list[int]:
     """Others' groups that a node learned from in these rounds."""
     return [swarm.nodes[name].rounds[round]["learned"]["taken"] for round in rounds]
+
+
+def test_what_a_policy_died_of_is_not_given_to_it_again() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        policy = policy_of(swarm, "a")
+        assert isinstance(policy, DiesOfOthers)
+        await swarm.until(lambda: len(policy.given) > 3)
+        first, *later = policy.given
+        assert not [group for group in first if any(group in groups for groups in later)]
+
+    simulate(body, *"ab", odd={"a": DiesOfOthers})
 
 
 def test_policies_learn_from_one_another_and_stay_their_own() -> None:

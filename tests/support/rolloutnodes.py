@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,11 +29,19 @@ def now() -> int:
     return EPOCH + int(1000 * trio.current_time())
 
 
-def group(seed: int, *, answers: int = 8, tokens: int = 6, version: int = 0, logprobs: bool = False) -> RolloutGroup:
+def group(
+    seed: int,
+    *,
+    answers: int = 8,
+    tokens: int = 6,
+    version: int = 0,
+    logprobs: bool = False,
+    task: str = "digits/swap",
+) -> RolloutGroup:
     """Answers that look like those to a digit task."""
     rng = random.Random(seed)
     return RolloutGroup(
-        TaskRef("digits/swap", 5, seed),
+        TaskRef(task, 5, seed),
         tuple(tuple(rng.randrange(12) for _ in range(tokens)) for _ in range(answers)),
         version,
         "cd" * 32,
@@ -42,13 +50,20 @@ def group(seed: int, *, answers: int = 8, tokens: int = 6, version: int = 0, log
     )
 
 
+async def all_teach(groups: Sequence[SignedGroup]) -> list[dict[str, Any]]:
+    """A trainer that finds something to learn in everything."""
+    await trio.lowlevel.checkpoint()
+    return [{"refused": "", "why": ""} for _ in groups]
+
+
 @dataclass(frozen=True)
 class Rules:
-    """Implements `SharingRules`: groups are shared with everybody who is connected."""
+    """Implements `SharingRules`: groups are shared with everybody who is connected; `trainer` does as `score` says."""
 
     network: SimNetwork
     trust: Callable[[str], float]
     judge: Callable[[SignedGroup], str]
+    trainer: Callable[[Sequence[SignedGroup]], Awaitable[list[dict[str, Any]]]] = all_teach
 
     def peers(self) -> list[str]:
         return [view.peer for view in self.network.peers()]
@@ -58,6 +73,9 @@ class Rules:
 
     def check(self, group: SignedGroup) -> str:
         return self.judge(group)
+
+    async def score(self, groups: Sequence[SignedGroup], *, texts: bool = False) -> list[dict[str, Any]]:
+        return await self.trainer(groups)
 
     def insert_sampled(self, group: SignedGroup) -> str:
         return "for-another"
@@ -87,6 +105,7 @@ class RolloutNode:
         standing: Callable[[str], float] = lambda author: 1.0,
         check: Callable[[SignedGroup], str] = lambda group: "",
         verify: Callable[[str, bytes, bytes], bool] | None = None,
+        trainer: Callable[[Sequence[SignedGroup]], Awaitable[list[dict[str, Any]]]] = all_teach,
         clock: Callable[[], int] = now,
         seed: int = 0,
     ) -> RolloutNode:
@@ -103,7 +122,7 @@ class RolloutNode:
             admits=admits,
             rollouts=limits or RolloutLimits(),
         )
-        rollouts = Rollouts(cast(Context, parts), Rules(network, standing, check))
+        rollouts = Rollouts(cast(Context, parts), Rules(network, standing, check, trainer))
         scoring = PeerScoring(ScoringLimits())
         scoring.watch(rollouts.violations, rpc.violations)
         return cls(network, rpc, rollouts, scoring)

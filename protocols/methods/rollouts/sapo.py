@@ -256,8 +256,11 @@ class Sapo(_ByRollouts):
                 [(signed.author, signed.group) for signed in sampled],
                 probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
             )
-        except (TrainerHeld, trio.Cancelled):  # as by a pause; what a trainer died of is not given to it again
+        except (TrainerHeld, trio.Cancelled):  # as by a pause
             self.samplers.put_back(sampled)
+            raise
+        except TrainerDied:  # and what it died of is not given to it again
+            pool.used(signed.id for signed in drawn)
             raise
         pool.used(signed.id for signed in drawn)
         pool.learned(learned.taken_of)

@@ -44,7 +44,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
     seal,
 )
 from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool, SharingRules
-from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
@@ -221,14 +221,18 @@ class Rollouts:
         """Have the trainer check what came, where the daemon cannot; hand on what teaches, and let go of the rest.
 
         One call at a time: while a trainer samples or is started again, groups wait, for as long as the pool has them.
+        What it dies of is not given to it again.
         """
         came, self._unchecked, self._checks = self._unchecked, [], True
         here = [each for each in came if self.pool.get(each[0].id) is not None]
         try:
             scores = await self._rules.score([group for group, _, _ in here]) if here else []
-        except TrainerDied as error:
+        except TrainerHeld as error:
             log.debug("what came is not checked yet: %s", error)
             self._unchecked = [*here, *self._unchecked]
+        except TrainerDied:
+            for group, _, _ in here:
+                self.pool.refuse(group, "trainer-died")
         else:
             for (group, copies, giver), found in zip(here, scores, strict=True):
                 if found["refused"]:
@@ -248,7 +252,8 @@ class Rollouts:
         return found
 
     def _let_go(self) -> None:
-        """Hand on no more what the pool has no more."""
+        """Hand on no more, and have checked no more, what the pool has no more."""
+        self._unchecked = [each for each in self._unchecked if self.pool.get(each[0].id) is not None]
         for id in [id for id in self._loads if self.pool.get(id) is None]:
             del self._loads[id]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
     seal,
 )
 from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
+from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.protocols.runner import TimedRunner, in_thread, inline
 from swarmnode.protocols.wire import Empty
 from swarmnode.testing.simnet import SimWorld
@@ -469,5 +470,42 @@ def test_a_node_that_shares_counts_what_that_takes(simulated: Simulated) -> None
         await nodes[0].rollouts.publish([group(seed) for seed in range(20)])
         await trio.sleep(10)
         assert all(node.rollouts.runner.seconds > 0 for node in nodes)
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("error", [TrainerHeld, TrainerDied])
+def test_what_a_trainer_dies_of_is_not_given_to_it_again(simulated: Simulated, error: type[TrainerDied]) -> None:
+    given: list[int] = []
+
+    async def trainer(groups: Sequence[SignedGroup]) -> list[dict[str, Any]]:
+        await trio.lowlevel.checkpoint()
+        given.append(len(groups))
+        raise error("the simulation says so")
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        victim, liar = await pair(world, nursery, trainer=trainer)
+        await liar.brings(victim, made_by(liar.node, 1, task="gym/chain_sum"))
+        await trio.sleep(10)
+        assert given == [1] if error is TrainerDied else len(given) > 5
+        assert bool(held_by(victim)) == (error is TrainerHeld)
+        assert not victim.rollouts.violations.totals, "that a trainer died is nobody's fault"
+
+    simulated(main)
+
+
+def test_what_waits_for_a_busy_trainer_is_no_more_than_the_pool_holds(simulated: Simulated) -> None:
+    async def trainer(groups: Sequence[SignedGroup]) -> list[dict[str, Any]]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        limits = RolloutLimits(pool=PoolLimits(groups=8, few=8))
+        victim, liar = await pair(world, nursery, trainer=trainer, limits=limits)
+        for first in range(0, 64, 8):
+            await liar.brings(victim, *(made_by(liar.node, first + n, task="gym/chain_sum") for n in range(8)))
+            await trio.sleep(2)
+        assert victim.rollouts.counts["received"] == 64
+        assert len(held_by(victim)) <= 8 and len(victim.rollouts._unchecked) <= 8
 
     simulated(main)
