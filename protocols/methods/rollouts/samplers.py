@@ -33,7 +33,7 @@ SKIPS = 64.0  # counters of an author that may be missing: eight batches that we
 REFUND = 0.25  # of a skip, for each group that comes
 MOST = 128  # groups of one author that wait to be learned from; the oldest are let go
 WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets go of his oldest
-AUTHORS = 256  # that are remembered; the one silent longest is forgotten first, liars last
+AUTHORS = 256  # that are remembered; first is forgotten of whom nothing is of use, and liars last
 LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
 
 
@@ -65,6 +65,11 @@ class _Author:
     @property
     def size(self) -> int:
         return sum(group.size for group in self.waiting)
+
+    @property
+    def worth(self) -> tuple[bool, bool, bool]:
+        """Who has less of it is forgotten before others."""
+        return bool(self.tally.caught), self.tally.accepted > 0, bool(self.waiting)
 
     def let_go(self) -> None:
         """Of the oldest group that waits."""
@@ -221,7 +226,7 @@ class Samplers:
     def _author(self, peer: PeerId) -> _Author:
         author = self._authors.setdefault(peer, _Author(SamplerTally(peer)))
         self._authors.move_to_end(peer)
-        if len(self._authors) > AUTHORS:
-            others = [old for old in self._authors if old != peer]
-            del self._authors[next((old for old in others if not self._authors[old].tally.caught), others[0])]
+        if len(self._authors) > AUTHORS:  # the longest silent of these: a stranger has any number of names
+            others = (old for old in self._authors if old != peer)
+            del self._authors[min(others, key=lambda old: self._authors[old].worth)]
         return author

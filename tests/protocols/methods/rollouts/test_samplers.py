@@ -250,3 +250,16 @@ def test_many_who_were_caught_crowd_nobody_out() -> None:
     drawn = found.drawn(1, version=10)
     assert [each.author for each in drawn] == [ALICE.me]
     assert len(found.tallies()) == AUTHORS
+
+
+def test_strangers_of_whom_nothing_is_kept_crowd_out_nobody_who_samples() -> None:
+    found = samplers()
+    assert found.insert(written(0)) == "" and found.insert(written(0, by=BOB)) == ""
+    found.settle(found.drawn(1, version=10), caught={})
+    before = {peer: found.tally(peer).accepted for peer in (ALICE.me, BOB.me)}
+    assert sorted(before.values()) == [0, 1], "one was learned from, the other's group waits"
+    for number in range(AUTHORS):
+        stranger = WORLD.node(f"stranger {number}")
+        assert found.insert(written(0, by=stranger, trainer=BOB.me)) == "for-another"
+    assert {peer: found.tally(peer).accepted for peer in before} == before
+    assert len(found.drawn(9, version=10)) == 1 and len(found.tallies()) == AUTHORS
