@@ -106,7 +106,7 @@ class Ledger:
         self._attestations = Recent[tuple[str, str], Attested](MAX_ATTESTATIONS)  # by attester and subject
         self._equivocators: frozenset[str] = frozenset()
         self._disproved = Recent[str, None](MAX_PEERS)  # attesters whose own evidence said otherwise
-        self._attested: dict[str, int] = {}  # the round before which all of a subject's work was attested
+        self._attested = Recent[str, int](MAX_PEERS)  # the round before which all of a subject's work was attested
         self._view: dict[str, PeerScore] | None = None
         self._anybody_verified = False  # in that view
         self._stale = True

@@ -14,7 +14,7 @@ from chains import RULES, after_rounds, start
 
 from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.peers.scoring import Kind
-from swarmnode.protocols.reputation.account import NEWCOMER, Judged, RoundWork
+from swarmnode.protocols.reputation.account import MAX_PEERS, NEWCOMER, Judged, RoundWork
 from swarmnode.protocols.reputation.attestation import Attestation, Attested, Finding, Saw
 from swarmnode.protocols.reputation.ledger import (
     LEAST_ROSTER_STANDING,
@@ -210,6 +210,13 @@ def test_words_of_many_authors_do_not_fill_the_memory() -> None:
     for number in range(MAX_ATTESTATIONS + 10):
         mine.insert(Attested(f"a{number}", b"", 0, Attestation(0, "bob", 0, 0, 0)))
     assert len(mine._attestations) == MAX_ATTESTATIONS
+
+
+def test_subjects_that_were_attested_do_not_fill_the_memory() -> None:
+    mine = ledger()
+    for number in range(MAX_PEERS + 10):
+        mine.published(Attestation(1, f"peer {number}", 0, 0, 0))
+    assert len(mine._attested) == MAX_PEERS
 
 
 def test_what_is_known_survives_a_restart() -> None:
