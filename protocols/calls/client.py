@@ -125,20 +125,16 @@ class ClientConnection:
         """Open the stream, write calls and read answers until it breaks; then every call here has failed."""
         stream: Stream | None = None
         try:
-            with self._patient() as scope:
-                stream = await self._network.open_stream(self.peer, PROTOCOL, timeout=self._limits.open)
-            if stream is None or scope.cancelled_caught:
-                self._why = "it could not be connected in time"
-                return
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._read, stream)
-                    nursery.start_soon(self._write, stream)
-        except NetworkError as error:
-            self._why = str(error)
-        except Exception as error:  # a fault of the transport must not end the daemon's nursery
-            self._why = f"{type(error).__name__}: {error}"
-            log.exception("opening a stream to %s failed", self.peer)
+            with self._until_broken():
+                with self._patient() as scope:
+                    stream = await self._network.open_stream(self.peer, PROTOCOL, timeout=self._limits.open)
+                if stream is None or scope.cancelled_caught:
+                    self._why = "it could not be connected in time"
+                    return
+                with self._scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._read, stream)
+                        nursery.start_soon(self._write, stream)
         finally:
             self._over = True
             for waiting in self._waiting.values():
@@ -148,7 +144,7 @@ class ClientConnection:
 
     @contextmanager
     def _until_broken(self) -> Iterator[None]:
-        """With the block the stream ends, and what fails in it is why."""
+        """With the block the stream ends, and what fails in it, which must not end the daemon's nursery, is why."""
         try:
             yield
         except WireError as error:

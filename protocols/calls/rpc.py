@@ -110,7 +110,9 @@ class Rpc:
 
         Raises PeerGone, DeadlineExceeded or Refused; ValueError where the request does not fit a frame.
         """
-        body = self._encoded(request)
+        body = encode(request)
+        if len(body) > self._limits.frame - HEADROOM:
+            raise ValueError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
         deadline = trio.current_time() + timeout
         with trio.CancelScope(deadline=deadline):
             try:
@@ -170,12 +172,6 @@ class Rpc:
         metrics.show(REFUSED, lambda: {why: server.refused[why] for why in ("closed", "over its limits")})
         metrics.show(STREAMS, lambda: {"in": len(self._served), "out": len(self._connections)})
         self.violations.measure(metrics)
-
-    def _encoded(self, request: Any) -> bytes:
-        body = encode(request)
-        if len(body) > self._limits.frame - HEADROOM:
-            raise ValueError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
-        return body
 
     def _connection_to(self, peer: PeerId, method: str) -> ClientConnection:
         if self._nursery is None:

@@ -277,19 +277,15 @@ class ServerConnection:
             self._complain(f"{call.method}: {error}")
             return Frame(FAIL, call.id, code="malformed", text=str(error)[:MAX_TEXT])
         try:
-            body = await self._body(method, request)
+            body = encode(await method.answer(self.peer, request))
+            if len(body) > self._limits.frame - HEADROOM:
+                raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
         except Refuse as refusal:
             return Frame(FAIL, call.id, code=refusal.code[:80], text=refusal.text[:MAX_TEXT])
         except Exception as error:
             self._log_failure(call.method, error)
             return Frame(FAIL, call.id, code="internal", text="the handler failed")
         return Frame(REPLY, call.id, body=body)
-
-    async def _body(self, method: ServedMethod, request: Any) -> bytes:
-        body = encode(await method.answer(self.peer, request))
-        if len(body) > self._limits.frame - HEADROOM:
-            raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
-        return body
 
     def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
         self._server.violations.note(self.peer, what, kind)
