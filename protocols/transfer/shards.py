@@ -287,7 +287,6 @@ class Shards:
         self._nursery: trio.Nursery | None = None
         self._to_announce = Recent[ShardId, None](limits.announced)
         self._announced: set[ShardId] = set()
-        self._quiet: set[ShardId] = set()  # not to be announced
         self._changed = trio.Event()
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
@@ -343,10 +342,8 @@ class Shards:
             if self._nursery is None:
                 raise Unavailable("this node fetches nothing before it has started or after it has stopped")
             fetch = ShardFetch(shard, self._context, sizes=sizes, seed=self._random.getrandbits(32))
-            if fetch.brief or not announce:
-                self._quiet.add(shard)
             self._fetches[shard] = fetch
-            self._nursery.start_soon(self._carry_out, fetch)
+            self._nursery.start_soon(self._carry_out, fetch, announce and not fetch.brief)
         fetch.hints.update(dict.fromkeys(providers))
         if progress is not None:
             fetch.listeners.append(progress)
@@ -377,9 +374,8 @@ class Shards:
         finally:
             with trio.CancelScope(shield=True):
                 await self._runner(steps.close)
-        if not announce:
-            self._quiet.add(shard)
-        self._announce_soon(shard)
+        if announce:
+            self._announce_soon(shard)
         return shard
 
     async def content(self, shard: ShardId) -> bytes:
@@ -389,7 +385,6 @@ class Shards:
     async def drop(self, shard: ShardId) -> None:
         """Have a shard no more that nobody needs, unless it is pinned or being fetched."""
         await self._runner(lambda: self._store.drop(shard))
-        self._quiet.discard(shard)
 
     async def providers(self, shard: ShardId) -> tuple[Provider, ...]:
         """Who says it has chunks of `shard` now: connected peers and those found in the DHT, the fullest first."""
@@ -433,12 +428,13 @@ class Shards:
         except (NetworkError, CallError) as error:
             raise Unavailable(f"{peer} does not send the chunk: {error}") from error
 
-    async def _carry_out(self, fetch: ShardFetch) -> None:
+    async def _carry_out(self, fetch: ShardFetch, announce: bool) -> None:
         try:
             with fetch.scope:
                 async with nullcontext() if fetch.brief else self._slots:
                     await fetch.run()
-                self._announce_soon(fetch.shard)
+                if announce:
+                    self._announce_soon(fetch.shard)
         except ShardError as error:
             fetch.error = error
         finally:
@@ -457,7 +453,7 @@ class Shards:
     # -- announcing
 
     def _announce_soon(self, shard: ShardId) -> None:
-        if shard not in self._announced and shard not in self._quiet:
+        if shard not in self._announced:
             self._to_announce[shard] = None
             self._changed.set()
 
