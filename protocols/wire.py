@@ -53,10 +53,8 @@ def plain(message: Any) -> dict[str, Any]:
     return packed
 
 
-def decode(kind: type[M], raw: bytes | bytearray | memoryview, *, limit: int = MAX_BYTES) -> M:
+def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
-    if isinstance(raw, memoryview):
-        raw = raw.cast("B")
     if len(raw) > limit:
         raise WireError(f"{kind.__name__}: {len(raw)} bytes, at most {limit} allowed")
     _check_shape(raw, kind.__name__)
@@ -102,7 +100,7 @@ def _step(first: int) -> int:
 _STEPS = tuple(_step(first) for first in range(256))
 
 
-def _check_shape(raw: bytes | bytearray | memoryview, name: str) -> None:
+def _check_shape(raw: bytes, name: str) -> None:
     """Raise WireError unless `raw` is exactly one msgpack value of honest lengths within the caps."""
     position, end = 0, len(raw)
     values = left = 1  # values in all, and still to come in the innermost open container

@@ -57,7 +57,6 @@ letters = st.builds(
 @given(letters)
 def test_a_message_comes_back_equal(letter: Letter) -> None:
     assert decode(Letter, encode(letter)) == letter
-    assert decode(Letter, memoryview(encode(letter))) == letter
 
 
 @given(st.binary(max_size=200))
@@ -71,7 +70,7 @@ def test_a_mangled_message_raises_nothing_but_wire_errors(letter: Letter, data: 
     raw = bytearray(encode(letter))
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with suppress(WireError):
-        decode(Letter, raw)
+        decode(Letter, bytes(raw))
 
 
 def test_defaults_stay_home_and_unknown_fields_are_ignored() -> None:
