@@ -300,10 +300,7 @@ class _Search:
             self._heard["kept here"] = kept
         here = [view.peer for view in self._network.peers()]
         if here and trio.current_time() >= self._look_up_at:
-            try:
-                here += await self._network.find_providers(KEY)
-            except NetworkError as error:
-                log.debug("nobody is found who lists runs: %s", error)
+            here += await self._network.find_providers(KEY)
             self._look_up_at = trio.current_time() + LOOK_UP_EVERY
         new = [peer for peer in dict.fromkeys(here) if peer not in self._due]
         new = spread(new, self._catalogue._network_of)[: max(0, SOURCES - len(self._due))]
