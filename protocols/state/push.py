@@ -33,7 +33,7 @@ from swarmnode.protocols.network import Network, PeerId, PeerView
 from swarmnode.protocols.peers.diversity import sample
 from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.state.backend import Change, Rank, StateBackend, StateError
-from swarmnode.protocols.state.wire import MAX_RANKS, Push, Pushed, batches, joined, split
+from swarmnode.protocols.state.wire import MAX_RANKS, Push, Pushed, batches, split
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ class Pusher:
             await self._push(peer, some, ())
 
     async def _push(self, peer: PeerId, sealed: tuple[bytes, ...], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-        push = Push(self._backend.run_id, sealed, joined(ranks))
+        push = Push(self._backend.run_id, sealed, b"".join(ranks))
         self.pushes += 1
         return split((await self._rpc.call(peer, "state.push", push, Pushed, timeout=CALL_TIMEOUT)).wanted)
 

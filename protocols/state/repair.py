@@ -48,7 +48,6 @@ from swarmnode.protocols.state.wire import (
     RepairStep,
     StateFetch,
     batches,
-    joined,
     split,
 )
 
@@ -144,7 +143,7 @@ class Repair:
         got = given = 0
         while ranks:
             asked, ranks = ranks[:MAX_RANKS], ranks[MAX_RANKS:]
-            fetch = StateFetch(self._backend.run_id, joined(asked))
+            fetch = StateFetch(self._backend.run_id, b"".join(asked))
             answer = await self._rpc.call(peer, "state.fetch", fetch, Elements, timeout=BATCH_TIMEOUT)
             if not answer.sealed:
                 if len(asked) > DISPLACED:

@@ -51,7 +51,6 @@ from swarmnode.protocols.state.wire import (
     RepairStep,
     StateFetch,
     batches,
-    joined,
     split,
 )
 from swarmnode.protocols.wire import RunQuery
@@ -277,7 +276,7 @@ class StateSync:
         with _refusing():
             inserted = await self.intake.insert_pushed(peer, push.sealed)
         self.neighbours.holds(peer, (element.rank for element in inserted.new))
-        return Pushed(joined(rank for rank in ranks if self.intake.asks(peer, rank)))
+        return Pushed(b"".join(rank for rank in ranks if self.intake.asks(peer, rank)))
 
     async def _on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
         self._admit(peer, fetch.run_id)

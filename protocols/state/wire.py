@@ -15,7 +15,7 @@ All four are refused with "unknown-run" by a node of another run, and with "refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -84,10 +84,6 @@ class RepairAnswer:
 class OwnElements:
     sealed: tuple[bytes, ...]
     time: int  # ms since the epoch, by the clock of who answers
-
-
-def joined(ranks: Iterable[Rank]) -> bytes:
-    return b"".join(ranks)
 
 
 def split(ranks: bytes) -> tuple[Rank, ...]:
