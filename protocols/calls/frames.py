@@ -106,7 +106,8 @@ class Outbox:
         if alone and self._idle and not self._frames and self._nowait and self._nowait(framed):
             return key
         self._frames[key] = framed
-        self._grow(framed)
+        self.size += len(framed)
+        self._filled.unpark_all()
         return key
 
     def take_back(self, key: int) -> bool:
@@ -139,10 +140,6 @@ class Outbox:
         """Wait until fewer than `size` bytes wait."""
         while self.size >= size:
             await self._emptied.park()
-
-    def _grow(self, framed: bytes) -> None:
-        self.size += len(framed)
-        self._filled.unpark_all()
 
     def _shrink(self, size: int) -> None:
         self.size -= size

@@ -9,7 +9,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,13 +90,6 @@ class ServedMethod:
     request: type[Any]
     handler: Callable[[PeerId, Any], Awaitable[Any]]
     guard: LifecycleGuard | None
-
-    async def answer(self, peer: PeerId, request: Any) -> Any:
-        """Raises Refuse, and what the handler raises."""
-        if self.guard is None:
-            return await self.handler(peer, request)
-        with self.guard.call():
-            return await self.handler(peer, request)
 
 
 @dataclass(eq=False)
@@ -277,7 +270,8 @@ class ServerConnection:
             self._complain(f"{call.method}: {error}")
             return Frame(FAIL, call.id, code="malformed", text=str(error)[:MAX_TEXT])
         try:
-            body = encode(await method.answer(self.peer, request))
+            with method.guard.call() if method.guard is not None else nullcontext():
+                body = encode(await method.handler(self.peer, request))
             if len(body) > self._limits.frame - HEADROOM:
                 raise ValueError(f"an answer of {len(body)} bytes does not fit a frame")
         except Refuse as refusal:
