@@ -269,12 +269,6 @@ class Ledger:
             self._attestations[key] = attested
             self._stale = True
 
-    def _disprove(self) -> None:
-        """Find out whose words are disproved by the rosters that they name, of those that are here now."""
-        works = [stand.work for stand in self._stands.values() if stand.work is not None]
-        for liar in sorted(disproved(self._attestations.values(), works)):
-            self._disproved[liar] = None
-
     def mistrust(self, liars: frozenset[str]) -> None:
         """Hear nothing more of who equivocated about attestations."""
         if liars != self._equivocators:
@@ -338,7 +332,9 @@ class Ledger:
     def view(self) -> dict[str, PeerScore]:
         """Everybody as this node sees it now; with 16 000 words of a thousand peers some 0.2 s of CPU."""
         if self._view is None or self._stale:
-            self._disprove()
+            works = [stand.work for stand in self._stands.values() if stand.work is not None]
+            for liar in sorted(disproved(self._attestations.values(), works)):  # by the rosters that are here now
+                self._disproved[liar] = None
             self._view, self._stale = (
                 standings(
                     self.accounts(),
