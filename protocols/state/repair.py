@@ -105,7 +105,7 @@ class Repair:
         complaint = await self._compare(peer, initiator)
         needed = [rank for rank in sorted(initiator.need) if self._intake.lacks(rank)]
         got, given = await self.fetch(peer, needed)
-        gave = await self._give(peer, sorted(initiator.have))
+        await self._give(peer, sorted(initiator.have))
         if complaint and got:
             complaint = ""  # where much differed, the session's budget may be spent for a good purpose
         elif not given and len(needed) > DISPLACED:
@@ -113,7 +113,7 @@ class Repair:
         if complaint:
             self._violations.note(peer, f"a repair does not end as it must: {complaint}", Kind.LIE)
             self._neighbours.distrust(peer)
-        logger.debug("repaired with %s: got %d elements, gave %d; %s", peer, got, gave, complaint or "all well")
+        logger.debug("repaired with %s: got %d elements; %s", peer, got, complaint or "all well")
 
     async def _compare(self, peer: PeerId, initiator: Initiator) -> str:
         """Exchange frames until the initiator knows what differs; what is to be said against the peer, or ""."""
@@ -160,17 +160,14 @@ class Repair:
                 ranks = [rank for rank in asked[len(answer.sealed) :] if self._intake.lacks(rank)] + ranks
         return got, given
 
-    async def _give(self, peer: PeerId, ranks: Sequence[Rank]) -> int:
-        """Send elements that the peer lacks; how many there were."""
-        gave = 0
+    async def _give(self, peer: PeerId, ranks: Sequence[Rank]) -> None:
+        """Send elements that the peer lacks."""
         for at in range(0, len(ranks), MAX_RANKS):
             some = ranks[at : at + MAX_RANKS]
             for sealed in batches(await self._backend.sealed(some)):
                 push = Push(self._backend.run_id, sealed)
                 await self._rpc.call(peer, "state.push", push, Pushed, timeout=BATCH_TIMEOUT)
-                gave += len(sealed)
             self._neighbours.holds(peer, some)
-        return gave
 
     def record_time(self, peer: PeerId, time: int) -> None:
         """`peer`'s clock shows `time` ms; that counts for as long as it is connected."""
