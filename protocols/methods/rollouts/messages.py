@@ -49,32 +49,32 @@ class InvalidGroup(InvalidEnvelope):
 
 
 @dataclass(frozen=True)
-class PackedGroup:
+class PackedGroup(Message):
     """What the author signs. `lengths` are in tokens."""
 
-    author: str
-    counter: int  # grows with each group of the author: where samplers draw their work from, prompts follow from it
-    made_at: int  # ms since the epoch by the author's clock
+    author: Annotated[str, within(1, MAX_AUTHOR)]
+    # grows with each group of the author: where samplers draw their work from, prompts follow from it
+    counter: Annotated[int, within(0, MAX_COUNTER)]
+    made_at: Annotated[int, within(0, MAX_COUNTER)]  # ms since the epoch by the author's clock
     task: tuple[str, int, int]  # name, difficulty, seed; this and what follows is as `RolloutGroup.to_map` has it
     version: int
     policy: str
     vocabulary: str
-    lengths: tuple[int, ...]
-    width: int  # bytes of a token id
+    lengths: Annotated[tuple[int, ...], within(1, MAX_ANSWERS)]
+    width: Annotated[int, within(1, 3)]  # bytes of a token id
     logprobs: bool
     content: bytes = field(repr=False)
-    trainer: str = ""  # whose policy wrote it, where that is not the author's own: see `samplers`
+    # whose policy wrote it, where that is not the author's own: see `samplers`
+    trainer: Annotated[str, within(0, MAX_AUTHOR)] = ""
 
     def __post_init__(self) -> None:
-        _require(0 < len(self.author) <= MAX_AUTHOR, "author")
-        _require(0 <= self.counter <= MAX_COUNTER, "counter")
-        _require(0 <= self.made_at <= MAX_COUNTER, "made_at")
-        _require(1 <= len(self.lengths) <= MAX_ANSWERS, "lengths")
-        _require(all(1 <= length <= MAX_TOKENS for length in self.lengths), "lengths")
-        _require(1 <= self.width <= 3, "width")
-        _require(len(self.trainer) <= MAX_AUTHOR, "trainer")
+        super().__post_init__()
         size = sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0))
-        _require(len(self.content) == size <= MAX_CONTENT, "content")
+        if (
+            not all(1 <= length <= MAX_TOKENS for length in self.lengths)
+            or not len(self.content) == size <= MAX_CONTENT
+        ):
+            raise WireError(f"PackedGroup: {len(self.content)} bytes of content, or lengths, that no group has")
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,6 @@ def open_group(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedGrou
 def _signed_group(packed: PackedGroup, envelope: Envelope, run_id: str) -> SignedGroup:
     id = hashlib.sha256(GROUPS.message(envelope.payload, run_id)).digest()
     return SignedGroup(id, packed, envelope.signature, sum(map(len, envelope)))
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise WireError(f"PackedGroup.{what}: out of range")
 
 
 # -- what nodes say about groups
