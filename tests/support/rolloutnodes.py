@@ -120,9 +120,10 @@ class RolloutNode:
             now=clock,
             rng=random.Random(f"{seed} {network.me}"),
             admits=admits,
-            rollouts=limits or RolloutLimits(),
         )
-        rollouts = Rollouts(cast(Context, parts), Rules(network, standing, check, trainer))
+        rollouts = Rollouts(
+            cast(Context, parts), Rules(network, standing, check, trainer), limits=limits or RolloutLimits()
+        )
         scoring = PeerScoring(ScoringLimits())
         scoring.watch(rollouts.violations, rpc.violations)
         return cls(network, rpc, rollouts, scoring)

@@ -1,6 +1,6 @@
 """Sharing rollouts: each node's groups of answers reach a bounded number of others, who keep some of them in a pool.
 
-    rollouts = Rollouts(parts, rules)                # `rules`: the method's, with whom groups are shared
+    rollouts = Rollouts(parts, rules, limits=limits) # `rules`: the method's, with whom groups are shared
     nursery.start_soon(rollouts.watch)
     await rollouts.publish(groups)                   # [RolloutGroup]: signed, kept, spread
     drawn = rollouts.pool.candidates(16, rng)        # SignedGroups: .author, .group; rewards are the learner's job

@@ -208,14 +208,11 @@ class GroupIntake:
         """Whether a group is not to come at all; `before`: sizes of those of its author that are to come before it."""
         if offered.author == self._parts.me or not self._parts.admits(offered.author):
             return True
-        standing = self._standing(offered.author)
+        standing = self._rules.standing(offered.author)
         if standing <= 0:
             return True
         size = sum(before) + offered.size
         return self._limiter.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
-
-    def _standing(self, author: PeerId) -> float:
-        return min(1.0, self._rules.standing(author))
 
     def _forget_grants(self, now: float) -> None:
         for id, grant in list(self._grants.items()):
@@ -248,7 +245,7 @@ class GroupIntake:
 
     def _affords(self, group: SignedGroup) -> bool:
         """Take a group's worth of its author's allowance; noted where that is used up."""
-        standing = self._standing(group.author)
+        standing = self._rules.standing(group.author)
         if standing > 0 and self._limiter.take_of(group.author, group.size, standing):
             return True
         self._pool.note(group.author, FLOOD if standing > 0 else "no-standing")

@@ -326,11 +326,11 @@ class RolloutPool:
 
     def allowed(self, author: PeerId) -> int:
         """How many groups of an author may be here now."""
-        return int(max(self.limits.few, self.limits.share * len(self._held)) * min(1.0, self._rules.standing(author)))
+        return int(max(self.limits.few, self.limits.share * len(self._held)) * self._rules.standing(author))
 
     def _allowed_bytes(self, author: PeerId) -> int:
         share = min(self.limits.share, self.limits.probation) if self.on_probation(author) else self.limits.share
-        return int(share * self.limits.bytes * min(1.0, self._rules.standing(author)))
+        return int(share * self.limits.bytes * self._rules.standing(author))
 
     def on_probation(self, author: PeerId) -> bool:
         """Whether the author has no share of its own, but a part of one."""

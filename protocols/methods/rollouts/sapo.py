@@ -156,7 +156,7 @@ class Sapo(_ByRollouts):
         self._tasks = frozenset(tasks_of_run(self._settings))
         self._is_sampled_for = False  # others wrote for this policy in the round before
         self.samplers = Samplers(parts.me, run_id=parts.run_id, settings=self._settings)
-        self.broadcast = WeightsBroadcast(parts, parts.shards, self.samplers)
+        self.broadcast = WeightsBroadcast(parts, self.samplers)
         self.violations = (*self.violations, self.broadcast.violations)
         self._work = RolloutWork(self.rollouts.pool, self.samplers)
 
@@ -431,7 +431,10 @@ class SapoSampler(_ByRollouts):
         if answer is not None:
             self._answered_at, self.answer = trio.current_time(), answer
             self._expected = answer.tally.expected if answer.tally.expected <= MAX_COUNTER // 2 else -1
-            self._name(self._opened(asked, Envelope(answer.payload, answer.signature)))
+            weights = self._opened(asked, Envelope(answer.payload, answer.signature))
+            if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
+                self._newest = weights
+                self.rollouts.forget_before(weights.version - self._settings.staleness)
         if answer is not None and answer.tally.caught:
             self._parts.observer.warn(
                 "caught",
@@ -445,12 +448,6 @@ class SapoSampler(_ByRollouts):
 
     async def _query(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
         return await ask(self._parts.rpc, peer, WeightsQuery(self._parts.run_id, samples, after))
-
-    def _name(self, weights: Weights | None) -> None:
-        """The trainer named these weights."""
-        if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
-            self._newest = weights
-            self.rollouts.forget_before(weights.version - self._settings.staleness)
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
         shapes = sorted({newest.shape for newest in found.values()})

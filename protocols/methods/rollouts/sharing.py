@@ -100,12 +100,10 @@ class _Load:
 class Rollouts:
     """Publishes this node's groups, passes on those of others, and keeps a pool of them."""
 
-    def __init__(
-        self, parts: Context, rules: SharingRules, *, limits: RolloutLimits | None = None, takes: bool = True
-    ) -> None:
-        """`limits` are those of the node where none are given. Without `takes` this node gives only."""
+    def __init__(self, parts: Context, rules: SharingRules, *, limits: RolloutLimits, takes: bool = True) -> None:
+        """Without `takes` this node gives only."""
         self._parts, self._rules, self._takes = parts, rules, takes
-        self.limits = limits or parts.rollouts
+        self.limits = limits
         self.runner = TimedRunner(parts.runner)
         self.counter = parts.now()  # of the next group: grows over restarts, too, as long as the clock does
         self.pool = RolloutPool(parts.me, rules, now=parts.now, limits=self.limits.pool)
@@ -224,17 +222,16 @@ class Rollouts:
         What it dies of is not given to it again.
         """
         came, self._unchecked, self._checks = self._unchecked, [], True
-        here = [each for each in came if self.pool.get(each[0].id) is not None]
         try:
-            scores = await self._rules.score([group for group, _, _ in here]) if here else []
+            scores = await self._rules.score([group for group, _, _ in came])
         except TrainerHeld as error:
             log.debug("what came is not checked yet: %s", error)
-            self._unchecked = [*here, *self._unchecked]
+            self._unchecked = [*came, *self._unchecked]
         except TrainerDied:
-            for group, _, _ in here:
+            for group, _, _ in came:
                 self.pool.refuse(group, "trainer-died")
         else:
-            for (group, copies, giver), found in zip(here, scores, strict=True):
+            for (group, copies, giver), found in zip(came, scores, strict=True):
                 if found["refused"]:
                     self.pool.refuse(group, found["refused"])
                 else:

@@ -198,8 +198,8 @@ def _checked(words: Words, weights: Weights) -> Words:
 class WeightsBroadcast:
     """A trainer's side: puts out the newest weights while somebody asks for them."""
 
-    def __init__(self, parts: Context, shards: Shards, samplers: Samplers) -> None:
-        self._parts, self._shards, self._samplers = parts, shards, samplers
+    def __init__(self, parts: Context, samplers: Samplers) -> None:
+        self._parts, self._shards, self._samplers = parts, parts.shards, samplers
         self._shape = parts.policy or parts.spec.rollouts.policy
         self.violations = Violations("weights")
         self._newest: tuple[Weights, Envelope] | None = None
