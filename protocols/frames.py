@@ -82,10 +82,7 @@ class FrameReader:
 
         Where the stream has `push_to`, no task is woken for a piece. Raises StreamBroken.
         """
-        size = len(room)
-        filled = min(len(self._ahead), size)
-        room[:filled] = self._ahead[:filled]
-        del self._ahead[:filled]
+        size, filled = len(room), 0
 
         def insert(piece: bytes) -> bool:
             nonlocal filled
@@ -98,7 +95,7 @@ class FrameReader:
             filled = stop
             return stop < size
 
-        return filled == size or await self._each_piece(insert)
+        return not size or await self.raw_each(insert)
 
     async def raw_each(self, take: Callable[[bytes], bool]) -> bool:
         """Call `take(piece)` for the bytes that follow the last frame, as they come, until it returns False.
