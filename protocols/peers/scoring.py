@@ -209,15 +209,15 @@ class PeerScoring:
 
     def told(self, peer: PeerId) -> dict[str, Any]:
         """Why the peer stands as it does, as JSON: points now and at which it falls, and violations by protocol."""
-        record, limits, now = self._records.get(peer), self._limits, trio.current_time()
+        record, limits, now = self._records.get(peer, _Record()), self._limits, trio.current_time()
         return {
             "standing": self.standing(peer).word,
             "blocked": peer in self.blocked,
-            "banned_for_s": round(max(0.0, record.until - now), 1) if record is not None else 0.0,
-            "points": round(self._points(record, now), 1) if record is not None else 0.0,
+            "banned_for_s": round(max(0.0, record.until - now), 1),
+            "points": round(self._points(record, now), 1),
             "falls_at": {"slowed": limits.slowed, "refused": limits.refused, "banned": limits.banned},
             "half_life_s": limits.half_life,
-            "last": record.why if record is not None else "",
+            "last": record.why,
             "violations": {
                 each.protocol: {kind.value: count for kind, count in each.of(peer).items()}
                 for each in self._watched
