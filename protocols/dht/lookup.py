@@ -69,9 +69,8 @@ async def lookup(
     """Ask ever closer peers; returns those that answered, closest to `key` first. What `ask` raises passes through."""
     search = _Search(key, query, me, limits)
     dealt = sorted_by_distance(key, (peer for peer in first_hand if peer != me))
-    with trio.move_on_after(limits.seconds):
+    with search.scope:
         async with trio.open_nursery() as nursery:
-            search.scope = nursery.cancel_scope
             paths = max(1, min(limits.paths, len(dealt)))
             for number in range(paths):
                 path = _Path(search, dealt[number::paths])
@@ -94,7 +93,7 @@ class _Search:
         self.taken: set[PeerId] = {self.me}  # asked or being asked by some path
         self.answered: list[PeerId] = []
         self.live = 0  # paths, but for those whose first-hand peers all failed
-        self.scope: trio.CancelScope | None = None
+        self.scope = trio.move_on_after(self.limits.seconds)  # around all that is asked
         self.target = int.from_bytes(hashlib.sha256(self.key).digest(), "big")
 
 
@@ -170,7 +169,7 @@ class _Path:
         new = [heard for heard in closer if heard not in search.taken and heard not in self._heard]
         for heard in sorted_by_distance(search.key, new)[: search.limits.per_answer]:
             self._heard[heard] = False
-        if search.query.enough and search.scope is not None:
+        if search.query.enough:
             search.scope.cancel()
 
     def _distance(self, peer: PeerId) -> int:
