@@ -40,7 +40,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from statistics import median
 
 from swarmnode.protocols.chain.rules import UNITS, Quoted
@@ -65,14 +64,6 @@ KAPPA = 1e-4  # a variance never falls to less than this share of itself at once
 IDLE_MU, IDLE_SIGMA = MU, 0.5  # of the player that does nothing; they never change
 
 
-class Match(Enum):
-    """How a contribution did against doing nothing."""
-
-    WON = "won"
-    DRAWN = "drawn"
-    LOST = "lost"
-
-
 @dataclass(frozen=True)
 class Rating:
     """A skill as a normal distribution."""
@@ -84,12 +75,12 @@ class Rating:
 NEW = Rating()
 
 
-def match(rating: Rating, outcome: Match) -> Rating:
-    """The rating after one more match against the idle player."""
+def match(rating: Rating, points: float) -> Rating:
+    """The rating after one more match against the idle player: 1 point where it was won, 0.5 drawn, 0 lost."""
     variance = rating.sigma**2 + TAU**2
     c = math.sqrt(variance + IDLE_SIGMA**2 + TAU**2 + 2 * BETA**2)
     p = 1.0 / (1.0 + math.exp((IDLE_MU - rating.mu) / c))  # of winning
-    omega = {Match.WON: 1.0 - p, Match.DRAWN: 0.5 - p, Match.LOST: -p}[outcome]
+    omega = points - p
     gamma = math.sqrt(variance) / c
     delta = gamma * variance / c**2 * p * (1.0 - p)
     return Rating(rating.mu + omega * variance / c, math.sqrt(variance * max(1.0 - delta, KAPPA)))
@@ -141,7 +132,7 @@ def after_work(account: Account, gain: float, *, round: int) -> Account:
     """After a contribution that gained so much relative to the median of its round, in [-1, 1]."""
     now = _at(account, round)
     gain = max(-1.0, min(1.0, gain))
-    outcome = Match.WON if gain > 0 else Match.LOST if gain < 0 else Match.DRAWN
+    points = 1.0 if gain > 0 else 0.0 if gain < 0 else 0.5
     harm = max(0.0, min(1.0, (-gain - HARM_FROM) / (HARM_FULL - HARM_FROM)))
     strikes = now.strikes + 1 if harm else 0
     earned = DECAY * now.earned + (1.0 - DECAY) * gain
@@ -149,7 +140,7 @@ def after_work(account: Account, gain: float, *, round: int) -> Account:
         earned *= 1.0 - min(1.0, harm * strikes**2) * (1.0 - KEPT)
     return replace(
         now,
-        rating=match(now.rating, outcome),
+        rating=match(now.rating, points),
         earned=earned,
         violations=now.violations * VIOLATION_DECAY,
         rounds=now.rounds + 1,
