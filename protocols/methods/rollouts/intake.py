@@ -228,8 +228,12 @@ class GroupIntake:
 
         One that came from elsewhere meanwhile is among them: the copies that came with it are still to be spread.
         """
+        granted = sum(grant.peer == peer for grant in self._grants.values())
+        if len(sealed) > granted:  # nobody can have this node verify more than it asked for
+            self.counts["unasked"] += len(sealed) - granted
+            self.violations.note(peer, "gave more rollout groups than it was asked for", Kind.LOAD)
         taken: list[tuple[SignedGroup, int]] = []
-        for group in await self._opened(peer, sealed):
+        for group in await self._opened(peer, sealed[:granted]):
             grant = self._grants.get(group.id)
             if grant is None or grant.peer != peer:
                 self.counts["unasked"] += 1

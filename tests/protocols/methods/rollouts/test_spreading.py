@@ -206,6 +206,26 @@ def test_groups_nobody_asked_for_are_not_kept(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_nobody_has_more_verified_than_it_was_asked_for(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        looked: list[str] = []
+
+        def verify(author: str, message: bytes, signature: bytes) -> bool:
+            looked.append(author)
+            return world.node("anybody").verify(author, message, signature)
+
+        victim, liar = await pair(world, nursery, verify=verify)
+        made = made_by(liar.node, 1)
+        await liar.brings(victim, made)
+        assert held_by(victim) == {made.id} and len(looked) == 1
+        for _ in range(5):
+            await liar.gives(victim, give_of(*[made] * 64))
+        assert len(looked) == 1 and victim.rollouts.counts["unasked"] == 5 * 64
+        assert victim.rollouts.violations.count(liar.node.me) == 5
+
+    simulated(main)
+
+
 def test_offers_that_are_not_kept_block_nobody_else_and_are_counted(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         victim, other, honest = await start(nursery, world, 3)
