@@ -17,6 +17,8 @@ BIN := .venv/bin
 ROOMS := cli crdt node protocols testing training
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each start of a node or a trainer would compile all modules anew: a second of a slow core.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: swarm test test-all check lint format typecheck docs bench soak scale thorough fuzz attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
