@@ -219,7 +219,7 @@ def test_threads_are_not_stuck_where_another_program_has_one_of_their_cores(sett
         alone = await trainer.train(round=0, steps=30, seconds=60)
         busy = await trio.lowlevel.open_process([sys.executable, "-c", "while True: pass"])
         try:
-            beside = await trainer.train(round=0, steps=30, seconds=15 * alone.seconds)
+            beside = await trainer.train(round=0, steps=30, seconds=40 * alone.seconds)
         finally:
             busy.kill()
         assert beside.steps == 30
