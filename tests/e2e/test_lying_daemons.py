@@ -19,7 +19,7 @@ FIRST = 2  # round with a lie
 # Rounds from there on in which a lie may count. Half of the steps is false in half of the stretches, and an author is
 # audited in three rounds of four: so five rounds are enough in nine of ten runs only, which misses what was aimed at.
 WITHIN = {"half-steps": 16, "other-data": 5, "copied": 5, "stale": 5}
-LIES = ["other-data", "copied"] if settings.default.max_examples < 1000 else list(WITHIN)  # all in `make thorough`
+LIES = ["copied"] if settings.default.max_examples < 1000 else list(WITHIN)  # all in `make thorough`
 NO_STANDING = "its author has no standing with the judges"
 
 # Rounds whose training takes longer than what an audit costs beside its steps.
