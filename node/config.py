@@ -281,42 +281,36 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     Without `file`, `config.toml` in the data directory is read where there is one; `caps.toml` there always is, after
     the file. Raises SettingError.
     """
-    known = describe(NodeConfig)
     values: dict[str, Any] = {}
-    origins = dict.fromkeys(known, "default")
+    origins = dict.fromkeys(describe(NodeConfig), "default")
     from_environment, warnings = _environment(environ)
     given = {key: coerce(NodeConfig, key, value, where=f"flag {flag_name(key)}") for key, value in flags.items()}
 
-    chosen = given.get("data_dir", from_environment.get("data_dir"))
-    if file is None:
-        data_dir = Path(chosen or default_data_dir(environ)).expanduser().absolute()
-        implied = data_dir / "config.toml"
-        if implied.exists():
-            table = read_toml(implied)
-            if "data_dir" in table:
-                raise SettingError(
-                    f"{implied}: data_dir cannot be set by the file inside the data directory; remove the line, "
-                    "and use --data-dir or SWARMNODE_DATA_DIR"
-                )
-            file = implied
-    else:
-        table = read_toml(file)
-    if file is not None:
-        values = parse_node_table(table, source=str(file))
-        origins.update(dict.fromkeys(values, str(file)))
-    caps = Path(values.get("data_dir") or chosen or default_data_dir(environ)).expanduser().absolute() / CAPS_FILE
-    if caps.exists():
-        changed = parse_node_table(read_toml(caps), source=str(caps))
-        values.update(changed)
-        origins.update(dict.fromkeys(changed, str(caps)))
-    values.update(from_environment)
-    origins.update({key: f"env {ENVIRONMENT}{key.upper()}" for key in from_environment})
-    values.update(given)
-    origins.update({key: f"flag {flag_name(key)}" for key in given})
+    def home() -> Path:
+        """The data directory, as far as it is known by now."""
+        named = given.get("data_dir") or from_environment.get("data_dir") or values.get("data_dir")
+        return Path(named or default_data_dir(environ)).expanduser().absolute()
 
-    data_dir = Path(values.get("data_dir") or default_data_dir(environ)).expanduser().absolute()
-    values["data_dir"] = str(data_dir)
-    config = NodeConfig(**values)
+    def take(path: Path, table: Mapping[str, Any]) -> None:
+        found = parse_node_table(table, source=str(path))
+        values.update(found)
+        origins.update(dict.fromkeys(found, str(path)))
+
+    if file is not None:
+        take(file, read_toml(file))
+    elif (implied := home() / "config.toml").exists():
+        table = read_toml(implied)
+        if "data_dir" in table:
+            raise SettingError(
+                f"{implied}: data_dir cannot be set by the file inside the data directory; remove the line, "
+                "and use --data-dir or SWARMNODE_DATA_DIR"
+            )
+        take(implied, table)
+    if (caps := home() / CAPS_FILE).exists():
+        take(caps, read_toml(caps))
+    origins.update({key: f"env {ENVIRONMENT}{key.upper()}" for key in from_environment})
+    origins.update({key: f"flag {flag_name(key)}" for key in given})
+    config = NodeConfig(**{**values, **from_environment, **given, "data_dir": str(home())})
     _check_together(config, origins)
     return Loaded(config, origins, tuple(warnings))
 

@@ -47,6 +47,15 @@ def test_the_file_in_the_data_directory_cannot_move_the_data_directory(tmp_path:
         load_config(None, {"SWARMNODE_DATA_DIR": str(tmp_path)}, {})
 
 
+def test_caps_are_those_of_the_data_directory_in_force_whatever_a_file_says(tmp_path: Path) -> None:
+    for name, cpu in (("of-the-file", 10), ("of-the-flag", 20)):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "caps.toml", f"cpu = {cpu}.0\n")
+    file = written(tmp_path / "node.toml", f'data_dir = "{tmp_path / "of-the-file"}"\n')
+    assert load_config(file, {}, {}).config.cpu == 10
+    assert load_config(file, {}, {"data_dir": str(tmp_path / "of-the-flag")}).config.cpu == 20
+
+
 def test_default_data_directory_follows_xdg(tmp_path: Path) -> None:
     assert default_data_dir({"XDG_DATA_HOME": str(tmp_path)}) == tmp_path / "swarmnode"
     assert default_data_dir({"XDG_DATA_HOME": "relative"}) == Path("~/.local/share/swarmnode").expanduser()
