@@ -25,7 +25,8 @@ import math
 import tempfile
 import time
 import timeit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ import trio
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.process import reason_of
-from swarmnode.node.trainer.child import TrainerSettings, with_base
+from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings, with_base
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.unique import SHARE as TESTS_SHARE
 from swarmnode.protocols.methods.trainer import TrainerDied
@@ -274,10 +275,7 @@ def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
     settings = TrainerSettings(
         threads=config.threads, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
     )
-    try:
-        pace = measure(spec, settings)
-    except TrainerDied as error:
-        raise ExpectedError(f"{task}: {error}") from error
+    pace = measure(spec, settings)
     bodies = [each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == named]
     defined = {line.name for body in bodies for line in body if isinstance(line, ast.FunctionDef)}
     has = {"needs_text": needs_text("", task)} | {name: name in defined for name in MAY_LACK}
@@ -334,12 +332,19 @@ def check_questions(task: str, file: Path | None, config: NodeConfig) -> Questio
             nursery.cancel_scope.cancel()
         return asked, took
 
-    try:
+    with _told_why(f"{task}: "):
         found, seconds = trio.run(main)
-    except BaseExceptionGroup as group:
-        why = reason_of(group)
-        raise ExpectedError(f"{task}: {why}") if isinstance(why, TrainerDied) else why from group
     return QuestionsCheck(name, hashlib.sha256(source).hexdigest(), seconds, tuple(found))
+
+
+@contextmanager
+def _told_why(of: str = "") -> Iterator[None]:
+    """What ends a trainer in the block as one error for a person, which begins with what it is `of` where it died."""
+    try:
+        yield
+    except (BaseExceptionGroup, TrainerFailed) as error:
+        why = reason_of(error)
+        raise ExpectedError(f"{of}{why}") if isinstance(why, TrainerDied) else why from error
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -367,12 +372,8 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
             nursery.cancel_scope.cancel()
         return measured
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
-            weight, step, loss, device = trio.run(main, Path(folder, "text"))
-    except BaseExceptionGroup as group:
-        why = reason_of(group)
-        raise ExpectedError(str(why)) if isinstance(why, TrainerDied) else why from group
+    with _told_why(), tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
+        weight, step, loss, device = trio.run(main, Path(folder, "text"))
     return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)), device=device)
 
 

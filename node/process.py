@@ -172,9 +172,9 @@ EXIT_CODES: dict[type[Exception], int] = {
 }
 
 
-def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception in nested nurseries' groups that tells a person what happened."""
-    leaves = list(_leaves(group))
+def reason_of(error: BaseException) -> BaseException:
+    """What tells a person what happened: `error`, or of nested nurseries' groups the one exception that does."""
+    leaves = list(_leaves(error))
     kinds: tuple[type[Exception], ...] = (ExpectedError, *EXIT_CODES, ValueError, OSError)
     for kind in kinds:
         for leaf in leaves:
@@ -183,9 +183,9 @@ def reason_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return leaves[0]
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error

@@ -78,7 +78,7 @@ class RunFinder:
             try:
                 return await self._found()
             except Exception as error:
-                reason = reason_of(ExceptionGroup("no run", [error]))
+                reason = reason_of(error)
                 if not isinstance(reason, (ExpectedError, SettingError)):
                     raise
                 logger.warning("the run that was chosen cannot be had: %s", reason)

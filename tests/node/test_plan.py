@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from realnodes import swarmnode
 
-from swarmnode.node.plan import Link, Pace, predict, recommend, ways
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.plan import Link, Pace, measure, predict, recommend, ways
+from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
 from swarmnode.training.memory import Machine, Weight
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
@@ -93,6 +95,15 @@ def test_what_does_not_fit_is_not_recommended() -> None:
     assert fits is not None
     assert fits.method in ("diloco", "btard")
     assert "open" in why
+
+
+def test_a_base_model_that_cannot_be_had_is_told_to_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: object) -> None:
+        raise TrainerFailed("the model 'nobody/nothing' cannot be fetched")
+
+    monkeypatch.setattr("swarmnode.node.plan.with_base", failing)
+    with pytest.raises(ExpectedError, match="cannot be fetched"):
+        measure(spec(), TrainerSettings())
 
 
 @pytest.mark.slow
