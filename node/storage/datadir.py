@@ -23,7 +23,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -102,15 +102,14 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def beside(path: Path, mode: int = 0o600) -> Iterator[tuple[FileIO, Path]]:
-    """A new hidden file in the directory of `path`, to be written, and its path. It is synced when the block ends.
+def beside(path: Path) -> Iterator[tuple[FileIO, Path]]:
+    """A new hidden file of ours alone beside `path`, to be written, and its path. It is synced when the block ends.
 
     It is gone where the block fails. Raises OSError.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
     try:
         with FileIO(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
             yield file, Path(name)
             os.fsync(descriptor)
     except BaseException:
@@ -120,13 +119,13 @@ def beside(path: Path, mode: int = 0o600) -> Iterator[tuple[FileIO, Path]]:
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o600) -> Iterator[FileIO]:
+def replacing(path: Path) -> Iterator[FileIO]:
     """A file to be written that takes the place of `path` when the block ends: whole, or not at all where it fails.
 
     Raises NoSpace or DataDirError.
     """
     try:
-        with _replacing(path, mode) as file:
+        with _replacing(path) as file:
             yield file
     except OSError as error:
         raise explain(error, path) from error
@@ -136,15 +135,15 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[FileIO]:
 def exporting(path: Path) -> Iterator[FileIO]:
     """As `replacing`, for a file that a person named."""
     try:
-        with _replacing(path, 0o600) as file:
+        with _replacing(path) as file:
             yield file
     except OSError as error:
         raise unusable(error, path, "written") from error
 
 
 @contextmanager
-def _replacing(path: Path, mode: int) -> Iterator[FileIO]:
-    with beside(path, mode) as (file, written):
+def _replacing(path: Path) -> Iterator[FileIO]:
+    with beside(path) as (file, written):
         yield file
     try:
         os.replace(written, path)
@@ -161,9 +160,9 @@ def write_all(file: FileIO, content: bytes | memoryview) -> None:
         left = left[file.write(left) :]
 
 
-def write_atomic(path: Path, content: bytes | memoryview, mode: int = 0o600) -> None:
+def write_atomic(path: Path, content: bytes | memoryview) -> None:
     """Replace `path` by `content`, whole or not at all. Raises NoSpace or DataDirError."""
-    with replacing(path, mode) as file:
+    with replacing(path) as file:
         write_all(file, content)
 
 
@@ -220,26 +219,20 @@ class DataDir:
         """Create, lock and check the directory. Raises DataDirBusy, DataDirVersion, NoSpace or DataDirError."""
         self.prepare()
         try:
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise explain(error, self.lock) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            self._check_layout()
-            for folder in (self.logs, self.runs):
-                folder.mkdir(mode=0o700, exist_ok=True)
+            with ExitStack() as failing:
+                descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                failing.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                self._check_layout()
+                for folder in (self.logs, self.runs):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                failing.pop_all()
         except BlockingIOError:
-            pid = _read_pid(self.lock)
-            os.close(descriptor)
-            raise DataDirBusy(self.path, pid) from None
+            raise DataDirBusy(self.path, _read_pid(self.lock)) from None
         except OSError as error:
-            os.close(descriptor)
             raise explain(error, self.path) from error
-        except DataDirError:
-            os.close(descriptor)
-            raise
         self._lock = descriptor
         return self
 

@@ -62,10 +62,10 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(
     assert os.listdir(tmp_path) == ["book.json"]
 
 
-def test_atomic_write_sets_mode_and_content(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "x", memoryview(b"content"), 0o640)
+def test_what_is_written_is_of_its_owner_alone(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "x", memoryview(b"content"))
     assert (tmp_path / "x").read_bytes() == b"content"
-    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o600
 
 
 def test_a_run_id_cannot_name_another_place(tmp_path: Path) -> None:
