@@ -113,13 +113,11 @@ def history(
 
 def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
     """As the daemon's method `history` answers. Raises DataDirError."""
-    folder, name, unit = home.run(run_id), "", ""
+    name = unit = ""
     if (spec := spec_of(home, run_id)) is not None:  # else the rounds can be read all the same
         name, unit = spec.run.name, spec.loss_unit if spec.needs_data else "reward"
-    try:
-        return {"run_id": run_id, "name": name, "unit": unit, "rounds": figures(folder / HISTORY, since, most=ALL)}
-    except OSError as error:
-        raise explain(error, folder / HISTORY) from error
+    rounds = figures(home.run(run_id) / HISTORY, since, most=ALL)
+    return {"run_id": run_id, "name": name, "unit": unit, "rounds": rounds}
 
 
 # -- for other programs that draw curves

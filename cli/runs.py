@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -207,11 +206,7 @@ def _end(home: DataDir, run_id: str) -> dict[str, Any]:
 
 def _rounds(home: DataDir, run_id: str) -> list[dict[str, Any]]:
     """The rounds that this node saw end. Raises DataDirError."""
-    path = home.run(run_id) / HISTORY
-    try:
-        return figures(path, most=ALL)
-    except OSError as error:
-        raise explain(error, path) from error
+    return figures(home.run(run_id) / HISTORY, most=ALL)
 
 
 def _value(round: dict[str, Any]) -> float | None:
@@ -222,18 +217,16 @@ def _value(round: dict[str, Any]) -> float | None:
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
     """By table and key, as in inner.lr."""
-    return {f"{name}.{key}": getattr(getattr(spec, name), key) for name, key in _keys()}
+    return {
+        f"{name}.{key}": getattr(getattr(spec, name), key)
+        for name, section in SECTIONS.items()
+        for key in describe(section)
+    }
 
 
 def _usual(setting: str) -> Any:
     name, _, key = setting.partition(".")
     return describe(SECTIONS[name])[key][0].default
-
-
-def _keys() -> Iterator[tuple[str, str]]:
-    for name, section in SECTIONS.items():
-        for key in describe(section):
-            yield name, key
 
 
 def _measured(value: float | None) -> str:

@@ -84,10 +84,7 @@ class RunsApi:
         path, unit = self._node.folder / HISTORY, "reward"
         if chosen.spec.needs_data:
             unit = chosen.spec.loss_unit
-        try:
-            rounds = await in_thread(lambda: figures(path, since))
-        except OSError as error:
-            raise Declined(f"{path}: cannot be read: {error.strerror}") from error
+        rounds = await in_thread(lambda: figures(path, since))
         return {"run_id": chosen.run_id, "name": chosen.spec.run.name, "unit": unit, "rounds": rounds}
 
     # --- rollouts --------------------------------------------------------------------------------------------------

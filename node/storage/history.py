@@ -35,7 +35,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.node.storage.datadir import DataDirError, explain, replacing, write_all
+from swarmnode.node.storage.datadir import explain, replacing, write_all
 
 if TYPE_CHECKING:
     from swarmnode.protocols.network import PeerId
@@ -71,7 +71,8 @@ class History:
         line: dict[str, Any] = {"round": entry.round, "hash": entry.state_hash, "at": entry.at}
         if entry.roster:
             line["roster"] = entry.roster
-        if entry.counted != self._counted:
+        before, self._counted = self._counted, None  # until the line is there
+        if entry.counted != before:
             line["counted"] = list(entry.counted)
         line |= {key: value for key, value in entry.figures.items() if key not in line and key != "counted"}
         try:
@@ -80,17 +81,11 @@ class History:
             with os.fdopen(descriptor, "r+b", buffering=0) as file:
                 size = os.fstat(descriptor).st_size
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                encoded = b"\n" * torn + json.dumps(line, separators=(",", ":")).encode() + b"\n"
-                if file.write(encoded) != len(encoded):
-                    raise OSError(28, os.strerror(28))
+                write_all(file, b"\n" * torn + json.dumps(line, separators=(",", ":")).encode() + b"\n")
             if size > LIMIT:
                 self._shorten()
         except OSError as error:
-            self._counted = None
             raise explain(error, self._path) from error
-        except DataDirError:
-            self._counted = None
-            raise
         self._counted = entry.counted
 
     def _shorten(self) -> None:
@@ -137,12 +132,14 @@ def read_history(path: Path) -> tuple[PastRound, ...]:
 def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, Any]]:
     """The rounds from `since` on with their figures, for people: `round`, `time` (s since 1970) and the others above.
 
-    At the `most` so many, evenly apart, with the last one. Blocking. Raises OSError where it cannot be read.
+    At the `most` so many, evenly apart, with the last one. Blocking. Raises DataDirError where it cannot be read.
     """
     try:
         lines = list(_since(path, since))  # the newest first
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise explain(error, path) from error
     every = -(-len(lines) // most)
     told: list[dict[str, Any]] = []
     before = None
