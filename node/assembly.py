@@ -161,7 +161,7 @@ class Node:
         self.session: RunSession | None = None
         self.checkpoints: Checkpoints | None = None
         self.guest = Guest(config.directory)
-        self._caps_changed = trio.Event()
+        self._caps_changed = trio.lowlevel.ParkingLot()
         self.writing = trio.Lock()  # of what its owner changes: the file says what was changed last
         self._began = 0.0  # trio time
 
@@ -294,7 +294,7 @@ class Node:
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             with trio.move_on_after(LOOK_EVERY):
-                await self._caps_changed.wait()
+                await self._caps_changed.park()
 
     def _make_room(self) -> None:
         store, config, left = self.shard_store, self.config, math.inf
@@ -318,8 +318,7 @@ class Node:
         if self.trainer is not None:
             self.trainer.cap_cpu(cores_of(config))
             self.trainer.change(**of_trainer(config))
-        self._caps_changed.set()
-        self._caps_changed = trio.Event()
+        self._caps_changed.unpark_all()
         path = config.directory / CAPS_FILE
 
         def keep() -> None:

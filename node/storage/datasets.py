@@ -109,7 +109,7 @@ class DataSet(Texts):
         self._wanted = 0
         self._here: dict[ShardId, DataEntry] = {}  # complete, verified and pinned, in the order of their arrival
         self._given = 0  # of these, how many the trainer was told of
-        self._arrived = trio.Event()
+        self._arrived = trio.lowlevel.ParkingLot()
         self._looked = 0  # times
         self._began = 0.0  # when shards were first looked for
         self._fetched_bytes = 0
@@ -230,11 +230,10 @@ class DataSet(Texts):
         """Give to the trainer what arrives, until cancelled."""
         task_status.started()
         while True:
-            self._arrived = trio.Event()
             if texts := self.take():
                 await trainer.feed(texts)
             else:
-                await self._arrived.wait()
+                await self._arrived.park()
 
     async def _announce(self) -> None:
         """Let the DHT find this node for whoever looks for the run's data."""
@@ -330,7 +329,7 @@ class DataSet(Texts):
 
         async def wait_no_longer() -> None:
             while not self._here:
-                await self._arrived.wait()
+                await self._arrived.park()
             await trio.sleep(ENOUGH_WAITING)
             start_with(1)
 
@@ -440,7 +439,7 @@ class DataSet(Texts):
 
     def _arrive(self, entry: DataEntry) -> None:
         self._here[entry.shard] = entry
-        self._arrived.set()
+        self._arrived.unpark_all()
 
     def _give_up(self) -> None:
         if "room" in self.warnings:

@@ -242,7 +242,7 @@ class TrainerChild:
         self._numbers = itertools.count()
         self._in_flight: dict[int, _Call] = {}
         self._unanswered: set[int] = set()  # commands, also those that nobody awaits
-        self._changed = trio.Event()  # one was answered, or the process was stopped
+        self._changed = trio.lowlevel.ParkingLot()  # one was answered, or the process was stopped
         self.replaced = False  # ended for other settings, which is no failure
         self.frozen = False  # stopped in the middle of a command, until `thaw`
         self._braked = self._stopped = False  # whether it is ahead of its cap on CPU time; whether its processes stand
@@ -342,7 +342,7 @@ class TrainerChild:
             for call in self._in_flight.values():
                 if call.op not in STARTING:
                     call.done.set()
-            self._note_change()
+            self._changed.unpark_all()
 
     async def thaw(self) -> None:
         """Let it go on and end what it has in hand. Returns early where it is frozen again."""
@@ -352,11 +352,7 @@ class TrainerChild:
 
     async def _quiet(self) -> None:
         while self._unanswered and not self.frozen and not self.ended.is_set():
-            await self._changed.wait()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+            await self._changed.park()
 
     def _stop_or_go(self) -> None:
         stop = self.frozen or self._braked
@@ -452,7 +448,7 @@ class TrainerChild:
                     if "ok" in answer:
                         self.spent, self.sampling = answer["spent"], answer["sampling"]
                     self._unanswered.discard(answer["id"])
-                    self._note_change()
+                    self._changed.unpark_all()
                     call = self._in_flight.get(answer["id"])
                     if call is not None:
                         call.answer = answer
@@ -481,7 +477,7 @@ class TrainerChild:
 
     def _finish(self) -> None:
         self.ended.set()
-        self._note_change()
+        self._changed.unpark_all()
         for call in self._in_flight.values():
             call.done.set()
 

@@ -102,7 +102,7 @@ class TrainerProcess(Trainer):
         self._cpu_before = 0.0  # seconds, of children that ended
         self._held = self._to_hold = False  # whether it computes nothing; and whether that shall last
         self._holding = trio.CancelScope()  # of `hold`, until the child stands
-        self._changed = trio.Event()  # a child is ready, or what was asked of it changed
+        self._changed = trio.lowlevel.ParkingLot()  # a child is ready, or what was asked of it changed
         self.restarts = 0
         self.device, self.ranks = settings.device, settings.ranks
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
@@ -172,7 +172,7 @@ class TrainerProcess(Trainer):
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         self._interrupted = False
         while (child := self._child) is None or self._held:
-            await self._changed.wait()
+            await self._changed.park()
             if self._interrupted:
                 return NOTHING
         with suppress(TrainerHeld):
@@ -187,7 +187,7 @@ class TrainerProcess(Trainer):
         if self._child is not None and not self._held:
             await self._child.interrupt()
         else:
-            self._note_change()  # `train`, which waits, ends
+            self._changed.unpark_all()  # `train`, which waits, ends
             await trio.lowlevel.checkpoint()
 
     async def hold(self) -> None:
@@ -206,12 +206,8 @@ class TrainerProcess(Trainer):
                 self.load(loaded)  # over what the rest of the step made of them
         if not self._to_hold:
             self._held = False
-            self._note_change()
+            self._changed.unpark_all()
         return not self._held
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         if self._child is None and not wait:
@@ -366,7 +362,7 @@ class TrainerProcess(Trainer):
             logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
             await trio.sleep(back_off)
             while self._held:
-                await self._changed.wait()
+                await self._changed.park()
             back_off = min(2 * back_off, LAST_BACK_OFF)
 
     def _may_take_vllm(self) -> bool:
@@ -427,7 +423,7 @@ class TrainerProcess(Trainer):
             )
         self._tell_sampling(child.sampling)
         self._child = child
-        self._note_change()
+        self._changed.unpark_all()
 
     async def _weigh(self, child: TrainerChild, run: dict[str, Any]) -> None:
         """Say what the run will take here, with as many of a step's samples at once as there is memory for.
@@ -459,7 +455,7 @@ class TrainerProcess(Trainer):
     async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """What the child answers; waits for one where it is being started again."""
         while (child := self._child) is None:
-            await self._changed.wait()
+            await self._changed.park()
         if self._held and op not in OWNERS:
             raise TrainerHeld("training is paused")
         answer = await child.call(op, **arguments)
