@@ -19,10 +19,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from glob import glob
 from importlib.util import find_spec
@@ -131,16 +130,6 @@ def environment(settings: TrainerSettings) -> dict[str, str]:
         kept |= dict.fromkeys(("TMPDIR", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), scratch)
     # Threads that spin while they wait for one whose core another program has make a step 20 to 100 times as long.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1"}
-
-
-@contextmanager
-def scratch_directory(named: str) -> Iterator[str]:
-    """The one directory that the trainer may write to: `named`, or one that lasts as long as this block."""
-    if named:
-        yield named
-        return
-    with tempfile.TemporaryDirectory(prefix="swarmnode-trainer-") as made:
-        yield made
 
 
 def empty(scratch: str) -> None:

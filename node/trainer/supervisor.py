@@ -13,8 +13,9 @@ import logging
 import mmap
 import os
 import shutil
+import tempfile
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,6 @@ from swarmnode.node.trainer.child import (
     empty,
     environment,
     rules_of,
-    scratch_directory,
     with_models,
 )
 from swarmnode.protocols.methods.trainer import (
@@ -303,7 +303,8 @@ class TrainerProcess(Trainer):
         """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
         if not hasattr(os, "memfd_create"):
             raise TrainerFailed("training needs Linux (memfd_create); on this system run with --role relay or watch")
-        with scratch_directory(self._settings.scratch) as scratch:
+        named = self._settings.scratch
+        with nullcontext(named) if named else tempfile.TemporaryDirectory(prefix="swarmnode-trainer-") as scratch:
             self._settings = replace(self._settings, scratch=scratch)
             memory_fd = os.memfd_create("swarmnode-parameters")
             try:
