@@ -102,7 +102,7 @@ def _print_other(peer: str) -> None:
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:
-    """Have a key of so many bits of work in the data which no daemon may hold meanwhile."""
+    """Have a key of so many bits of work in the data directory, which no daemon may hold meanwhile."""
     from swarmnode.node import identity
 
     with home:

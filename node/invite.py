@@ -21,10 +21,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import base58
-
 from swarmnode.node.exitcodes import USAGE, ExpectedError
-from swarmnode.node.host.addresses import BEGINS, ED25519_PREFIX, FINGERPRINT, Endpoint, parse
+from swarmnode.node.host.addresses import BEGINS, FINGERPRINT, Endpoint, parse, public_key
+from swarmnode.node.identity import peer_id_of
 
 PREFIX = "swarm1"
 VERSION = 1
@@ -117,7 +116,7 @@ def _read(content: bytes) -> Invitation:
         at += size
         return content[at - size : at]
 
-    end = f"p2p/{_peer(take(32))}" if content[0] & KEY else f"{BEGINS}/{take(FINGERPRINT).hex()}"
+    end = f"p2p/{peer_id_of(take(32))}" if content[0] & KEY else f"{BEGINS}/{take(FINGERPRINT).hex()}"
     run_id = take(RUN_PREFIX).hex() if content[0] & RUN else ""
     roster = f"{int.from_bytes(take(4), 'big')}:{take(32).hex()}" if content[0] & ROSTER else ""
     addresses: list[str] = []
@@ -129,7 +128,7 @@ def _read(content: bytes) -> Invitation:
         else:
             host = take(take(1)[0]).decode("ascii")
         port = int.from_bytes(take(2), "big")
-        relay = f"/p2p/{_peer(take(32))}/p2p-circuit" if place >= RELAYED else ""
+        relay = f"/p2p/{peer_id_of(take(32))}/p2p-circuit" if place >= RELAYED else ""
         addresses.append(f"/{kind}/{host}/tcp/{port}{relay}/{end}")
         _endpoint(addresses[-1])
     if not addresses or at < len(content):
@@ -176,11 +175,4 @@ def _check(data: Iterable[int]) -> list[int]:
 
 def _key(peer: str | None) -> bytes:
     """The public key in a peer id. Raises ValueError where there is none."""
-    raw = base58.b58decode(peer or "")
-    if not raw.startswith(ED25519_PREFIX) or len(raw) != len(ED25519_PREFIX) + 32:
-        raise ValueError(f"{peer} is of no Ed25519 key")
-    return raw[len(ED25519_PREFIX) :]
-
-
-def _peer(key: bytes) -> str:
-    return base58.b58encode(ED25519_PREFIX + key).decode()
+    return public_key(peer or "").public_bytes_raw()
