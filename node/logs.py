@@ -65,13 +65,9 @@ def as_line(record: logging.LogRecord) -> Line:
     }
 
 
-def _as_json(record: logging.LogRecord) -> str:
-    return json.dumps(as_line(record), ensure_ascii=False)
-
-
-class _JsonConsole(logging.StreamHandler[Any]):
+class _AsJson(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return _as_json(record)
+        return json.dumps(as_line(record), ensure_ascii=False)
 
 
 def for_terminal(text: str) -> str:
@@ -132,9 +128,6 @@ class _RotatedFile(logging.handlers.RotatingFileHandler):
     """A full disk stops the log and is said once on the console; it does not stop the node."""
 
     _full = False
-
-    def format(self, record: logging.LogRecord) -> str:
-        return _as_json(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -208,10 +201,13 @@ def setup_logs(folder: Path, level: str, console: str = "plain") -> Ring[Line]:
     ring: Ring[Line] = Ring()
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
     (folder / FILE_NAME).chmod(0o600)
+    shown = logging.StreamHandler(sys.stderr) if console == "json" else _Console(sys.stderr)
+    for written in (file, shown):
+        written.setFormatter(_AsJson())  # which _Console does without
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
-    for handler in (_IntoRing(ring), file, (_JsonConsole if console == "json" else _Console)(sys.stderr)):
+    for handler in (_IntoRing(ring), file, shown):
         root.addHandler(handler)
     root.setLevel(level.upper())
     return ring
