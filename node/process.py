@@ -82,11 +82,11 @@ def share_arenas() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
-def notify(state: str, *, status: str = "") -> bool:
-    """Send `state` and a line of `status` for `systemctl status`; says whether there was anybody to tell."""
+def notify(state: str, *, status: str = "") -> None:
+    """Send `state` and a line of `status` for `systemctl status`, where there is anybody to tell."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
-        return False
+        return
     if address.startswith("@"):  # Linux's abstract namespace, written so because a variable cannot hold a zero byte
         address = "\0" + address[1:]
     message = f"{state}\nSTATUS={status.replace(chr(10), ' ')}" if status else state
@@ -95,8 +95,6 @@ def notify(state: str, *, status: str = "") -> bool:
             channel.sendto(message.encode(), address)
     except OSError as error:
         log.warning("systemd was not told %s: %s", state, error)
-        return False
-    return True
 
 
 def watched_every() -> float | None:
