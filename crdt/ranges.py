@@ -247,10 +247,12 @@ class RankSet:
 
 def separator(below: bytes, above: bytes) -> bytes:
     """The shortest prefix of `above` that is greater than `below`; `below` < `above`."""
-    length = 0
-    while below[length : length + 1] == above[length : length + 1]:
-        length += 1
-    return above[: length + 1]
+    return above[: common(below, above) + 1]
+
+
+def common(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _sum(ranks: Sequence[bytes]) -> Sum:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from swarmnode.crdt.ranges import END, RANK, START
+from swarmnode.crdt.ranges import END, RANK, START, common
 
 MAX_FRAME = 1 << 16  # bytes; larger ones are refused
 NONCE_SIZE = 8  # bytes
@@ -141,7 +141,7 @@ class RangeWriter:
         if bound == END:
             self._out.append(0xFF)
             return
-        shared = _shared(self._bound, bound, 14)
+        shared = min(common(self._bound, bound), 14)
         rest = bound[shared:]
         self._out.append(shared << 4 | min(len(rest), 15))
         if len(rest) >= 15:
@@ -152,7 +152,7 @@ class RangeWriter:
     def ranks(self, ranks: Sequence[bytes]) -> None:
         self.number(len(ranks))
         for rank in ranks:
-            shared = _shared(self._rank, rank, _HLC)
+            shared = min(common(self._rank, rank), _HLC)
             self._out.append(shared)
             self._out += rank[shared:]
             self._rank = rank
@@ -340,15 +340,6 @@ def answers_frame(settled: Sequence[bool], body: RangeWriter) -> bytes:
     out.number(len(settled))
     out.raw(sum(1 << place for place, bit in enumerate(settled) if bit).to_bytes((len(settled) + 7) // 8, "little"))
     return out.frame() + body.frame()
-
-
-def _shared(one: bytes, other: bytes, limit: int) -> int:
-    """How many bytes both begin with, at most `limit`."""
-    limit = min(limit, len(one), len(other))
-    for length in range(limit):
-        if one[length] != other[length]:
-            return length
-    return limit
 
 
 def _pieces(packed: bytes, size: int) -> list[bytes]:
