@@ -177,7 +177,8 @@ class StrangerPool:
         self._authors.pop(element.author, None)
         self._authors[element.author] = elements
         while self._bytes > self._max_bytes:
-            self._forget(next(iter(self._authors)))
+            for displaced in self._authors.pop(next(iter(self._authors))).values():
+                self._bytes -= len(displaced.sealed)
         return Merged.POOLED
 
     def sweep(self, horizon: int) -> None:
@@ -186,11 +187,6 @@ class StrangerPool:
                 self._drop(elements, element)
             if not elements:
                 del self._authors[author]
-
-    def _forget(self, author: str) -> None:
-        elements = self._authors.pop(author)
-        for element in list(elements.values()):
-            self._drop(elements, element)
 
     def _drop(self, elements: dict[bytes, Element], element: Element) -> None:
         del elements[element.id]

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
@@ -110,7 +110,7 @@ def write(run: str, author: str, key: str, value: Value, *, hlc: int, sign: Sign
     """Make and sign a record of a known kind; `value` None deletes the key. Raises InvalidRecord."""
     unsigned = Record(VERSION, run, author, key, hlc, _kind(key).ttl, value, bytes(SIGNATURE_SIZE))
     _check_form(unsigned)
-    record = Record(VERSION, run, author, key, hlc, unsigned.ttl, value, sign(RECORDS.message(unsigned.payload)))
+    record = replace(unsigned, signature=sign(RECORDS.message(unsigned.payload)))
     record.__dict__["payload"] = unsigned.payload
     return record
 
