@@ -267,7 +267,7 @@ def verify(
         if home is not None:
             checks += _compared(record, read_history(home / "runs" / Path(str(record["run"])).name / HISTORY))
         return record, checks
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise NoModel(f"{beside}: is no provenance record of this format: {error!r}") from error
 
 
@@ -279,12 +279,15 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         record, signature = sealed["record"], bytes.fromhex(sealed["signature"])
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise ValueError(f"it is no record of format {FORMAT}")
+        numbers = (record["made"], *record["contributors"].values())
+        if not isinstance(record["name"], str) or not all(type(n) is int and 0 <= n < 1 << 40 for n in numbers):
+            raise ValueError("its name is no text, or its date or a count no number")
         return record, signature
     except OSError as error:
         raise NoModel(
             f"{path}: cannot be read: {error.strerror}; a model's record lies beside it, NAME.provenance.json"
         ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NoModel(f"{path}: is no provenance record: {error}") from error
 
 

@@ -79,7 +79,7 @@ def read_tensors(path: Path) -> TensorFile:
                 (name, _TYPES[entry["dtype"]], tuple(map(int, entry["shape"])), tuple(map(int, entry["data_offsets"])))
                 for name, entry in header.items()
             ]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise NotTensors(f"its header cannot be read: {error}") from error
         tensors: dict[str, NDArray[Any]] = {}
         left = os.fstat(file.fileno()).st_size - 8 - size

@@ -179,6 +179,26 @@ def test_what_is_no_record_is_told_as_such(tmp_path: Path, content: bytes) -> No
         verify(tmp_path / "none.safetensors")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["model"].update(round=float("inf")),
+        lambda record: record.update(contributors=["a"]),
+        lambda record: record.update(contributors={"a": "many"}),
+        lambda record: record.update(made=10**30),
+        lambda record: record.pop("made"),
+        lambda record: record.pop("name"),
+    ],
+)
+def test_a_record_that_a_stranger_made_up_is_told_as_such(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    model = made(tmp_path)
+    unsigned(change)(model)
+    with pytest.raises(NoModel, match="is no provenance record"):
+        verify(model)
+
+
 def test_without_a_checkpoint_there_is_nothing_to_export(tmp_path: Path) -> None:
     home = DataDir(tmp_path)
     with pytest.raises(NoModel, match="no specification"):

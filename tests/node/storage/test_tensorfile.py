@@ -61,6 +61,7 @@ def header(**entries: object) -> bytes:
         header(a={"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}) + bytes(8),
         header(a={"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}) + bytes(8),
         header(a={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}) + bytes(5),
+        header(a={"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}) + bytes(4),
         header(__metadata__=3),
     ],
 )
