@@ -135,11 +135,9 @@ def _made_before(spec: RunSpec, note: Path, store: ShardStore) -> RunSpec | None
     """The specification filled in, where this corpus was cut before and all of it is still here."""
     try:
         index_id, heldout, tokenizer = json.loads(note.read_bytes())
-        index = read_index(parse_id(index_id), store)
+        shards = _all_shards(index_id, read_index(parse_id(index_id), store), tokenizer)
     except (OSError, ValueError, ShardError):
         return None
-    shards = [parse_id(index_id), *(entry.shard for entry in (index.heldout, *index.shards))]
-    shards += [parse_id(tokenizer)] if tokenizer else []
     same = spec.data.index in ("", index_id) and (spec.data.index or spec.task.heldout_sha256 in ("", heldout))
     if not same or not all(store.holding(shard).complete for shard in shards):
         return None
@@ -246,6 +244,12 @@ def read_index(shard: ShardId, store: ShardStore) -> Index:
     if manifest.size > MAX_INDEX:
         raise BadIndex(f"{manifest.size} bytes; at most {MAX_INDEX} are allowed")
     return decode(b"".join(map(bytes, parts_of(store, shard))))
+
+
+def _all_shards(index_id: str, index: Index, tokenizer: str) -> list[ShardId]:
+    """The index, what it names, and the tokenizer, if there is one. Raises ValueError for what is no id."""
+    named = (index_id, tokenizer) if tokenizer else (index_id,)
+    return [*map(parse_id, named), *(entry.shard for entry in (index.heldout, *index.shards))]
 
 
 def recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
@@ -385,7 +389,7 @@ def finishing(store: ShardStore) -> Iterator[None]:
 def drop_unfinished(store: ShardStore, begun: Set[str] = frozenset()) -> None:
     """Delete what was cut for a run that never came to be (`begun` has the indexes of the others): not to be served."""
     with suppress(FileNotFoundError):
-        names = _unfinished(store).read_text().split()
+        names = _unfinished(store).read_text(errors="replace").split()
         for name in names if begun.isdisjoint(names) else ():
             with suppress(ValueError, ShardNotHeld):
                 store.pin(parse_id(name), False)
@@ -397,11 +401,7 @@ def release_forgotten(runs: RunStore, store: ShardStore) -> None:
     """Pin the data of runs that were left no longer: they go when their room is needed. Own text goes at once."""
     for name, tokenizer in runs.forgotten():
         try:
-            shard = parse_id(name)
-            index = read_index(shard, store)
-            shards = [shard, *(entry.shard for entry in (index.heldout, *index.shards))]
-            shards += [parse_id(tokenizer)] if tokenizer else []
-            for one in shards:
+            for one in _all_shards(name, read_index(parse_id(name), store), tokenizer):
                 if store.holding(one).size:
                     store.pin(one, False)
         except (ValueError, ShardError) as error:  # ValueError: BadIndex, or another file's name

@@ -88,7 +88,7 @@ class RunStore:
         needed = {spec.data.index for spec in self.specs()}
         try:
             marks = sorted(mark for mark in self._marks.iterdir() if mark.name not in needed)
-            return tuple((mark.name, mark.read_text()) for mark in marks)
+            return tuple((mark.name, mark.read_text(errors="replace")) for mark in marks)
         except FileNotFoundError:
             return ()
 

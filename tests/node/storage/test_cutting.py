@@ -197,6 +197,18 @@ def test_who_leaves_a_run_keeps_neither_its_tokenizer_pinned_nor_its_own_text(
     assert not pinned(store) and not any(file.exists() for file in files)
 
 
+def test_lists_that_the_disk_damaged_hold_up_no_start(tmp_path: Path, store: ShardStore) -> None:
+    home, runs = tmp_path / "home", RunStore(DataDir(tmp_path / "home"))
+    (home / "data-sets").mkdir(parents=True)
+    (home / "data-sets" / ("ab" * 32)).write_bytes(b"\xff\xfe")
+    release_forgotten(runs, store)
+    assert runs.forgotten() == ()
+    unfinished = store.folder.parent / "cut-unfinished"
+    unfinished.write_bytes(b"\xff\xfe\n")
+    drop_unfinished(store)
+    assert not unfinished.exists()
+
+
 def test_what_was_cut_when_the_machine_stopped_is_gone_at_the_next_start(
     corpus: Path, store: ShardStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
