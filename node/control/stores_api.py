@@ -14,12 +14,13 @@ import trio
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import MAX_KEY, kind_of
+from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element
 from swarmnode.node.assembly import Node, now_ms
 from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.storage.shardstore import ShardEntry
-from swarmnode.node.storage.stateexport import export, import_, stored
+from swarmnode.node.storage.stateexport import export, import_
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import HASH, ShardId, chunk_count, parse_id
@@ -199,7 +200,7 @@ class StoresApi:
         """Merge the elements of such a file, verified one by one."""
         source = absolute_path(params.get("path"))
         counts = await import_(self._open(), source, verify=self._node.network.verify, runner=in_thread)
-        return {"path": str(source), "stored": stored(counts), "verdicts": dict(counts)}
+        return {"path": str(source), "stored": counts[Merged.STORED.value], "verdicts": dict(counts)}
 
     async def state_watch(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """What is stored under a prefix from now on; `lost` says how many this reader missed before it."""

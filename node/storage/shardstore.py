@@ -345,13 +345,11 @@ class ShardStore:
         shard = manifest.id
         with self._lock:
             entry = self._entries.get(shard)
+            fresh = entry is None
             if entry is None:
                 with explaining(self.folder):
                     self._make_room(manifest.size)
                 entry = self._entries[shard] = ShardEntry(shard, manifest.size, False, time.time())
-                fresh = True
-            else:
-                fresh = False
             entry.fetches += 1
         try:
             if not entry.complete:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from swarmnode.crdt.envelope import Verify
-from swarmnode.crdt.law import Merged
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
 from swarmnode.node.exitcodes import USAGE, ExpectedError
@@ -72,11 +71,6 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
     except OSError as error:
         raise unusable(error, source, "read") from error
     return +counts
-
-
-def stored(counts: Counter[str]) -> int:
-    """How many elements of an import were news."""
-    return counts[Merged.STORED.value]
 
 
 def _read(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Element | None]:
