@@ -94,7 +94,7 @@ def history(
     if written_elsewhere:
         places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
         places += [] if wandb is None else [_for_wandb(wandb, home, answer)]
-        told = _write(places, home, answer, follow=follow)
+        told = _write(places, home, answer, since=since, follow=follow)
         show({"run_id": answer["run_id"], "written": told}, f"{number_of(told, 'round')} written")
     elif as_json():
         print_json(answer)
@@ -124,21 +124,21 @@ def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
 
 
 def _write(
-    places: Sequence[AbstractContextManager[Write]], home: DataDir, answer: dict[str, Any], *, follow: bool
+    places: Sequence[AbstractContextManager[Write]], home: DataDir, answer: dict[str, Any], *, since: int, follow: bool
 ) -> int:
     """Tell each place the rounds in the answer, and with `follow` those that end from then on; how many there were."""
-    told, rounds, newest = 0, answer["rounds"], -1
+    told, rounds = 0, answer["rounds"]
     with ExitStack() as stack, suppress(KeyboardInterrupt):
         writers = [stack.enter_context(place) for place in places]
         while True:
             for each in rounds:
                 for write in writers:
                     write(each)
-                told, newest = told + 1, each["round"]
+                told, since = told + 1, each["round"] + 1
             if not follow:
                 break
             time.sleep(FOLLOW_EVERY)
-            rounds = _read(home, answer["run_id"], newest + 1)["rounds"]
+            rounds = _read(home, answer["run_id"], since)["rounds"]
     return told
 
 

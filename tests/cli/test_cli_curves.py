@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarmnode.cli.history import _write
 from swarmnode.node.exitcodes import CONFIG, USAGE
+from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.history import HISTORY, History, PastRound
 
 RUN_ID = "3f9c21ab04de" + "0" * 52
@@ -85,6 +88,22 @@ def test_without_the_library_it_says_which_to_install(swarmnode: Any, home: Path
     done = swarmnode("history", f"--{extra}", str(tmp_path / "logs"), "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == CONFIG
     assert f'pip install "swarmnode[{extra}]"' in json.loads(done.stderr)["error"]["message"]
+
+
+def test_who_follows_from_a_later_round_on_gets_none_before_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, written = iter([(), (3, 4, 5, 6)]), list[dict[str, Any]]()
+
+    def sleep(_: float) -> None:
+        try:
+            rounds(home, *next(ends))
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("swarmnode.cli.history.time.sleep", sleep)
+    rounds(home, 0, 1, 2)
+    begun = {"run_id": RUN_ID, "rounds": []}
+    assert _write([nullcontext(written.append)], DataDir(home), begun, since=5, follow=True) == 2
+    assert [each["round"] for each in written] == [5, 6]
 
 
 @pytest.mark.parametrize("arguments", [["--follow"], ["--wandb", "mine", "--csv"], ["--tensorboard", "logs", "--plot"]])
