@@ -276,7 +276,6 @@ def logs(
 def _print_left_behind(home: Path, lines: int, why: str) -> None:
     """The log file of a daemon that tells nothing. Raises NotRunning where there is none."""
     from swarmnode.node.logs import read_tail
-    from swarmnode.node.storage.datadir import DataDir
 
     found = read_tail(DataDir(home).logs, lines)
     for line in found:

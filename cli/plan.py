@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from swarmnode.cli.terminal import ask, duration, loaded, show, size, table
+from swarmnode.node.config import MEGABIT
 
-MEGABIT = 1e6 / 8  # bytes
 UP, DOWN, ROUND_TRIP = 20.0, 100.0, 40.0  # Mbit/s, Mbit/s and ms of a home, where nothing else is known
 
 

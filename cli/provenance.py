@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,7 +105,7 @@ def verify(
     if maker is not None:
         checks.append(Check("maker", record["maker"] == maker, f"{record['maker']} made it, {maker} was asked for"))
     failed = [check.what for check in checks if check.holds is False]
-    told = [{"what": check.what, "holds": check.holds, "detail": check.detail} for check in checks]
+    told = [asdict(check) for check in checks]
     show({"valid": not failed, "checks": told, **_summary(record)}, _found(record, told))
     if failed:
         raise ExpectedError(f"{file}: does not hold: {', '.join(failed)}")

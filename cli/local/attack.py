@@ -92,12 +92,8 @@ def make_identities(folder: Path, nodes: int) -> list[str]:
     """Give each node of the swarm to come its key; their peer ids. Raises DataDirError or IdentityError."""
     peers = []
     for number in range(nodes):
-        home = DataDir(folder / f"node-{number}")
-        home.open()
-        try:
+        with DataDir(folder / f"node-{number}") as home:
             peers.append(load_or_create(home.identity, None).peer_id)
-        finally:
-            home.close()
     return peers
 
 
