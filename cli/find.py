@@ -9,7 +9,6 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Container
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,20 +38,16 @@ class RunNotFound(ExpectedError):
 
 
 def _with_options_of_run(names: Container[str]) -> Callable[[Any], Any]:
-    """Gives a command these options of `run` behind its own."""
+    """Gives a command these options of `run` behind its own, in the place of its last parameter, `**options`."""
 
     def decorate(command: Any) -> Any:
-        @wraps(command)
-        def whole(**given: Any) -> None:
-            command(**given)
-
         own = inspect.signature(command, eval_str=True).parameters
         others = inspect.signature(run, eval_str=True).parameters
-        parameters = [each for each in own.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = [*own.values()][:-1]
         parameters += [each for name, each in others.items() if name in names and name not in own]
-        whole.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        whole.__annotations__ = {each.name: each.annotation for each in parameters}
-        return whole
+        command.__signature__ = inspect.Signature(parameters)
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
 
     return decorate
 
