@@ -56,23 +56,25 @@ class Guest:
         """Why training is to pause at `now` (seconds since the epoch). `own`: CPU seconds of this node until now."""
         if config.disk or not 0 <= now - self._weighed_at < WEIGH_EVERY:
             self._weighed_at, self.used = now, weigh(self._directory)
-        found = (
-            self._out_of_hours(config, now),
-            self._in_use(config, now, own),
-            self._on_battery(config),
-            self._too_hot(config),
-            self._too_large(config),
-        )
-        return [hold for hold in found if hold is not None]
+        return list(self._holds(config, now, own))
 
-    def _out_of_hours(self, config: NodeConfig, now: float) -> Hold | None:
-        if not config.hours or allowed_at(config.hours, now):
-            return None
-        return Hold("hours", f"outside of its hours, {config.hours}", next_allowed(config.hours, now))
+    def _holds(self, config: NodeConfig, now: float, own: float) -> Iterator[Hold]:
+        if config.hours and not allowed_at(config.hours, now):
+            yield Hold("hours", f"outside of its hours, {config.hours}", next_allowed(config.hours, now))
+        if (used := self._in_use(config, now, own)) is not None:
+            yield used
+        if config.not_on_battery and self._on_battery():
+            yield Hold("battery", "the machine runs on its battery")
+        if (hot := self._too_hot(config.temperature)) is not None:
+            yield hot
+        if config.disk and self.used > config.disk * GIGABYTE:
+            yield Hold(
+                "disk",
+                f"the data directory has {self.used / GIGABYTE:.2f} GB, and may have {config.disk:g}: raise disk, keep "
+                "fewer checkpoints (checkpoint_keep, checkpoint_hours), or leave old runs (swarmnode leave)",
+            )
 
-    def _on_battery(self, config: NodeConfig) -> Hold | None:
-        if not config.not_on_battery:
-            return None
+    def _on_battery(self) -> bool:
         supplies = _found(self._root / "sys/class/power_supply", "*")
         plugged = any(_text(each / "type") != "Battery" and _text(each / "online") == "1" for each in supplies)
         # A mouse or a headset has a battery too, and its scope is Device.
@@ -82,10 +84,9 @@ class Guest:
             and _text(each / "status") == "Discharging"
             for each in supplies
         )
-        return Hold("battery", "the machine runs on its battery") if drained and not plugged else None
+        return drained and not plugged
 
-    def _too_hot(self, config: NodeConfig) -> Hold | None:
-        cap = config.temperature
+    def _too_hot(self, cap: float) -> Hold | None:
         hottest = max(self._temperatures(), default=0.0) if cap else 0.0
         self._hot = bool(cap) and hottest > (cap - COOLER_BY if self._hot else cap)
         if not self._hot:
@@ -100,15 +101,6 @@ class Guest:
                 degrees = int(_text(sensor)) / 1000
                 if PLAUSIBLE[0] < degrees < PLAUSIBLE[1]:
                     yield degrees
-
-    def _too_large(self, config: NodeConfig) -> Hold | None:
-        if not config.disk or self.used <= config.disk * GIGABYTE:
-            return None
-        return Hold(
-            "disk",
-            f"the data directory has {self.used / GIGABYTE:.2f} GB, and may have {config.disk:g}: raise disk, keep "
-            "fewer checkpoints (checkpoint_keep, checkpoint_hours), or leave old runs (swarmnode leave)",
-        )
 
     # --- whether somebody uses the machine ----------------------------------------------------------------------------
 
