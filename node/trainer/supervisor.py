@@ -57,7 +57,7 @@ from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import InnerSection, RunSpec, encode
 from swarmnode.training.sandbox import Rules
 from swarmnode.training.verify.replay import Distance
-from swarmnode.training.verify.trace import Stretch, point_row, stretches_of
+from swarmnode.training.verify.trace import point_row, stretches_of
 from swarmnode.training.verify.vectors import FREE_SHARE, states_in
 
 logger = logging.getLogger(__name__)
@@ -278,7 +278,9 @@ class TrainerProcess(Trainer):
             claimed=point_row(slice.stretch.end),
             size=slice.size,
             pieces=list(slice.pieces),
-            **_steps(slice.stretch),
+            round=slice.stretch.round,
+            step=slice.stretch.step,
+            steps=slice.stretch.steps,
         )
         return _replayed(answer)
 
@@ -467,10 +469,6 @@ class TrainerProcess(Trainer):
         if self._vector is None:
             raise RuntimeError("the trainer has not started yet")
         return self._vector
-
-
-def _steps(stretch: Stretch) -> dict[str, int]:
-    return {"round": stretch.round, "step": stretch.step, "steps": stretch.steps}
 
 
 def _whose(batches: Batches) -> dict[str, Any]:
