@@ -84,17 +84,17 @@ def work_of(identity: Identity) -> int:
     return work_of_key(identity.private_key.public_key().public_bytes_raw())
 
 
-def mine(bits: int, *, processes: int = 0, progress: Progress = lambda tried, rate: None) -> Ed25519PrivateKey:
+def mine(bits: int, *, progress: Progress) -> Ed25519PrivateKey:
     """A new key with at least so many bits of work, after 2^bits tries on average: for runs that admit no others.
 
-    `processes`: that look for it at the same time, 0 for one on each core. `progress` is told now and then.
+    A process on each core looks for it; `progress` is told now and then.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     began, tried = time.monotonic(), 0
-    workers = processes or os.cpu_count() or 1
+    workers = os.cpu_count() or 1
     with ProcessPoolExecutor(workers) as pool:
         searching: set[Future[bytes | None]] = {pool.submit(_search, bits, BATCH) for _ in range(workers)}
         try:
