@@ -87,10 +87,7 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
     if run is not None:
         yield from _run(run, status, colour)
     elif role == "train":
-        yield (
-            "run",
-            CHOOSE if status.get("choosing") else "none joined yet",
-        )
+        yield "run", CHOOSE if status.get("choosing") else "none joined yet"
     else:
         yield "run", f"none: with role {plain(role, 8)} this node does not train"
     yield "", ""

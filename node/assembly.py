@@ -361,10 +361,9 @@ class Node:
         if self.trainer is not None:
             return "starting the trainer, which loads torch and builds the model"
         if not told:
-            searched = (
-                "the run's text" if self.chosen is not None else "somebody of the run" if self.config.join else ""
-            )
-            return f"looking for {searched}" if searched else "reading the run and its text"
+            if self.chosen is not None:
+                return "looking for the run's text"
+            return "looking for somebody of the run" if self.config.join else "reading the run and its text"
         how = pace(told["bytes"], told["of"], told["rate"])
         if told["event"] == "corpus":
             return f"the run's text: {told['step']}, {how}"
@@ -437,10 +436,8 @@ class Node:
         addresses, place = self.network.addresses, self.place()
         if not addresses:
             return ""
-        run_id, roster = (
-            self.chosen.run_id if self.chosen is not None else "",
-            place.roster if place is not None else "",
-        )
+        run_id = self.chosen.run_id if self.chosen is not None else ""
+        roster = place.roster if place is not None else ""
         try:
             return f"swarmnode join {invite(addresses, run_id, roster)}"
         except ValueError:  # a place of an unusual kind

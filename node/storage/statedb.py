@@ -294,11 +294,11 @@ class StateDatabase:
     def totals(self) -> tuple[dict[str, int], int, int]:
         """Elements by kind, authors, and the bytes of all sealed elements."""
         with self._explaining():
-            rows = self._reader.execute("SELECT kind, count(*), sum(length(sealed)) FROM element GROUP BY kind")
-            kinds = {kind: (count, size) for kind, count, size in rows}
+            kinds = self._reader.execute(
+                "SELECT kind, count(*), sum(length(sealed)) FROM element GROUP BY kind ORDER BY kind"
+            ).fetchall()
             (authors,) = self._reader.execute("SELECT count(DISTINCT author) FROM element").fetchone()
-        counts = {kind: count for kind, (count, _) in sorted(kinds.items())}
-        return counts, authors, sum(size for _, size in kinds.values())
+        return {kind: count for kind, count, _ in kinds}, authors, sum(size for _, _, size in kinds)
 
     def _element(self, sealed: bytes, rank: Rank) -> Element:
         """The element in a row. Raises Damaged where the disk gives other bytes than were stored."""
