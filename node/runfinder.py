@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,7 +21,7 @@ import trio
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.logs import for_terminal, show_ahead
+from swarmnode.node.logs import show_ahead
 from swarmnode.node.process import reason_of
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
@@ -45,7 +47,11 @@ REFUSED_FOR = 8.0  # seconds that others have to come, found through the DHT, on
 OTHERS_WITHIN = 1.0  # seconds that others have to tell their runs, once one has
 ASK_EVERY = 1.0  # seconds
 RUN_ID = 64  # hex digits
+NAME = 64  # characters of a run's name that a person is shown
 NONCE = 16  # random bytes that tell a run from another one by the same file
+
+
+_WHOLE = re.compile(rf"[0-9a-f]{{{RUN_ID}}}")
 
 
 class NoRun(ExpectedError):
@@ -248,7 +254,10 @@ class RunFinder:
                             silent[peer] = why or str(error)
                             return
                         silent[peer] = "it takes part in no run"
-                        found.update({listing.run_id: listing for listing in told})
+                        for listing in told:  # strangers' words, which a person is shown
+                            if _WHOLE.fullmatch(listing.run_id):
+                                name = "".join(filter(str.isprintable, listing.name))[:NAME]
+                                found[listing.run_id] = replace(listing, name=name)
                         if found:
                             scope.deadline = min(scope.deadline, trio.current_time() + OTHERS_WITHIN)
 
@@ -393,8 +402,7 @@ def _ask_which_run(listings: list[RunListing]) -> RunListing:
     """Let the person at the terminal choose. Blocking."""
     print("The nodes that answered take part in several runs:")
     for number, listing in enumerate(listings, 1):
-        name = for_terminal(listing.name)[:64]
-        print(f"  {number}  {name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
+        print(f"  {number}  {listing.name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
     while True:
         answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
         if answer.isdigit() and 1 <= int(answer) <= len(listings):

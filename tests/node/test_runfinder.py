@@ -252,6 +252,17 @@ def test_a_node_whose_peers_tell_of_no_run_goes_on_with_the_one_it_has(
     assert isinstance(joined(store, monkeypatch, a=None)[0], RunUnavailable)  # which one, its owner has to say
 
 
+def test_what_a_stranger_calls_its_run_moves_no_cursor_and_adds_no_line(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = parse_runspec({"run": {"name": "t"}}, source="test")
+    strange = SimpleNamespace(run_id="ab" * 32, run=SimpleNamespace(name="u\n  2  v\x1b[2J"))
+    clearing = SimpleNamespace(run_id="\x1b[2J\x1b[H" + "0" * 57, run=SimpleNamespace(name="w"))
+    error, _ = joined(store, monkeypatch, a=honest, b=cast(Any, strange), c=cast(Any, clearing))
+    assert "take part in 2 runs" in str(error) and "\x1b" not in str(error)
+    assert [line.split()[0] for line in str(error).splitlines()[1:]] == ["--run", "--run"]
+
+
 def test_who_finds_no_run_is_told_what_each_peer_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     error, _ = joined(store, monkeypatch, a=None)
     assert "a: did not answer runs within 5 s" in str(error)
