@@ -75,7 +75,7 @@ LOCAL = tuple(  # RFC 1918, 6598, 3927, 4193, 4291: where a peer at the other si
 )
 AUTONAT = "/libp2p/autonat/1.0.0"
 DIAL_WITHIN = 4.0  # s for the dial back; a SYN is sent again after 1 and 3 s
-ANSWER_WITHIN = DIAL_WITHIN + 3.0  # s for the helper's answer
+ANSWER_WITHIN = DIAL_WITHIN + 3.0  # s for the helper's answer, and for what it says of itself
 AT_ONCE = 8  # dials back under way, for all askers together
 EVERY = 10.0  # s between two dials for one asker
 MAX_ASKERS = 1024  # whose last dial is remembered
@@ -422,12 +422,14 @@ async def identified(session: MuxedSession) -> Identify:
 
     Raises NetworkError where it does not answer.
     """
-    stream = await session.open_stream()
-    try:
-        await agree(stream, IDENTIFY)
-        return await receive(stream, Identify, limit=MAX_IDENTIFY)
-    finally:
-        stream.abort()
+    with trio.move_on_after(ANSWER_WITHIN):
+        stream = await session.open_stream()
+        try:
+            await agree(stream, IDENTIFY)
+            return await receive(stream, Identify, limit=MAX_IDENTIFY)
+        finally:
+            stream.abort()
+    raise BadMessage(f"{session.peer} did not say who it is within {ANSWER_WITHIN:g} s")
 
 
 async def seen_by(session: MuxedSession) -> Address | None:

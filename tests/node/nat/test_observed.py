@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.node.nat.reachability import MAX_OBSERVERS, Reachability, seen_by
+from swarmnode.node.nat.reachability import ANSWER_WITHIN, MAX_OBSERVERS, Reachability, seen_by
+from swarmnode.protocols.network import NetworkError
 
 HERE, THERE = "/ip4/45.80.10.3/tcp/4077", "/ip4/45.80.10.3/tcp/61044"
 SIXTH = "/ip6/2a10:4580::2/tcp/4077"  # where nothing is translated
@@ -85,3 +87,37 @@ def test_a_connection_from_the_listening_port_is_seen_to_come_from_there() -> No
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+class Mute:
+    """A connection whose other side lets no stream be opened, or opens one and never says a word on it."""
+
+    peer, protocol = "peer", ""
+
+    def __init__(self, opens: bool) -> None:
+        self._opens = opens
+
+    async def open_stream(self) -> Mute:
+        if not self._opens:
+            await trio.sleep_forever()
+        return self
+
+    async def send_all(self, data: bytes) -> None: ...
+
+    async def receive_some(self, most: int) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def abort(self) -> None: ...
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_peer_that_never_says_is_not_waited_for(opens: bool) -> None:
+    """Else one such peer among those that are asked would keep a node from finding out how it is reached."""
+
+    async def main() -> None:
+        session: Any = Mute(opens)
+        with trio.fail_after(2 * ANSWER_WITHIN), pytest.raises(NetworkError):
+            await seen_by(session)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
