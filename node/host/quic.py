@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 from collections import deque
 from typing import Any, Protocol
 
@@ -145,7 +144,6 @@ class Carrier(Protocol):
     """The socket that a connection uses with others, `quic_transport.UdpSocket`."""
 
     host: HostAllowance
-    socket: socket.socket
 
     def peer_in(self, certificate: Any) -> PeerId: ...
 
@@ -158,6 +156,8 @@ class Carrier(Protocol):
     def count(self, why: str) -> None: ...
 
     def send(self, datagram: bytes, remote: tuple[str, int]) -> None: ...
+
+    async def has_room(self) -> None: ...
 
 
 class QuicLink:
@@ -269,7 +269,7 @@ class QuicLink:
             try:
                 self.endpoint.send(datagram, remote)
             except BlockingIOError:
-                await trio.lowlevel.wait_writable(self.endpoint.socket)
+                await self.endpoint.has_room()
                 continue
             except OSError as error:  # no way there, now or at all: the timers find out which
                 self.error = self.error or error

@@ -265,6 +265,7 @@ class UdpSocket:
         self.nursery = nursery
         self._for_one = for_one
         self._links: dict[bytes, QuicLink] = {}  # by connection id
+        self._waits = trio.Lock()  # for room, as one task may
         self._is_everywhere = made.getsockname()[0] in ("0.0.0.0", "::")
         self._is_loopback = made.getsockname()[0].startswith(("127.", "::1"))
 
@@ -405,6 +406,10 @@ class UdpSocket:
         """Raises BlockingIOError where the socket has no room, OSError where there is no way."""
         self.socket.sendto(datagram, remote)
         self.host.bytes_out += len(datagram)
+
+    async def has_room(self) -> None:
+        async with self._waits:
+            await trio.lowlevel.wait_writable(self.socket)
 
     def try_to_send(self, datagram: bytes, remote: tuple[str, int]) -> None:
         try:

@@ -423,6 +423,32 @@ def test_streams_of_a_peer_are_bounded() -> None:
     run(main)
 
 
+def test_connections_wait_together_for_room_in_their_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one task may wait for a socket, and all connections share one."""
+
+    async def main() -> None:
+        a, b, c = network(), network(), network()
+        async with connected(a, b) as nursery:
+            c.serve(ECHO, echo)
+            await nursery.start(c.run)
+            await a.connect(place(c))
+            over_quic = [each.session for peer in (b, c) for each in a.connections.of(peer.me) if each.is_quic]
+            send, full_until = quic_transport.UdpSocket.send, trio.current_time() + 0.2
+
+            def full(self: quic_transport.UdpSocket, datagram: bytes, remote: tuple[str, int]) -> None:
+                if self.transport is a.quic and trio.current_time() < full_until:
+                    raise BlockingIOError
+                send(self, datagram, remote)
+
+            monkeypatch.setattr(quic_transport.UdpSocket, "send", full)
+            async with trio.open_nursery() as asking:
+                for peer in (b, c):
+                    asking.start_soon(ask, a, peer, b"hello")
+            assert len(over_quic) == 2 and not any(each.is_closed for each in over_quic)
+
+    run(main)
+
+
 def test_a_connection_that_is_cut_in_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quic, "KEEPALIVE", 0.2)
     monkeypatch.setattr(quic_transport, "SILENCE", 1.0)
