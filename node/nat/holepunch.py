@@ -25,9 +25,9 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.addresses import parse, without_peer
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.stream import BadMessage, places_in, receive, send
+from swarmnode.node.host.stream import BadMessage, multiaddrs_of, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability
 from swarmnode.node.nat.udp import WITHIN, UdpPuncher
 from swarmnode.protocols.limits import Recent
@@ -198,7 +198,7 @@ class HolePuncher:
         places = self._reachability.places(self._network.own_addresses)
         over_tcp = [place for place in places if "/quic-v1" not in place][: MAX_ADDRESSES // 2]
         over_udp = self._udp.places(self._reachability.mapped_udp)[: MAX_ADDRESSES // 2] if self._udp else ()
-        return [Multiaddr(place.partition("/p2p/")[0]).to_bytes() for place in (*over_tcp, *over_udp)]
+        return [place.to_bytes() for place in multiaddrs_of(map(without_peer, (*over_tcp, *over_udp)))]
 
     def _remember(self, peer: PeerId) -> None:
         before, _ = self._failures.get(peer, (0, 0.0))

@@ -44,7 +44,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
-from swarmnode.node.host.stream import BadMessage, ask, peer_bytes, peer_in, places_in, receive, send
+from swarmnode.node.host.stream import BadMessage, ask, multiaddrs_of, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.node.host.tcp import ExactReader
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
@@ -140,8 +140,9 @@ class RelayServer:
         self._reservations = {holder: until for holder, until in self._reservations.items() if until > now}
         self._reservations[peer] = now + self._limits.reservation_ttl
         # who dials the relay over QUIC first has TCP beside it at once; twice the addresses would help nobody
-        own = tuple(Multiaddr(address).to_bytes() for address in self._network.addresses if "/quic-v1" not in address)
-        place = pb.Reservation(expire=int(time.time() + self._limits.reservation_ttl), addrs=own)
+        own = multiaddrs_of(address for address in self._network.addresses if "/quic-v1" not in address)
+        packed = [address.to_bytes() for address in own]
+        place = pb.Reservation(expire=int(time.time() + self._limits.reservation_ttl), addrs=packed)
         try:
             answer = pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, reservation=place, limit=self._limit())
             await send(stream, answer)

@@ -166,6 +166,19 @@ def test_whatever_a_dial_raises_it_has_failed() -> None:
     run_simulation(main)
 
 
+def test_an_address_that_libp2p_cannot_read_is_not_told() -> None:
+    """An owner may announce a container's name, which may have an underscore."""
+
+    async def main() -> None:
+        async with two(works=True) as (b, a):
+            reachability: Any = b.puncher._reachability
+            reachability.places = lambda own: ("/dns4/my_seed/tcp/4077", HERE)
+            assert await b.puncher.punch(a.network.me)
+            assert [place for _, _, place in a.dials.made] == [HERE]
+
+    run_simulation(main)
+
+
 def test_where_no_further_socket_can_be_opened_nothing_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         network: Any = SimpleNamespace(me="me")

@@ -293,6 +293,18 @@ def test_a_malformed_request_is_refused_and_harms_nobody(raw: bytes) -> None:
     trio.run(main)
 
 
+def test_a_relay_does_not_tell_an_address_that_libp2p_cannot_read() -> None:
+    """An owner may announce a container's name, which may have an underscore."""
+
+    async def main() -> None:
+        async with relayed(1) as (at, _relay, a):
+            own = at.own_addresses
+            at.announce_instead((f"/dns4/my_relay/tcp/4077/p2p/{at.me}", *own))
+            assert (await a.circuits.reserve(at.me)).addresses == (f"{own[0]}/p2p-circuit/p2p/{a.network.me}",)
+
+    trio.run(main)
+
+
 def test_two_who_hold_places_at_one_relay_dial_each_other() -> None:
     """Their addresses differ in who stands at the end only, which is not what tells a node's own from others'."""
 
