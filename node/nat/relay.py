@@ -46,6 +46,7 @@ from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, ask, multiaddrs_of, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.node.host.tcp import ExactReader
+from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class RelayServer:
         self._serving = False
         self._reservations: dict[PeerId, float] = {}  # until when, trio time
         self._circuits: Counter[PeerId] = Counter()  # by each of their two ends
-        self._requests: dict[PeerId, list[float]] = {}  # when each peer asked in the last minute, trio time
+        self._requests = Budget[PeerId](Allowance(limits.requests_per_minute / 60, limits.requests_per_minute))
         self.open_circuits = 0
         self.bytes_relayed = 0
         self.refused: Counter[str] = Counter()
@@ -103,7 +104,6 @@ class RelayServer:
                 async for event in events:
                     if not event.up:  # a place is only good while its holder can be told of circuits
                         self._reservations.pop(event.peer, None)
-                        self._requests.pop(event.peer, None)
         finally:
             self._serving = False
 
@@ -113,7 +113,7 @@ class RelayServer:
                 request = await receive(stream, pb.HopMessage)
             except BadMessage as error:
                 raise _Refusal(pb.MALFORMED_MESSAGE, str(error)) from error
-            if self._asks_too_often(stream.peer):
+            if not self._requests.take(stream.peer, 1.0):
                 raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "asks too often")
             if request.type == pb.HopMessage.RESERVE:
                 await self._reserve(stream)
@@ -240,12 +240,6 @@ class RelayServer:
 
     def _limit(self) -> pb.Limit:
         return pb.Limit(duration=int(self._limits.circuit_seconds), data=self._limits.circuit_bytes)
-
-    def _asks_too_often(self, peer: PeerId) -> bool:
-        now = trio.current_time()
-        asked = [at for at in self._requests.get(peer, ()) if at > now - 60.0]
-        self._requests[peer] = [*asked[-self._limits.requests_per_minute :], now]
-        return len(asked) >= self._limits.requests_per_minute
 
 
 class _Refusal(Exception):

@@ -246,6 +246,11 @@ def test_who_asks_too_often_is_refused() -> None:
                 await a.circuits.reserve(at.me)
             with pytest.raises(RelayRefused, match="resource limit"):
                 await a.circuits.reserve(at.me)
+            await disconnect(a.network, at.me)  # which brings no other allowance
+            await until(lambda: a.network.me not in at.connections)
+            await a.network.connect(at.addresses[0])
+            with pytest.raises(RelayRefused, match="resource limit"):
+                await a.circuits.reserve(at.me)
 
     trio.run(main)
 
