@@ -10,6 +10,7 @@ import errno
 import logging
 import math
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from libp2p.identity.identify import identify
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
 from libp2p.rcmgr.connection_limits import ConnectionLimits as EstablishedLimits
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
@@ -30,6 +32,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
+from swarmnode.node.host.patches.basic_host import MAX_PLACES
 from swarmnode.node.host.quic_transport import QuicTransport
 from swarmnode.node.host.tcp import MeteredTCP
 from swarmnode.protocols.network import NetworkError
@@ -78,8 +81,10 @@ def make_host(
     most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
     pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
     quic = QuicTransport(identity.private_key, allowance, handshakes)
+    store = _PeerStore(ID.from_pubkey(keys.public_key))
     host = new_host(
         key_pair=keys,
+        peerstore_opt=store,
         transports=[MeteredTCP(allowance, handshakes), quic],
         sec_opt={NOISE: noise},  # nothing weaker is offered or accepted
         muxer_preference="YAMUX",
@@ -104,6 +109,7 @@ def make_host(
     )
     swarm = host.get_network()
     assert isinstance(swarm, Swarm) and isinstance(host, BasicHost)
+    store.connected = swarm.connections
     swarm.retry_config = RetryConfig(max_retries=0)
     swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
     swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]
@@ -134,6 +140,29 @@ def check_free(address: Multiaddr) -> None:
                 f"choose another with --port, or --port 0 for any free one "
                 f"(`ss -ltnp 'sport = :{port}'` shows who has it)"
             ) from error
+
+
+class _PeerStore(PeerStore):
+    """Forgets neither this node nor who is connected to it, and keeps few addresses of each.
+
+    Upstream (`peer/peerstore.py:201`) forgets first who has no address, which is how it keeps this node's own key, and
+    then whom it knew first. After hearing of a thousand peers a host can no longer say who it is, nor what its oldest
+    connections speak; and an address that was told once is kept for good.
+    No longer needed when `test_stock_peer_store_still_forgets_its_own_key` fails.
+    """
+
+    def __init__(self, me: ID) -> None:
+        super().__init__()
+        self._me = me
+        self.connected: Mapping[ID, object] = {}
+
+    def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
+        super().add_addrs(peer_id, addrs, ttl)
+        del self.peer_data_map[peer_id].addrs[:-MAX_PLACES]
+
+    def _enforce_peer_limit(self) -> None:
+        while len(self.peer_data_map) > self.max_peers:
+            self.clear_peerdata(next(p for p in self.peer_data_map if p != self._me and p not in self.connected))
 
 
 class _NoAutoConnector:

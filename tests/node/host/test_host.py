@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
+from swarmnode.node.host.dialling import peer_id
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
 from swarmnode.node.host.stream import agree, places_in
 from swarmnode.node.identity import Identity, peer_id_of
@@ -429,6 +430,30 @@ def test_learned_addresses_are_bounded_and_undialable_ones_left_out() -> None:
     other = identity().peer_id
     a.learn(other, ("/ip4/0.0.0.0/tcp/1", "/ip4/10.0.0.1/udp/1", "nonsense", "/ip4/10.0.0.2/tcp/2"))
     assert a.known_addresses(other) == (f"/ip4/10.0.0.2/tcp/2/p2p/{other}",)
+
+
+def test_a_peer_of_which_ever_new_addresses_are_told_costs_no_more_memory() -> None:
+    a, peer = network(), identity().peer_id
+    for port in range(1, 200):
+        a.learn(peer, (f"/ip4/10.0.0.1/tcp/{port}",))
+    assert len(a.swarm.peerstore.addrs(peer_id(peer))) <= 32
+
+
+def test_however_many_others_are_told_of_who_is_connected_is_still_known_and_so_is_this_node_itself() -> None:
+    """Upstream forgets those first of whom it knew first, and before them those without an address, such as itself."""
+
+    async def main() -> None:
+        a, b, late = network(), network(), network()
+        async with running(a, b, late):
+            await b.connect(a.addresses[0])
+            await until(lambda: bool(a.protocols_of(b.me)))
+            for number in range(1, 1200):
+                a.learn(peer_id_of(number.to_bytes(32, "big")), (f"/ip4/192.0.2.1/tcp/{number}",))
+            assert a.protocols_of(b.me) and len(a.swarm.peerstore.peer_ids()) <= 1000
+            await late.connect(a.addresses[0])
+            await until(lambda: bool(late.protocols_of(a.me)))
+
+    run(main)
 
 
 def test_providers_are_found_through_a_third_node() -> None:

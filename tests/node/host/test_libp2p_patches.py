@@ -308,6 +308,18 @@ def test_stock_identify_still_calls_every_port_one_of_tcp() -> None:
     assert "/tcp/" in str(source(muxed.UdpAddress(("192.0.2.1", 4077)))), GONE.format("basic_host.tell_transport")
 
 
+# what is known of peers: libp2p_host._PeerStore
+
+
+def test_stock_peer_store_still_forgets_its_own_key() -> None:
+    keys, store = create_new_key_pair(), PeerStore(max_peers=3)
+    me = ID.from_pubkey(keys.public_key)
+    store.add_key_pair(me, keys)
+    for number in range(4):
+        store.add_addrs(ID(bytes([number])), [Multiaddr("/ip4/192.0.2.1/tcp/1")], 60)
+    assert not store.has_peer(me), GONE.format("libp2p_host._PeerStore")
+
+
 # circuit addresses: basic_host.keep_relays
 
 
