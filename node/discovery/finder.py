@@ -78,12 +78,11 @@ class Discovery:
         *,
         join: tuple[Address, ...] = (),
         seeds: tuple[Address, ...] = (),
-        rendezvous: bytes | None = None,
         runner: Runner = inline,
     ) -> None:
         self._network = network
         self._book = book
-        self._rendezvous = rendezvous
+        self._rendezvous: bytes | None = None
         self._runner = runner
         self._random = random.Random(network.me)
         self._candidates: dict[PeerId | Address, _Candidate] = {}  # by target
@@ -343,10 +342,9 @@ class AddressBook:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._peers: OrderedDict[PeerId, tuple[tuple[Address, ...], Group]] = OrderedDict()  # newest last
-        self._saved = self.entries()
         if path is not None and path.exists():
             self._read(path)
-            self._saved = self.entries()
+        self._saved = self.entries()
 
     def entries(self) -> Entries:
         return tuple((peer, addresses) for peer, (addresses, _) in reversed(self._peers.items()))

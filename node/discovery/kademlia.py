@@ -54,7 +54,6 @@ CLOSER = 20  # closer peers taken from an answer: Kademlia's k
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
 PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
 PER_RELAY = 5  # peers reached through one relay in a bucket, which has room for 20
-LIMITS = DhtLimits()
 LOOKUP = LookupLimits()
 
 QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
@@ -70,7 +69,7 @@ PROVIDED = Metric("swarmnode_dht_provided_keys", GAUGE, "keys that this node ann
 class Kademlia(KadDHT):
     """Serves the DHT as soon as it is made, and asks one peer at a time on behalf of lookups."""
 
-    def __init__(self, host: IHost, network: Network, connections: Connections, limits: DhtLimits = LIMITS) -> None:
+    def __init__(self, host: IHost, network: Network, connections: Connections, limits: DhtLimits) -> None:
         self._connections = connections
         self.limits = limits
         self.violations = Violations(str(PROTOCOL_ID))

@@ -144,10 +144,6 @@ class PeerAllowance:
         self.received_of, self.sent_of = Counter[str](), Counter[str]()  # bytes, by protocol, while it is connected
         self.chunk_cost = host.limits.unread_chunk  # bytes that each chunk costs beside its length
 
-    @property
-    def idle(self) -> bool:
-        return not self.unread and not self.streams
-
     def offended(self, what: str, kind: Kind) -> None:
         """The peer did something wrong on a connection."""
         self._host.violations.note(self._peer, what, kind)
@@ -180,7 +176,7 @@ class PeerAllowance:
         """The buckets that the peer's bytes must pass now."""
         own, rates = self._own[direction], self._host.rates
         member = self._host.policy.is_member(self._peer)
-        own.rate = rates.member if member else rates.stranger
+        own.rate = 0.0 if member else rates.stranger
         if self._host.scoring.standing(self._peer) is not Standing.GOOD:
             own.rate = rates.slowed
         return (own,) if member else (own, self._host.strangers[direction])

@@ -99,18 +99,9 @@ class _Silent:
 class Answering:
     """Both sides of the probe; `run()` checks this node's own handlers for as long as it lasts."""
 
-    def __init__(
-        self,
-        network: Libp2pNetwork,
-        rpc: Rpc,
-        parts: Mapping[str, Renewable],
-        *,
-        every: float = EVERY,
-        within: float = WITHIN,
-    ) -> None:
-        """`parts`: what begins anew when a protocol is wedged; `every` and `within` as EVERY and WITHIN."""
+    def __init__(self, network: Libp2pNetwork, rpc: Rpc, parts: Mapping[str, Renewable]) -> None:
+        """`parts`: what begins anew when a protocol is wedged."""
         self._network, self._rpc, self._parts = network, rpc, parts
-        self._every, self._within = every, within
         self._silent: dict[str, _Silent] = {}
         self._restarts: Counter[str] = Counter()
         self._restarted_at: dict[str, float] = {}  # trio time
@@ -145,7 +136,7 @@ class Answering:
         """Have a peer try the handlers, again and again, until cancelled."""
         task_status.started()
         while True:
-            await trio.sleep(self._every)
+            await trio.sleep(EVERY)
             peers = [view.peer for view in self._network.peers()]
             for peer in self._random.sample(peers, len(peers)):
                 if await self.check(peer):
@@ -196,8 +187,8 @@ class Answering:
         try:
             if asker not in network.connections:  # it went meanwhile: nobody is dialled for a probe
                 raise Refuse("busy", "the asker is not connected")
-            with trio.move_on_after(self._within) as patience:
-                stream = await network.open_stream(asker, probe.protocol, timeout=2 * self._within)
+            with trio.move_on_after(WITHIN) as patience:
+                stream = await network.open_stream(asker, probe.protocol, timeout=2 * WITHIN)
                 try:
                     await stream.send_eof()
                     while await stream.receive_some(4096):

@@ -41,7 +41,6 @@ class RateLimits:
     slowest member. The others get what a home or office network carries, which a busy machine can still encrypt.
     """
 
-    member: float = 0.0  # bytes a second; see above
     stranger: float = 128.0 * MIB  # bytes a second, each: the line rate of gigabit Ethernet: a fifth of a core
     strangers: float = 256.0 * MIB  # bytes a second, all together: two such links, half a core
     slowed: float = 64.0 * KIB  # bytes a second, a peer whose standing fell: 400 small calls, or half a large one

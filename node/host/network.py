@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ class Libp2pNetwork:
         self._listening: list[Multiaddr] = []  # once it is known: closed sockets cannot tell where they were
         self.relay_client = RelayClient(self, self.swarm, self._allowance)
         self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
-        self._failures: dict[str, int] = {}
+        self._failures: Counter[str] = Counter()
         self.kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
         kad = str(PROTOCOL_ID)
         self._host.set_stream_handler(TProtocol(kad), self.handlers.watched(kad, self.kademlia.handle_stream))
@@ -197,11 +198,6 @@ class Libp2pNetwork:
         """Whether all that connects `peer` are circuits that it made."""
         connections = self.connections.of(peer)
         return bool(connections) and all(c.inbound and not c.direct for c in connections)
-
-    def relay_of(self, peer: PeerId) -> PeerId | None:
-        """The relay through which `peer` is reached; None where there is a direct connection, or none at all."""
-        best = self.connections.best(peer)
-        return best.relay if best is not None else None
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of a direct connection; None where there is none."""
@@ -333,7 +329,7 @@ class Libp2pNetwork:
                 log.debug("%s with %s ended: %s", protocol, stream.peer, error)
                 stream.abort()
             except Exception:
-                self._failures[protocol] = self._failures.get(protocol, 0) + 1
+                self._failures[protocol] += 1
                 log.exception("the handler of %s failed with %s", protocol, stream.peer)
                 stream.abort()
             except BaseException:

@@ -38,7 +38,7 @@ NOT_ASKED = "not asked for yet"
 
 
 class PortMapping:
-    """Keeps `reachability.mapping` and `reachability.pinhole` while `run` runs."""
+    """Keeps `reachability.mappings` while `run` runs."""
 
     def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
         self._families = [_Family(family, network, reachability) for family in ("ip4", "ip6")]
@@ -135,7 +135,7 @@ class _Family:
             return ASK_AGAIN
         tcp, before = self._leases["tcp"], self._mapping
         udp = self._leases["udp"].port if "udp" in self._leases else 0
-        mapping = Mapping(self._ways[0].name, tcp.host, tcp.port, port, tcp.seconds, udp)
+        mapping = Mapping(self._ways[0].name, tcp.host, tcp.port, port, udp)
         if before is None or before.addresses != mapping.addresses:
             logger.info("the router lets peers in at %s (%s)", ", ".join(mapping.addresses), mapping.way)
         self.state = "mapped"

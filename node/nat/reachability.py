@@ -112,7 +112,6 @@ class Mapping:
     host: str  # the gateway's outer address, as it says; over IPv6 this node's own, as a rule
     port: int
     inner_port: int
-    seconds: float  # for which it holds
     udp_port: int = 0  # where UDP is let in too
 
     @property

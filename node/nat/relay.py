@@ -73,7 +73,7 @@ class RelayServer:
     """Serves reservations and circuits while `run` runs.
 
     `policy` says for whom: members of this node's runs, or with `--role relay` all nodes of our kind; and whose places
-    are kept where they do not suffice. Counted: `refused` by name of the status, `bytes_relayed`.
+    are kept where they do not suffice.
     """
 
     def __init__(self, network: Network, policy: PeerPolicy, limits: RelayLimits = LIMITS) -> None:
@@ -86,7 +86,6 @@ class RelayServer:
         self._requests = Budget[PeerId](Allowance(limits.requests_per_minute / 60, limits.requests_per_minute))
         self.open_circuits = 0
         self.bytes_relayed = 0
-        self.refused: Counter[str] = Counter()
 
     @property
     def reservations(self) -> tuple[PeerId, ...]:
@@ -122,7 +121,6 @@ class RelayServer:
             else:
                 raise _Refusal(pb.UNEXPECTED_MESSAGE, "neither RESERVE nor CONNECT")
         except _Refusal as refusal:
-            self.refused[pb.Status.Name(refusal.status)] += 1
             logger.debug("refused %s: %s", stream.peer, refusal)
             await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=refusal.status))
 
@@ -262,7 +260,6 @@ class RelayRefused(NetworkError):
 class Reservation:
     """A place at a relay, good while the connection to it lasts."""
 
-    relay: PeerId
     expires: float  # trio time
     addresses: tuple[Address, ...]  # where this node can be dialled through the relay, each ending in /p2p/<this node>
 
@@ -304,7 +301,7 @@ class RelayClient:
         me, places = self._network.me, places_in(answer.reservation.addrs[:8])
         circuits = tuple(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}" for place in places)
         expires = trio.current_time() + answer.reservation.expire - time.time()
-        return Reservation(relay, expires, circuits)
+        return Reservation(expires, circuits)
 
     async def dial(self, relay: PeerId, target: PeerId) -> None:
         """Connect to `target` through `relay`. Raises RelayRefused, or another NetworkError."""

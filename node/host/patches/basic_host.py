@@ -22,11 +22,11 @@ from libp2p.peer.id import ID
 from libp2p.utils.varint import read_length_prefixed_protobuf
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.addresses import CIRCUIT
 from swarmnode.node.host.muxed import UdpAddress
 
 log = logging.getLogger(__name__)
 
-CIRCUIT = "/p2p-circuit"
 AGENT = "agent"  # the key in the peer store
 MAX_AGENT = 128  # characters
 MAX_IDENTIFY = 64 << 10  # bytes of what a peer says of itself, of which are kept …

@@ -32,7 +32,8 @@ async def start(
     rendezvous: bytes | None = None,
 ) -> Discovery:
     await nursery.start(node.run)
-    discovery = Discovery(node, notes or book(), join=join, rendezvous=rendezvous)
+    discovery = Discovery(node, notes or book(), join=join)
+    discovery.set_rendezvous(rendezvous)
     await nursery.start(discovery.run)
     return discovery
 

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarmnode.node.host import answering
 from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed, Renewable
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
@@ -26,7 +27,11 @@ from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
 from swarmnode.protocols.transfer.bulk import Bulk
 
 WEDGE = "/test/wedge/1"
-WITHIN = 0.3  # seconds
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "WITHIN", 0.3)
 
 
 class Side:
@@ -42,7 +47,7 @@ class Side:
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=False)
         serve_hello(self.network, "test")
         self.parts = {RPC: Renewable(self.rpc), BULK: Renewable(self.bulk)}
-        self.answering = Answering(self.network, self.rpc, self.parts, within=WITHIN)
+        self.answering = Answering(self.network, self.rpc, self.parts)
         self.lock = trio.Lock()
         self.wedged = False
         self.network.serve(WEDGE, self.serve)

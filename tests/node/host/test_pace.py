@@ -14,7 +14,7 @@ from swarmnode.node.host.limits import MIB, RateLimits
 from swarmnode.node.host.tcp import WRITE_STALL, MeteredStream
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits
 
-RATES = RateLimits(member=0.0, stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=64.0 * 1024)
+RATES = RateLimits(stranger=1.0 * MIB, strangers=1.5 * MIB, slowed=64.0 * 1024)
 PIECE = 64 * 1024
 
 

@@ -383,7 +383,8 @@ def test_what_a_handler_left_unread_counts_no_more_when_it_is_done() -> None:
             await stream.send_eof()
             assert await stream.receive_some(100) == b"answer"
             assert await stream.receive_some(100) == b""
-            await until(lambda: session(b, a).allowance.idle)
+            share = session(b, a).allowance
+            await until(lambda: not share.unread and not share.streams)
 
     run(main)
 

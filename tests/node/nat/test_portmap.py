@@ -200,7 +200,7 @@ def under_jumping_clock(main: Any) -> None:
 def test_a_router_with_nat_pmp_maps_the_listening_port() -> None:
     async def main() -> None:
         async with lab() as it:
-            assert await it.settled() == Mapping("NAT-PMP", OUTER, PORT, PORT, LEASE)
+            assert await it.settled() == Mapping("NAT-PMP", OUTER, PORT, PORT)
             assert it.reachability.mapping is not None and it.reachability.mapping.address == f"/ip4/{OUTER}/tcp/{PORT}"
             assert it.reachability.changes == 1 and it.router.mapped == {PORT: PORT}
 
@@ -431,7 +431,7 @@ def test_a_router_with_pcp_maps_tcp_and_udp_with_one_nonce_each_and_unmaps_both(
         async with lab(knows_pcp=True, seconds=100) as it:
             it.network.own_addresses = (f"/ip4/192.168.1.2/udp/{PORT}/quic-v1/p2p/me",)
             mapping = await it.settled()
-            assert mapping == Mapping("PCP", OUTER, PORT, PORT, 100.0, PORT)
+            assert mapping == Mapping("PCP", OUTER, PORT, PORT, PORT)
             assert mapping.addresses == (f"/ip4/{OUTER}/tcp/{PORT}", f"/ip4/{OUTER}/udp/{PORT}/quic-v1")
             assert it.router.mapped == it.router.mapped_udp == {PORT: PORT}
             await trio.sleep(55)
@@ -493,7 +493,7 @@ def test_over_ipv6_a_hole_in_the_firewall_is_asked_for_at_the_nodes_own_address(
             it.listens = ("::1", PORT)
             while "ip6" not in it.reachability.mappings:  # noqa: ASYNC110 (the clock jumps)
                 await trio.sleep(0.25)
-            assert it.reachability.mappings["ip6"] == Mapping("PCP", "::1", PORT, PORT, LEASE)
+            assert it.reachability.mappings["ip6"] == Mapping("PCP", "::1", PORT, PORT)
             assert it.reachability.mapping is None and it.ports.state_of_ipv6 == "mapped"
             assert it.reachability.places(()) == (f"/ip6/::1/tcp/{PORT}",)
 

@@ -99,7 +99,7 @@ def test_behind_a_router_that_translates_those_who_dial_back_do_not_prove_that_s
         machine.contacted(f"45.0.0.{number + 1}")
         machine.saw(f"45.0.0.{number + 1}", OUTSIDE)
     if mapped:
-        machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077, 3600.0))
+        machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077))
     for number in range(ENOUGH):
         machine.record(DialVerdict(f"45.0.0.{number + 1}", True, 0.0, OUTSIDE))
     machine.decide(0.0, others=0, own=(own,))
@@ -113,12 +113,12 @@ def test_behind_a_router_that_translates_those_who_dial_back_do_not_prove_that_s
 
 def test_where_the_router_passes_udp_on_is_announced_with_tcp_once_that_works() -> None:
     machine = Reachability()
-    machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077, 3600.0, udp_port=4078))
+    machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077, udp_port=4078))
     udp = "/ip4/45.80.10.3/udp/4078/quic-v1"
     assert machine.mapped_udp == (udp,) and machine.reached_at(0.0) == ()
     machine.record(DialVerdict("45.0.0.1", True, 0.0, "/ip4/45.80.10.3/tcp/4077"))
     assert machine.reached_at(0.0) == ("/ip4/45.80.10.3/tcp/4077", udp)
-    machine.map_to("ip4", Mapping("UPnP", "192.168.8.1", 4077, 4077, 3600.0, udp_port=4078))
+    machine.map_to("ip4", Mapping("UPnP", "192.168.8.1", 4077, 4077, udp_port=4078))
     assert machine.mapped_udp == (), "a router behind another one maps nothing that others can reach"
 
 
@@ -180,18 +180,18 @@ def test_ipv4_decides_where_anybody_came_by_it_and_ipv6_speaks_for_itself() -> N
     for number in range(ENOUGH):
         machine.record(DialVerdict(f"2a10:4580:1{number}::1", False, 0.0))
     assert machine.open_at(0.0, "ip6") == () and machine.tried_over_ipv6
-    machine.map_to("ip6", Mapping("PCP", "2a10:4580::2", 4077, 4077, 3600.0))
+    machine.map_to("ip6", Mapping("PCP", "2a10:4580::2", 4077, 4077))
     assert not machine.tried_over_ipv6 and machine.counts() == (0, 2 * ENOUGH) and machine.changed.is_set()
     assert machine.state is Reach.PRIVATE
-    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 3600.0))
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077))
     assert machine.state is Reach.UNKNOWN and machine.counts() == (0, 0)
 
 
 def test_what_was_seen_at_the_routers_former_address_is_forgotten() -> None:
     machine, former = Reachability(), "/ip4/45.80.10.3/tcp/4077"
-    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 3600.0))
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077))
     machine.saw("45.0.0.1", former)
-    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077, 1800.0))
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077))
     assert machine.observed() == (former,)
-    machine.map_to("ip4", Mapping("PCP", "45.80.10.9", 4077, 4077, 3600.0))
+    machine.map_to("ip4", Mapping("PCP", "45.80.10.9", 4077, 4077))
     assert machine.places(()) == ("/ip4/45.80.10.9/tcp/4077",)

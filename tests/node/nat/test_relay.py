@@ -142,10 +142,9 @@ def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> 
 
 def test_without_a_place_at_the_relay_nobody_is_reached() -> None:
     async def main() -> None:
-        async with relayed() as (at, relay, a, b):
+        async with relayed() as (at, _relay, a, b):
             with pytest.raises(RelayRefused, match="no reservation"):
                 await b.circuits.dial(at.me, a.network.me)
-            assert relay.refused["NO_RESERVATION"] == 1
 
     trio.run(main)
 

@@ -67,7 +67,7 @@ class Client(RelayClient):
             raise RelayRefused(relay, "RESERVATION_REFUSED")
         if name in self.gone:
             raise Unreachable(f"{name} is gone")
-        return Reservation(relay, trio.current_time() + TTL, (f"/ip4/45.0.0.1/tcp/1/p2p/{relay}/p2p-circuit",))
+        return Reservation(trio.current_time() + TTL, (f"/ip4/45.0.0.1/tcp/1/p2p/{relay}/p2p-circuit",))
 
     def count(self, name: str) -> int:
         return sum(asked == name for _, asked in self.asked)

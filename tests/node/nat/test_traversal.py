@@ -37,7 +37,7 @@ class Client(RelayClient):
         if relay not in self.fake.hosts:
             raise RelayRefused(relay, "NO_RESERVATION")
         place = f"/ip4/{self.fake.hosts[relay]}/tcp/1/p2p/{relay}/p2p-circuit/p2p/{ME}"
-        return Reservation(relay, 1e12, (place,))
+        return Reservation(1e12, (place,))
 
 
 class FakeNetwork:
@@ -435,7 +435,7 @@ def test_a_port_that_the_router_opened_is_asked_about_and_announced_once_it_work
         async with running(None, helpers=12) as lab:  # others may be asked than those that failed
             assert lab.reachability == "relayed"
             lab.helpers.place = mapped
-            lab.nat.reachability.map_to("ip4", Mapping("UPnP", "45.80.10.3", 50123, 4077, 3600.0))
+            lab.nat.reachability.map_to("ip4", Mapping("UPnP", "45.80.10.3", 50123, 4077))
             await trio.sleep(5)
             assert lab.helpers.asked[-1][1][0] == mapped
             assert lab.reachability == "public" and lab.network.addresses[0] == f"{mapped}/p2p/{ME}"
