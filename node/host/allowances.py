@@ -202,9 +202,10 @@ class PeerAllowance:
         self._host.unread -= size
 
     def open(self) -> bool:
-        """Account for one stream more; False, and nothing, where the peer may not open it."""
+        """Account for one stream more; False, and an offence, where the peer may not open it."""
         limits = self._host.limits
         if self.streams >= limits.streams or self._host.streams >= limits.streams_in_all:
+            self.offended(f"more than {self.streams} streams", Kind.LOAD)
             return False
         self.streams += 1
         self._host.streams += 1

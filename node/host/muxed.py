@@ -9,6 +9,7 @@ A peer may only leave as many bytes unread as its `PeerAllowance` admits. The wi
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections import deque
@@ -23,6 +24,9 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClos
 
 from swarmnode.node.host.allowances import OTHER, HostAllowance
 from swarmnode.protocols.network import PeerId, StreamBroken
+from swarmnode.protocols.peers.scoring import Kind
+
+log = logging.getLogger(__name__)
 
 MAX_WIDENED = 8 * 1024 * 1024  # bytes by which the receive windows of one connection may grow, all streams together
 RTTS = 16  # round-trip times kept
@@ -97,6 +101,18 @@ class MuxedSession(IMuxedConn):
 
     def settle(self) -> None:
         """The peer is known and registered."""
+
+    def _break(self, why: str) -> bool:
+        """Break all streams and let no more be opened; False where the connection had ended before."""
+        if self._closing:
+            return False
+        log.debug("connection to %s: %s", self.peer, why)
+        self._closing, self.ended = True, self.ended or why
+        for stream in tuple(self._streams.values()):
+            stream.break_off()
+        self._opened.close()
+        self.event_closed.set()
+        return True
 
     @abstractmethod
     def widen(self, by: int) -> bool:
@@ -249,22 +265,23 @@ class MuxedStream(IMuxedStream):
             raise self._reset()
         return not more
 
-    def feed(self, chunk: bytes) -> bool:
-        """Keep what arrived for the reader; False where the peer left too much unread for that."""
+    def feed(self, chunk: bytes) -> None:
+        """Keep what arrived for the reader; where the peer left too much unread for that, the stream is reset."""
         self.muxed_conn.pace.came(len(chunk), trio.current_time())
         if self._sink is not None:
             self._took(len(chunk), 0)
             if not self._sink(chunk):
                 self._sink = None
                 self._readable.unpark_all()
-            return True
+            return
         cost = len(chunk) + self._allowance.chunk_cost
         if not self._allowance.keep(cost):
-            return False
+            self._allowance.offended(f"{self._allowance.unread} bytes that nobody read: a stream was reset", Kind.LOAD)
+            self.abort()
+            return
         self._chunks.append(chunk)
         self._unread += cost
         self._readable.unpark_all()
-        return True
 
     def feed_eof(self) -> None:
         self._finished_receiving = True
@@ -324,13 +341,8 @@ class MuxedStream(IMuxedStream):
             self._send_end()
             self._forget_if_done()
 
-    def end(self) -> None:
-        """Finish sending and stop reading: what was queued still arrives."""
-        self.send_eof_nowait()
-        self.abort()
-
     def abort(self) -> None:
-        """Drop the stream in both directions, at once and without waiting."""
+        """Drop the stream in both directions, at once; after `send_eof` what was queued still arrives."""
         sending, receiving = not self._finished_sending, not self._finished_receiving
         if not self.broken and (sending or receiving):
             self._send_reset(sending=sending, receiving=receiving)

@@ -325,18 +325,14 @@ class Libp2pNetwork:
                 return
             try:
                 await handler(stream)
+                stream.send_eof_nowait()
             except NetworkError as error:
                 log.debug("%s with %s ended: %s", protocol, stream.peer, error)
-                stream.abort()
             except Exception:
                 self._failures[protocol] += 1
                 log.exception("the handler of %s failed with %s", protocol, stream.peer)
+            finally:
                 stream.abort()
-            except BaseException:
-                stream.abort()
-                raise
-            else:
-                stream.end()
 
         self._host.set_stream_handler(TProtocol(protocol), self.handlers.watched(protocol, handle))
 

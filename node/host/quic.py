@@ -357,13 +357,8 @@ class QuicSession(MuxedSession):
         if data:
             self._received_of[stream.protocol] += len(data)
             self._received_here[stream.protocol] += len(data)
-            if not stream.feed(data):
-                self.allowance.offended(
-                    f"{self.allowance.unread} bytes that nobody read: a stream was reset", Kind.LOAD
-                )
-                stream.abort()
-                return
-        if end:
+            stream.feed(data)
+        if end and not stream.broken:
             stream.feed_eof()
 
     def _opened_by_peer(self, stream_id: int) -> QuicStream | None:
@@ -372,7 +367,6 @@ class QuicSession(MuxedSession):
             return None  # one that is done with here
         inner.was_opened = True
         if not self.allowance.open():
-            self.allowance.offended(f"more than {self.allowance.streams} streams", Kind.LOAD)
             self.drop(stream_id, sending=True, receiving=True)
             return None
         stream = self._streams[stream_id] = QuicStream(self, stream_id)
@@ -499,18 +493,11 @@ class QuicSession(MuxedSession):
 
     def abandon(self, why: str) -> None:
         """Break all streams, without a word to the peer."""
-        if self._closing:
-            return
-        log.debug("connection to %s: %s", self.peer, why)
-        self._closing, self.ended = True, why
-        for stream in tuple(self._streams.values()):
-            stream.break_off()
-        self.allowance.give_back(self._waits)
-        self._waits = 0
-        self._opened.close()
-        self._to_open.unpark_all()
-        self.event_closed.set()
-        self.link.abort()
+        if self._break(why):
+            self.allowance.give_back(self._waits)
+            self._waits = 0
+            self._to_open.unpark_all()
+            self.link.abort()
 
     # The names that py-libp2p calls.
 

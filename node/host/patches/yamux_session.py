@@ -162,17 +162,11 @@ class YamuxSession(MuxedSession):
 
     async def abandon(self, why: str) -> None:
         """Break all streams and close the socket, without a word to the peer."""
-        if self._closing:
+        if not self._break(why):
             return
-        log.debug("connection to %s: %s", self.peer_id, why)
-        self._closing, self.ended = True, self.ended or why
-        for stream in tuple(self._streams.values()):
-            stream.break_off()
-        self._opened.close()
         self.outbox.room.unpark_all()
         self._drained.set()
         self._wake()
-        self.event_closed.set()
         try:
             await self.secured_conn.close()
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -285,18 +279,14 @@ class YamuxSession(MuxedSession):
                 chunk = chunk[self._at : self._at + length]
             self._at += len(chunk)
             length -= len(chunk)
-            if stream is not None and not stream.broken and not stream.feed(chunk):
-                self.allowance.offended(
-                    f"{self.allowance.unread} bytes that nobody read: a stream was reset", Kind.LOAD
-                )
-                stream.abort()
+            if stream is not None and not stream.broken:
+                stream.feed(chunk)
         return True
 
     def _on_syn(self, stream_id: int) -> YamuxStream | None:
         if not self._is_theirs(stream_id) or stream_id in self._streams:
             raise _ProtocolViolation(f"opened stream {stream_id}, which is not its to open")
         if not self.allowance.open():
-            self.allowance.offended(f"more than {self.allowance.streams} streams", Kind.LOAD)
             self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
             return None
         stream = self._streams[stream_id] = YamuxStream(self, stream_id)

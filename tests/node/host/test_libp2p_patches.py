@@ -540,7 +540,8 @@ def test_finished_stream_is_read_to_its_end_though_the_sender_dropped_it() -> No
         async with pair(YamuxSession) as (left, right, _, _):
             out, back = await open_pair(left, right)
             await out.send_all(b"reply")
-            out.end()
+            out.send_eof_nowait()
+            out.abort()
             await trio.sleep(1)
             assert await back.receive_some(100) == b"reply"
             assert await back.receive_some(100) == b""
@@ -557,7 +558,8 @@ def test_what_was_left_unread_counts_no_more_once_both_sides_have_finished() -> 
             await trio.sleep(1)
             assert await back.receive_some(8) == b"question"
             await back.send_all(b"answer")
-            back.end()
+            back.send_eof_nowait()
+            back.abort()
             assert is_idle(right.allowance)
             await trio.sleep(1)
             assert await out.receive_some(100) == b"answer"
