@@ -37,7 +37,7 @@ from swarmnode.node.host.addresses import (
 )
 from swarmnode.node.host.connections import Connection, Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
-from swarmnode.node.host.muxed import RATE_AGE
+from swarmnode.node.host.muxed import RATE_AGE, MuxedSession
 from swarmnode.node.host.quic import QuicSession
 from swarmnode.node.host.stream import multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
@@ -181,15 +181,34 @@ class Dialler:
     async def _try_too(self, there: Connection, over: str) -> None:
         """Dial the peer of a direct connection over the other transport as well."""
         peer = there.session.peer
-        for address in self.known(peer):
+        if there.host is not None:
+            await self.dial_beside(peer, self.known(peer), there.host, over)
+
+    async def dial_beside(
+        self,
+        peer: PeerId,
+        addresses: Iterable[Address],
+        host: str,
+        over: str,
+        source: tuple[str, int] | None = None,
+    ) -> MuxedSession | None:
+        """One more connection to a peer, over "tcp" or "quic", at those of its `addresses` that are at an IP address.
+
+        From `source`, an address and port of this machine, where that is given. None where it failed.
+        """
+        for address in addresses:
             endpoint = parse(address)
-            if endpoint is not None and (endpoint.host, endpoint.over) == (there.host, over) and not endpoint.relay:
-                try:
-                    with trio.fail_after(2 * UPGRADE):
-                        await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))
-                    return
-                except Exception as error:
-                    log.debug("not over %s to %s at %s: %s", over, peer, address, _reason(error))
+            if endpoint is None or (endpoint.host, endpoint.over, endpoint.relay) != (host, over, None):
+                continue
+            try:
+                with trio.fail_after(2 * UPGRADE):
+                    conn = await self._swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
+            except Exception as error:
+                log.debug("not over %s to %s at %s: %s", over, peer, address, _reason(error))
+                continue
+            session = conn.muxed_conn
+            return session if isinstance(session, MuxedSession) else None
+        return None
 
     def _forget(self, target: PeerId | Address, dial: _Dial) -> None:
         if self._under_way.get(target) is dial:

@@ -21,7 +21,6 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.kad_dht.common import PROTOCOL_ID
-from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.peerstore import PeerStoreError
 from libp2p.tools.anyio_service import background_trio_service
@@ -230,19 +229,15 @@ class Libp2pNetwork:
     async def connect_from_listening_port(self, peer: PeerId) -> MuxedSession | None:
         """One more connection to a directly connected peer, from the listening port; None where it failed."""
         host = self.host_of(peer)
-        source = self.dial_source(host) if host is not None else None
-        for address in self.known_addresses(peer) if source is not None else ():
-            endpoint = parse(address)
-            if endpoint is None or (endpoint.host, endpoint.over, endpoint.relay) != (host, "tcp", None):
-                continue
-            try:
-                conn = await self.swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
-            except (SwarmException, OSError) as error:
-                log.debug("no connection to %s from the listening port: %s", peer, error)
-                continue
-            session = conn.muxed_conn
-            return session if isinstance(session, MuxedSession) else None
-        return None
+        if host is None or (source := self.dial_source(host)) is None:
+            return None
+        return await self._dialler.dial_beside(peer, self.known_addresses(peer), host, "tcp", source)
+
+    async def connect_over_quic(self, peer: PeerId, host: str) -> MuxedSession | None:
+        """The connection to a peer over QUIC at an IP address, or one more; None where it failed."""
+        there = (c.session for c in self.connections.of(peer) if c.is_quic and c.host == host)
+        session = next(there, None)
+        return session or await self._dialler.dial_beside(peer, self.known_addresses(peer), host, "quic")
 
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""

@@ -29,20 +29,19 @@ import os
 import random
 import resource
 import socket
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
 
 import trio
-import trio.lowlevel
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.reachability import MAX_OBSERVERS, is_local, seen_by
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import Address, NetworkError, PeerId
 
@@ -67,7 +66,7 @@ class UdpPuncher:
 
     def __init__(self, network: Libp2pNetwork) -> None:
         self._network = network
-        self._seen: OrderedDict[str, Address] = OrderedDict()  # where the socket is seen, by host of the observer
+        self._seen = Recent[str, Address](MAX_OBSERVERS)  # where the socket is seen, by host of the observer
         self._random = random.Random(network.me)
         self.packets: Counter[str] = Counter()
         self._opening = trio.Semaphore(OPENED_AT_ONCE)
@@ -79,12 +78,10 @@ class UdpPuncher:
         """
         if host in self._seen or not self._network.quic.endpoints:
             return
-        session = await self._session(host, peer)
+        session = await self._network.connect_over_quic(peer, host)
         place = await seen_by(session) if session is not None else None
         if place is not None and "/quic-v1" in place:
             self._seen[host] = place
-            while len(self._seen) > MAX_OBSERVERS:
-                self._seen.popitem(last=False)
 
     async def look_around(self) -> None:
         """Ask the connected peers outside of the local network, until two have told over IPv4, where NATs are."""
@@ -104,22 +101,6 @@ class UdpPuncher:
         over_ipv4 = (at.host for at in places if at and (at.kind, at.over, at.relay) == ("ip4", "quic", None))
         hosts = dict.fromkeys((host, next(over_ipv4, host))) if host is not None else {}
         return tuple(each for each in hosts if each is not None and not is_local(each))
-
-    async def _session(self, host: str, peer: PeerId) -> MuxedSession | None:
-        for connection in self._network.connections.of(peer):
-            if connection.is_quic and connection.host == host:
-                return connection.session
-        for address in self._network.known_addresses(peer):
-            endpoint = parse(address)
-            if endpoint is not None and (endpoint.host, endpoint.over, endpoint.relay) == (host, "quic", None):
-                try:
-                    conn = await self._network.swarm.dial_addr(Multiaddr(endpoint.place), ID.from_string(peer))
-                except (SwarmException, OSError) as error:
-                    log.debug("no QUIC connection to %s: %s", peer, error)
-                    continue
-                session = conn.muxed_conn
-                return session if isinstance(session, MuxedSession) else None
-        return None
 
     def forget(self) -> None:
         """This node's own network changed."""
