@@ -24,7 +24,7 @@ from swarmnode.node.assembly import Node
 from swarmnode.node.config import CAPS, NodeConfig
 from swarmnode.node.control import Declined
 from swarmnode.node.control.peers_api import PeersApi, which_peer
-from swarmnode.node.control.runs_api import RunsApi
+from swarmnode.node.control.runs_api import RunsApi, learning_of
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
@@ -147,9 +147,7 @@ class Api:
             "loss": session.losses[-1][1] if session is not None and session.losses else None,
             "loss_unit": chosen.spec.loss_unit,
             "loss_history": [[r, loss] for r, loss in session.losses] if session is not None else [],
-            "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
-            "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
-            "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
+            **learning_of(session),
             "reward_by_chance": spec.rollouts.difficulty**-2
             if not spec.needs_data and spec.rollouts.task == "digits"
             else None,

@@ -15,6 +15,7 @@ from swarmnode.node.control import Declined, absolute_path
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
+from swarmnode.node.session import RunSession
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
@@ -91,8 +92,8 @@ class RunsApi:
 
     async def rollouts_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The groups that are here, own ones and others', the newest first."""
-        rollouts, limit = self._rollouts(), max(1, min(int(params.get("limit", 20)), LISTED))
-        author = params.get("author")
+        _, rollouts = self._sharing()
+        limit, author = max(1, min(int(params.get("limit", 20)), LISTED)), params.get("author")
         wanted = rollouts.pool.me if author == "me" else author
         held = [(group, None) for group in rollouts.pool.own()]
         held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
@@ -103,7 +104,8 @@ class RunsApi:
 
     async def rollouts_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """One group with its question, answers and what they earn."""
-        rollouts, wanted = self._rollouts(), str(params.get("id", ""))
+        _, rollouts = self._sharing()
+        wanted = str(params.get("id", ""))
         held = [*rollouts.pool.own(), *(held.signed for held in rollouts.pool)]
         found = [group for group in held if wanted and group.id.hex().startswith(wanted)]
         if not found:
@@ -131,28 +133,23 @@ class RunsApi:
 
     async def rollouts_pool(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What is held of whom, and what of each was refused."""
-        pool = self._rollouts().pool
+        _, rollouts = self._sharing()
+        pool = rollouts.pool
         return {"pool": asdict(pool.stats()), "authors": [asdict(author) for author in pool.by_author()]}
 
     async def rollouts_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What sharing and learning came to since this node started."""
-        session = self._node.session
-        last = session.last if session is not None else None
+        session, rollouts = self._sharing()
+        by_task = session.rewards_by_task.items()
         return {
-            **asdict(self._rollouts().stats()),
-            "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
-            "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
+            **asdict(rollouts.stats()),
             "samplers": [],
-            "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
-            "reward_by_task": {
-                task: [[r, reward] for r, reward in course] for task, course in session.rewards_by_task.items()
-            }
-            if session is not None
-            else {},
-            **(session.method.status() if session is not None else {}),
+            **learning_of(session),
+            "reward_by_task": {task: [[r, reward] for r, reward in course] for task, course in by_task},
+            **session.method.status(),
         }
 
-    def _rollouts(self) -> Rollouts:
+    def _sharing(self) -> tuple[RunSession, Rollouts]:
         session = self._node.session
         if session is None:
             raise Declined("this node takes part in no run yet; swarmnode run --task digits-rl begins one by rollouts")
@@ -160,7 +157,7 @@ class RunsApi:
             raise Declined(
                 "the run of this node shares no rollouts; swarmnode run --task digits-rl begins one that does"
             )
-        return session.method.rollouts
+        return session, session.method.rollouts
 
     # --- steering --------------------------------------------------------------------------------------------------
 
@@ -231,6 +228,16 @@ class RunsApi:
         if chosen is None or state is None:
             raise Declined("this node is in no run yet; swarmnode status says what it waits for")
         return chosen.spec, state
+
+
+def learning_of(session: RunSession | None) -> dict[str, Any]:
+    """What the last round learned from and was sampled by, and the rewards of all of them."""
+    last = session.last if session is not None else None
+    return {
+        "learned": asdict(last.learned) if last is not None and last.learned is not None else None,
+        "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
+        "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
+    }
 
 
 def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:

@@ -100,10 +100,8 @@ class HolePuncher:
                 why = str(error)
                 break  # it does not take part; trying again would change nothing
         self.failed += 1
-        self._remember(peer)
-        _, until = self._failures[peer]
-        later = f"; tried again in {until - trio.current_time():.0f} s, or by swarmnode ping"
-        self._network.connections.note(peer, f"no hole was punched: {why}{later}")
+        later = f"tried again in {self._remember(peer):.0f} s, or by swarmnode ping"
+        self._network.connections.note(peer, f"no hole was punched: {why}; {later}")
         return False
 
     async def _attempt(self, peer: PeerId, *, speaks_first: bool) -> bool:
@@ -200,10 +198,12 @@ class HolePuncher:
         over_udp = self._udp.places(self._reachability.mapped_udp)[: MAX_ADDRESSES // 2] if self._udp else ()
         return [place.to_bytes() for place in multiaddrs_of(map(without_peer, (*over_tcp, *over_udp)))]
 
-    def _remember(self, peer: PeerId) -> None:
+    def _remember(self, peer: PeerId) -> float:
+        """A failure; for how many seconds the peer is left alone."""
         before, _ = self._failures.get(peer, (0, 0.0))
         wait = min(RETRY_AFTER * 2**before, RETRY_AT_MOST)
         self._failures[peer] = (before + 1, trio.current_time() + wait)
+        return wait
 
 
 def _unpacked(message: pb.HolePunch) -> tuple[Address, ...]:

@@ -148,7 +148,7 @@ async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict
         for address, failure in sorted(results.items(), key=lambda each: CIRCUIT in each[0]):
             told(f"dialled {address}", not failure, failure or "connected")
         if path() == "relayed":
-            punched = await nat.go_direct(peer)
+            punched = await nat.puncher.punch(peer)
             told("punched a hole", punched, "direct" if punched else network.connections.history(peer)[-1].why)
     return {"peer_id": peer, "path": path(), "steps": steps, "advice": advice(path(), steps)}
 

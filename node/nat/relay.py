@@ -311,7 +311,7 @@ class RelayClient:
             answer = await receive(stream, pb.HopMessage)
             if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
                 raise RelayRefused(relay, _name(answer.status))
-            raw = _raw(stream, self._host, initiator=True)
+            raw = _raw(CircuitStream(stream, self._host), stream.peer, initiator=True)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
         except SwarmException as error:
             await stream.aclose()
@@ -333,11 +333,12 @@ class RelayClient:
             return
         source = peer_in(request.peer.id)
         await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
-        raw = _raw(stream, self._host, initiator=False)
+        circuit = CircuitStream(stream, self._host)
+        raw = _raw(circuit, stream.peer, initiator=False)
         self._inbound += 1
         try:
-            await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr(f"/p2p/{stream.peer}/p2p-circuit"))
-            await raw.stream.ended.wait()
+            await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+            await circuit.ended.wait()
         except SwarmException as error:
             logger.debug("a circuit from %s through %s came to nothing: %s", source, stream.peer, error)
         finally:
@@ -468,13 +469,9 @@ class CircuitStream(ExactReader):
         return None
 
 
-class _Raw(RawConnection):
-    stream: CircuitStream
-
-
-def _raw(stream: Stream, host: HostAllowance, *, initiator: bool) -> _Raw:
-    address = Multiaddr(f"/p2p/{stream.peer}/p2p-circuit")
-    return _Raw(CircuitStream(stream, host), initiator, ConnectionType.RELAYED, [address])
+def _raw(circuit: CircuitStream, relay: PeerId, *, initiator: bool) -> RawConnection:
+    address = Multiaddr(f"/p2p/{relay}/p2p-circuit")
+    return RawConnection(circuit, initiator, ConnectionType.RELAYED, [address])
 
 
 def _name(status: pb.Status.ValueType) -> str:

@@ -247,11 +247,7 @@ class NatTraversal:
     def try_direct(self, peer: PeerId) -> None:
         """Begin to replace a circuit to `peer`, whatever failed before."""
         if self._nursery is not None:
-            self._nursery.start_soon(self.go_direct, peer)
-
-    async def go_direct(self, peer: PeerId) -> bool:
-        """Try now to replace a circuit to `peer`, whatever failed before; whether there is a direct connection."""
-        return self._network.is_direct(peer) or await self.puncher.punch(peer)
+            self._nursery.start_soon(self.puncher.punch, peer)
 
 
 _TELL = {
