@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
+from hosts import identity, network, running, until
 
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.host import dialling
 from swarmnode.node.host.addresses import public_key
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.protocols.network import Address, Stream, Unreachable
-
-
-def identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-
-
-def network(port: int = 0) -> Libp2pNetwork:
-    return Libp2pNetwork(identity(), HostSettings(listen=(f"/ip4/127.0.0.1/tcp/{port}",)))
-
-
-@asynccontextmanager
-async def running(*nodes: Libp2pNetwork) -> AsyncIterator[trio.Nursery]:
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            for node in nodes:
-                await nursery.start(node.run)
-            yield nursery
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110 (some states have no event)
-            await trio.sleep(0.01)
 
 
 def port_of(node: Libp2pNetwork) -> int:
@@ -80,7 +53,7 @@ def test_every_kind_of_join_address_connects(place: str, named: bool) -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_peers_over_ipv6_are_seen_with_their_addresses(named: bool) -> None:
     async def main() -> None:
-        a, b = network(), Libp2pNetwork(identity(), HostSettings(listen=("/ip6/::1/tcp/0",)))
+        a, b = network(), network(listen=("/ip6/::1/tcp/0",))
         async with running(a, b):
             place = f"/ip6/::1/tcp/{port_of(b)}"
             await a.connect(place + (f"/p2p/{b.me}" if named else ""))

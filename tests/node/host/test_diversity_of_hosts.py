@@ -5,21 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import hosts
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import identity
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.discovery.finder import MAX_PEERS, AddressBook
 from swarmnode.node.discovery.kademlia import ANCHORS, CLOSER, PER_PREFIX, PER_RELAY, Kademlia
 from swarmnode.node.host.connections import Connections
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
-
-
-def new_identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
 
 
 def connected_from(group_of: Any) -> Connections:
@@ -30,12 +24,12 @@ def filled(group: str | None, count: int = 18) -> tuple[Kademlia, int]:
     """A routing table that was offered so many peers of one group, and how many it took."""
 
     async def main() -> tuple[Kademlia, int]:
-        network = Libp2pNetwork(new_identity(), HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+        network = hosts.network()
         table = network.kademlia
         table._connections = connected_from(lambda peer: group)
         taken = 0
         for number in range(count):
-            peer = ID.from_base58(new_identity().peer_id)
+            peer = ID.from_base58(identity().peer_id)
             table.host.get_peerstore().add_addrs(peer, [Multiaddr(f"/ip4/127.0.0.1/tcp/{2000 + number}")], 3600)
             taken += await table.add_peer(peer, skip_server_mode_check=True)
         return table, taken
@@ -72,8 +66,8 @@ def test_the_book_forgets_the_crowd_before_anybody_else_and_else_the_oldest() ->
 
 def test_lookups_begin_with_every_network() -> None:
     table, _ = filled(None, count=0)
-    attackers = [new_identity().peer_id for _ in range(2 * (ANCHORS + 2 * CLOSER))]
-    honest = [new_identity().peer_id for _ in range(5)]
+    attackers = [identity().peer_id for _ in range(2 * (ANCHORS + 2 * CLOSER))]
+    honest = [identity().peer_id for _ in range(5)]
     groups = dict.fromkeys(attackers, "8.8.8.0/24") | {peer: f"group {n}" for n, peer in enumerate(honest)}
     views = [SimpleNamespace(peer=peer, group=groups[peer], connected_at=n) for n, peer in enumerate(groups)]
     table.network = cast(Any, SimpleNamespace(peers=lambda: views, known_addresses=lambda peer: ()))

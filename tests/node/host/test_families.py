@@ -8,16 +8,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import hosts
 import ifaddr
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host import addresses
 from swarmnode.node.host.addresses import announced, by_turns, listening
 from swarmnode.node.host.dialling import STAGGER
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.host.network import Libp2pNetwork
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0")
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -29,9 +28,7 @@ on_ipv6 = pytest.mark.skipif(no_ipv6, reason="this machine has no IPv6, not even
 
 
 def network(listen: tuple[str, ...]) -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=listen))
+    return hosts.network(listen=listen)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

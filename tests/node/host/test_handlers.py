@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import network
 
 from swarmnode.node.host import answering
 from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed, Renewable
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.calls.rpc import PROTOCOL as RPC
 from swarmnode.protocols.calls.rpc import Refused, Rpc
@@ -38,10 +36,8 @@ class Side:
     """A node as far as streams and calls go, with a protocol that can be wedged."""
 
     def __init__(self) -> None:
-        key = Ed25519PrivateKey.generate()
-        me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         limits = Limits()
-        self.network = Libp2pNetwork(me, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), limits=limits))
+        self.network = network(limits=limits)
         self.rpc = Rpc(self.network, limits=limits.rpc)
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=False)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
+from hosts import echo, identity, network, running, until
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
@@ -22,45 +21,13 @@ from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.dialling import peer_id
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork, PortTaken
+from swarmnode.node.host.network import Libp2pNetwork, PortTaken
 from swarmnode.node.host.stream import agree, places_in
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
-
-
-def identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-
-
-def network(**settings: Any) -> Libp2pNetwork:
-    return Libp2pNetwork(identity(), HostSettings(listen=LOOPBACK, **settings))
-
-
-@asynccontextmanager
-async def running(*nodes: Libp2pNetwork) -> AsyncIterator[None]:
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            for node in nodes:
-                await nursery.start(node.run)
-            yield
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110 (some states have no event)
-            await trio.sleep(0.01)
-
-
-async def echo(stream: Stream) -> None:
-    while chunk := await stream.receive_some(1 << 16):
-        await stream.send_all(chunk)
-    await stream.send_eof()
 
 
 async def ask(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
@@ -339,7 +306,7 @@ def test_port_in_use_is_reported_with_a_way_out() -> None:
         a = network()
         async with running(a):
             port = a.addresses[0].split("/")[4]
-            late = Libp2pNetwork(identity(), HostSettings(listen=(f"/ip4/127.0.0.1/tcp/{port}",)))
+            late = network(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
             with pytest.raises(PortTaken, match=rf"port {port} is in use.*--port 0"):
                 await late.run()
 
@@ -349,14 +316,14 @@ def test_port_in_use_is_reported_with_a_way_out() -> None:
 def test_address_of_no_interface_is_reported() -> None:
     async def main() -> None:
         with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
-            await Libp2pNetwork(identity(), HostSettings(listen=("/ip4/192.0.2.77/tcp/40777",))).run()
+            await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
 
     run(main)
 
 
 def test_unspecified_address_is_announced_as_real_ones() -> None:
     async def main() -> None:
-        a = Libp2pNetwork(identity(), HostSettings(listen=("/ip4/0.0.0.0/tcp/0",)))
+        a = network(listen=("/ip4/0.0.0.0/tcp/0",))
         async with running(a):
             assert a.addresses
             assert not any("/0.0.0.0/" in address for address in a.addresses)

@@ -12,32 +12,18 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import echo, network, until
 
 from swarmnode.node.host import libp2p_host
 from swarmnode.node.host.limits import ConnectionLimits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_frames import DATA, GO_AWAY, HEADER, PING, SYN, WINDOW_UPDATE
-from swarmnode.node.identity import Identity, peer_id_of
-from swarmnode.protocols.network import Stream
 
 SEED = 20
 MAX_PEERS = 8  # of a host that is flooded
 ECHO = "/test/echo/1"
 MULTISTREAM = b"\x13/multistream/1.0.0\n"
 NOISE = b"\x07/noise\n"
-
-
-def network(max_peers: int = 64) -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(me, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), max_peers=max_peers))
-
-
-async def echo(stream: Stream) -> None:
-    while chunk := await stream.receive_some(1 << 16):
-        await stream.send_all(chunk)
-    await stream.send_eof()
 
 
 @asynccontextmanager
@@ -48,12 +34,6 @@ async def running(*nodes: Libp2pNetwork) -> AsyncIterator[None]:
                 await nursery.start(node.run)
             yield
             nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool], *, within: float = 5.0) -> None:
-    with trio.fail_after(within):
-        while not condition():  # noqa: ASYNC110 (some states have no event)
-            await trio.sleep(0.01)
 
 
 def port_of(node: Libp2pNetwork) -> int:
@@ -83,7 +63,7 @@ def against(main: Callable[[Libp2pNetwork], Awaitable[None]], *, max_peers: int 
     """Run strangers against a host, let what they left time out, and see that the host is as good as new."""
 
     async def whole() -> None:
-        node = network(max_peers)
+        node = network(max_peers=max_peers)
         node.serve(ECHO, echo)
         async with running(node):
             await main(node)

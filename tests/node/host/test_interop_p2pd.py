@@ -23,14 +23,14 @@ import base58
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import network
 from multiaddr import Multiaddr
 from realnodes import PROGRAM, environment
 
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.host.addresses import with_peer
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import agree
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.relay import RelayServer
 from swarmnode.protocols.network import Stream
 
@@ -299,17 +299,11 @@ async def echoed(send: Callable[[bytes], Awaitable[None]], receive: Callable[[],
     assert back.digest() == hashlib.sha256(piece * (BULK // len(piece))).digest()
 
 
-def new_host() -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), quic=True))
-
-
 @over_both
 def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path, over: str) -> None:
     async def main(go: GoNode) -> None:
         go_id, places = await trio.to_thread.run_sync(go.identity)
-        host = new_host()
+        host = network(quic=True)
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)
             await host.connect(with_peer(at(over, places), go_id))
@@ -324,7 +318,7 @@ def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path, over: str) 
 @over_both
 def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path, over: str) -> None:
     async def main(go: GoNode) -> None:
-        host = new_host()
+        host = network(quic=True)
 
         async def echo(stream: Stream) -> None:
             while piece := await stream.receive_some(1 << 16):
@@ -365,7 +359,7 @@ async def said_and_heard(host: Libp2pNetwork, peer: str, relay: str) -> None:
 def test_ours_meet_through_a_go_node_that_relays(tmp_path: Path, over: str) -> None:
     async def main(go: GoNode) -> None:
         go_id, places = await trio.to_thread.run_sync(go.identity)
-        a, b = new_host(), new_host()
+        a, b = network(quic=True), network(quic=True)
 
         async def echo(stream: Stream) -> None:
             while piece := await stream.receive_some(1 << 16):
@@ -390,7 +384,7 @@ def test_ours_meet_through_a_go_node_that_relays(tmp_path: Path, over: str) -> N
 @over_both
 def test_a_go_node_is_reached_through_a_relay_of_ours(tmp_path: Path, over: str) -> None:
     async def main() -> None:
-        relay, b = new_host(), new_host()
+        relay, b = network(quic=True), network(quic=True)
         server = RelayServer(relay, relay.policy)
         with trio.fail_after(3 * PATIENCE):
             async with trio.open_nursery() as nursery:
@@ -420,7 +414,7 @@ def test_providers_are_found_across_a_go_node_both_ways(tmp_path: Path) -> None:
         hosts = []
         async with trio.open_nursery() as nursery:
             for _ in range(2):
-                host = new_host()
+                host = network(quic=True)
                 await nursery.start(host.run)
                 await host.connect(with_peer(places[0], go_id))
                 while not all(view.agent for view in host.peers()):  # noqa: ASYNC110 (no event upstream)

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
+from hosts import LOOPBACK, echo, identity
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.relay import RelayServer
 from swarmnode.protocols.network import (
     Network,
@@ -60,11 +59,9 @@ class Lab:
         self._count += 1
         if self.kind == "simnet":
             return self._world.node(self._count)
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
         made = OverQuic if self.kind == "quic" else Libp2pNetwork
         over = self.kind == "quic"
-        return made(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), quic=over, agent="test"))
+        return made(identity(), HostSettings(listen=LOOPBACK, quic=over, agent="test"))
 
     async def start(self, *nodes: Any) -> None:
         async def run(node: Any, *, task_status: trio.TaskStatus[None]) -> None:
@@ -133,12 +130,6 @@ def conform(request: pytest.FixtureRequest) -> Callable[[Callable[[Lab], Awaitab
 
 
 Conform = Callable[[Callable[[Lab], Awaitable[None]]], None]
-
-
-async def echo(stream: Stream) -> None:
-    while piece := await stream.receive_some(1 << 16):
-        await stream.send_all(piece)
-    await stream.send_eof()
 
 
 async def everything(stream: Stream) -> bytes:

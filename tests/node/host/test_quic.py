@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 import trio.lowlevel
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import echo, identity, until
 from libp2p.network.exceptions import SwarmException
 
 from swarmnode.node.host import quic, quic_transport
@@ -24,16 +24,10 @@ from swarmnode.node.host.muxed import BULK, INITIAL_WINDOW, RATE_AGE, BulkRate, 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.host.quic import QuicSession, QuicStream
 from swarmnode.node.host.quic_transport import certificate_for, peer_in
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.reachability import seen_by
 from swarmnode.protocols.network import PeerEvent, Stream, Unreachable
 
 ECHO, IGNORE = "/test/echo/1", "/test/ignore/1"
-
-
-def identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
 
 
 def network(limits: ConnectionLimits | None = None, **settings: Any) -> Libp2pNetwork:
@@ -52,12 +46,6 @@ def session(node: Libp2pNetwork, peer: Libp2pNetwork) -> QuicSession:
     return connection.session
 
 
-async def echo(stream: Stream) -> None:
-    while chunk := await stream.receive_some(1 << 16):
-        await stream.send_all(chunk)
-    await stream.send_eof()
-
-
 async def never(stream: Stream) -> None:
     await trio.sleep_forever()
 
@@ -71,12 +59,6 @@ async def ask(node: Libp2pNetwork, peer: Libp2pNetwork, message: bytes) -> bytes
             answer += await stream.receive_some(1 << 16)
     await stream.aclose()
     return bytes(answer)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 (some states have no event)
-            await trio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import network
 
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.calls.frames import CALL, REPLY, Frame
 from swarmnode.protocols.calls.rpc import PROTOCOL, Rpc, RpcLimits
 from swarmnode.protocols.calls.server import RESTING
@@ -35,9 +33,7 @@ class Node:
     """Calls and buffers on a host of its own."""
 
     def __init__(self, limits: RpcLimits) -> None:
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-        self.network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+        self.network = network()
         self.rpc = Rpc(self.network, limits=limits)
         self.bulk = Bulk(self.network, runner=in_thread)
         self.rpc.serve("echo", Note, self._echo)

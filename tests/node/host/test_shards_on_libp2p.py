@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import hosts
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import in_thread
@@ -36,9 +34,7 @@ def test_a_shard_crosses_real_connections_although_one_provider_lies_and_one_die
     source.write_bytes(CONTENT)
 
     async def start(nursery: trio.Nursery, name: str, kind: type[ShardStore] = ShardStore) -> tuple[Shards, Scope]:
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-        network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+        network = hosts.network()
         rpc = Rpc(network)
         shards = Shards(network, rpc, kind(tmp_path / name, cap=1 << 30), runner=in_thread)
         scope = Scope()

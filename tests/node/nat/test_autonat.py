@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import hosts
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.host.autonat.pb import autonat_pb2 as pb
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, receive, send
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat import reachability
 from swarmnode.node.nat.reachability import AUTONAT, AutoNat, DialBack
 from swarmnode.protocols.network import Address, NetworkError, Stream, StreamBroken
@@ -33,9 +32,7 @@ class Node:
 
 
 def make() -> Node:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+    network = hosts.network()
     return Node(network, AutoNat(network))
 
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import hosts
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import receive, send
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat import udp
 from swarmnode.node.nat.holepunch import (
     ANSWERS_AT_ONCE,
@@ -297,12 +296,6 @@ def test_a_peer_cannot_have_this_node_dial_many_times_at_once() -> None:
     run_simulation(main)
 
 
-def real() -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-
-
 def relay_of(node: Libp2pNetwork, peer: Libp2pNetwork) -> str | None:
     best = node.connections.best(peer.me)
     assert best is not None
@@ -313,7 +306,7 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
     async def main() -> None:
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
-                at, a, b = real(), real(), real()
+                at, a, b = hosts.network(), hosts.network(), hosts.network()
                 for network in (at, a, b):
                     await nursery.start(network.run)
                 await nursery.start(RelayServer(at, at.policy).run)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import echo, network, until
 
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.calls.rpc import PROTOCOL, CallError, Refused, Rpc
-from swarmnode.protocols.network import NetworkError, Stream, StreamBroken, Unreachable
+from swarmnode.protocols.network import NetworkError, StreamBroken, Unreachable
 from swarmnode.protocols.peers.scoring import Kind, ScoringLimits, Standing
 
 ECHO = "/test/echo/1"
@@ -30,16 +27,9 @@ async def repeat(peer: str, request: Text) -> Text:
     return request
 
 
-async def echo(stream: Stream) -> None:
-    while chunk := await stream.receive_some(1 << 16):
-        await stream.send_all(chunk)
-
-
 class Node:
     def __init__(self, limits: Limits | None = None) -> None:
-        key = Ed25519PrivateKey.generate()
-        me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-        self.network = Libp2pNetwork(me, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), limits=limits or Limits()))
+        self.network = network(limits=limits or Limits())
         self.network.serve(ECHO, echo)
         self.rpc = Rpc(self.network)
         self.rpc.serve("repeat", Text, repeat)
@@ -51,12 +41,6 @@ class Node:
 
     def sees(self, other: Node) -> bool:
         return any(view.peer == other.me for view in self.network.peers())
-
-
-async def until(condition: Any) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110 (some states have no event)
-            await trio.sleep(0.01)
 
 
 def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_back() -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import network, until
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.control.peers_api import PeersApi
 from swarmnode.node.host.limits import RelayLimits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat import traversal
 from swarmnode.node.nat.relay import RelayServer
 from swarmnode.node.storage.shardstore import ShardStore
@@ -61,12 +60,6 @@ class Pair:
         return [c for c in self.near.network.connections.of(self.far.network.me) if not c.direct]
 
 
-def network() -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
-
-
 @asynccontextmanager
 async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
     with trio.fail_after(30):
@@ -92,11 +85,6 @@ async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
             await near.network.relay_client.dial(at.me, far.network.me)
             yield Pair(near, far, at, relay)
             nursery.cancel_scope.cancel()
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110 (what a network knows has no event)
-        await trio.sleep(0.01)
 
 
 async def settled(pair: Pair) -> int:

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hosts import network
 
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.node.nat.reachability import ANSWER_WITHIN, MAX_OBSERVERS, Reachability, seen_by
 from swarmnode.protocols.network import NetworkError
 
@@ -65,12 +63,6 @@ def test_a_changed_network_forgets_what_was_seen() -> None:
     observed = seen(HERE, HERE)
     observed.forget()
     assert observed.observed() == () and observed.endpoint_independent() is None
-
-
-def network() -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
 
 
 def test_a_connection_from_the_listening_port_is_seen_to_come_from_there() -> None:

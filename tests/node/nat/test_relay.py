@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from disconnecting import disconnect
+from hosts import echo, network, until
 
 from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.relay import HOP, RelayClient, RelayRefused, RelayServer
-from swarmnode.protocols.network import Stream, StreamBroken
+from swarmnode.protocols.network import StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.attestation import Finding, Saw
@@ -44,12 +43,6 @@ class Policy(PeerPolicy):
     carried: Any = lambda relay, size: None
 
 
-def network(policy: PeerPolicy | None = None) -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-    return Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)), policy)
-
-
 @asynccontextmanager
 async def relayed(
     ends: int = 2,
@@ -68,19 +61,13 @@ async def relayed(
             behind = []
             for number in range(ends):
                 told = lambda where, size, number=number: carried(behind[number].network.me, where, size)  # noqa: E731
-                end = network(Policy(carried=told))
+                end = network(policy=Policy(carried=told))
                 await nursery.start(end.run)
                 end.serve(ECHO, echo)
                 await end.connect(at.addresses[0])
                 behind.append(End(end, end.relay_client))
             yield (at, relay, *behind)
             nursery.cancel_scope.cancel()
-
-
-async def echo(stream: Stream) -> None:
-    while chunk := await stream.receive_some(1 << 16):
-        await stream.send_all(chunk)
-    await stream.send_eof()
 
 
 async def there_and_back(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
@@ -96,11 +83,6 @@ async def there_and_back(node: Libp2pNetwork, peer: str, message: bytes) -> byte
         while chunk := await stream.receive_some(1 << 16):
             answer += chunk
     return bytes(answer)
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110 (the relay's counts have no event)
-        await trio.sleep(0.01)
 
 
 def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> None:
