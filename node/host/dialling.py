@@ -17,7 +17,6 @@ from math import inf
 from typing import Any
 
 import trio
-from libp2p.abc import IRawConnection
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
@@ -287,40 +286,24 @@ class Dialler:
         transport = self._swarm.transport_manager.transport_for_dialing(where)
         assert transport is not None
         raw: Any = await transport.dial(where)
-        if isinstance(raw, QuicSession):
-            return await self._take_whoever(raw, endpoint)
-        assert isinstance(raw, IRawConnection)
+        is_done = isinstance(raw, QuicSession)  # its handshake told who is there
         try:
             upgrader = self._swarm.upgrader
             with trio.fail_after(UPGRADE):
-                secured = await upgrader.security_multistream.secure_outbound(raw, None)  # type: ignore[arg-type]
-                peer = str(secured.get_remote_peer())
+                secured: Any = raw if is_done else await upgrader.security_multistream.secure_outbound(raw, None)
+                peer = raw.peer if is_done else str(secured.get_remote_peer())
                 self._check(peer, endpoint)
                 if self._connections.best(peer) is not None:
                     await secured.close()
                     return peer
                 self.learn(peer, (endpoint.place,))
-                muxed = await upgrader.upgrade_connection(secured, peer_id(peer))
+                muxed = raw if is_done else await upgrader.upgrade_connection(secured, peer_id(peer))
             await self._swarm.add_conn(muxed, direction="outbound")
         except BaseException:
             with trio.CancelScope(shield=True):
                 await raw.close()
             raise
         return peer
-
-    async def _take_whoever(self, session: QuicSession, endpoint: Endpoint) -> PeerId:
-        """The same for a session whose handshake is done."""
-        try:
-            self._check(session.peer, endpoint)
-            if self._connections.best(session.peer) is None:
-                self.learn(session.peer, (endpoint.place,))
-                await self._swarm.add_conn(session, direction="outbound")
-            else:
-                await session.close()
-        except BaseException:
-            session.abandon("it is not wanted")
-            raise
-        return session.peer
 
     def _check(self, peer: PeerId, endpoint: Endpoint) -> None:
         """Raises Unreachable where whoever answered is not to be connected."""

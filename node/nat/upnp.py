@@ -13,6 +13,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from html import escape, unescape
 from typing import TypeVar
@@ -38,8 +39,13 @@ THREADS = trio.CapacityLimiter(2)  # a router that never ends its answer holds t
 
 
 async def _in_thread(work: partial[T]) -> T:
+    """Raises MappingRefused for whatever the work does: miniupnpc raises bare Exception for whatever it meets."""
     with trio.move_on_after(WITHIN):
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=THREADS)
+        try:
+            return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=THREADS)
+        except Exception as error:
+            kind = type(error) if isinstance(error, MappingRefused) else MappingRefused
+            raise kind(f"UPnP: {str(error) or type(error).__name__}") from error
     raise MappingRefused("UPnP: no answer in time")
 
 
@@ -61,33 +67,24 @@ class Upnp:
         return await _in_thread(partial(self._holds, transport.upper(), lease))
 
     def _map(self, transport: str, port: int, wanted: int) -> Lease:
-        try:
-            igd = self._igd or find_igd()
-            outer = str(ipaddress.ip_address(igd.externalipaddress()))
-            for chosen in (wanted, *range(wanted + 1, min(wanted + 1 + OTHER_PORTS, 65536))):
-                if _add(igd, transport, chosen, port):
-                    self._igd = igd
-                    return Lease(outer, chosen, float(LEASE))
-        except Exception as error:  # miniupnpc raises bare Exception for whatever it meets
-            self._igd = None
-            raise MappingRefused(f"UPnP: {error}") from error
-        raise MappingRefused(f"UPnP: the ports {wanted} to {wanted + OTHER_PORTS} are taken")
+        igd, self._igd = self._igd or find_igd(), None  # found anew after a failure: a router may be elsewhere then
+        outer = str(ipaddress.ip_address(igd.externalipaddress()))
+        for chosen in (wanted, *range(wanted + 1, min(wanted + 1 + OTHER_PORTS, 65536))):
+            if _add(igd, transport, chosen, port):
+                self._igd = igd
+                return Lease(outer, chosen, float(LEASE))
+        raise MappingRefused(f"the ports {wanted} to {wanted + OTHER_PORTS} are taken")
 
     def _unmap(self, transport: str, outer: int) -> None:
-        try:
-            if self._igd is not None:
-                self._igd.deleteportmapping(outer, transport)
-        except Exception as error:  # as above
-            raise MappingRefused(f"UPnP: {error}") from error
+        if self._igd is not None:
+            self._igd.deleteportmapping(outer, transport)
 
     def _holds(self, transport: str, lease: Lease) -> bool:
-        try:
-            igd = self._igd or find_igd()
-            there = igd.getspecificportmapping(lease.port, transport)
-            return bool(there) and there[0] == igd.lanaddr and igd.externalipaddress() == lease.host
-        except Exception as error:  # as above
-            self._igd = None  # found anew next time: a router that restarted may be elsewhere
-            raise MappingRefused(f"UPnP: {error}") from error
+        igd, self._igd = self._igd or find_igd(), None  # as above
+        there = igd.getspecificportmapping(lease.port, transport)
+        held = bool(there) and there[0] == igd.lanaddr and igd.externalipaddress() == lease.host
+        self._igd = igd
+        return held
 
 
 def find_igd() -> miniupnpc.UPnP:
@@ -152,7 +149,7 @@ class Pinholes:
         answer = self._act("AddPinhole", asked)
         hole = re.search(r"<UniqueID[^>]*>\s*([0-9]{1,5})\s*</UniqueID>", answer)
         if hole is None:
-            raise MappingRefused("UPnP: the router answered something else")
+            raise MappingRefused("the router answered something else")
         self._holes[transport] = hole[1]
         return Lease(self._source, port, float(LEASE))
 
@@ -174,38 +171,31 @@ class Pinholes:
         what = re.search(r"<errorDescription>([^<]{0,100})", answer)
         said = f"error {code[1]}" if code else f"HTTP status {status}"
         failure = _NoSuchEntry if code and code[1] == "704" else MappingRefused
-        raise failure(f"UPnP: {said}{f', {unescape(what[1])}' if what else ''}")
+        raise failure(said + (f", {unescape(what[1])}" if what else ""))
 
     def _http(self, method: str, url: str, body: bytes = b"", heads: dict[str, str] | None = None) -> tuple[int, str]:
         parts = urlsplit(url)
-        try:
-            connection = http.client.HTTPConnection(
-                parts.hostname or "", parts.port, timeout=HTTP_WITHIN, source_address=(self._source, 0)
-            )
-            try:
-                target = parts._replace(scheme="", netloc="", fragment="").geturl()
-                connection.request(method, target or "/", body, heads or {})
-                answer = connection.getresponse()
-                return answer.status, answer.read(LARGEST).decode(errors="replace")
-            finally:
-                connection.close()
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise MappingRefused(f"UPnP: {error or type(error).__name__}") from error
+        source = (self._source, 0)
+        connection = http.client.HTTPConnection(
+            parts.hostname or "", parts.port, timeout=HTTP_WITHIN, source_address=source
+        )
+        with closing(connection):
+            target = parts._replace(scheme="", netloc="", fragment="").geturl()
+            connection.request(method, target or "/", body, heads or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read(LARGEST).decode(errors="replace")
 
     def _find(self) -> str:
         """Blocking: where the router that answers first takes actions of its firewall."""
-        try:
-            location = self._search()
-            service = re.search(
-                rf"<serviceType>\s*{re.escape(FIREWALL)}\s*</serviceType>.*?<controlURL>\s*([^<\s]+)\s*</controlURL>",
-                self._http("GET", location)[1],
-                re.DOTALL,
-            )
-            control = urljoin(location, unescape(service[1])) if service else ""
-            if urlsplit(control).netloc != urlsplit(location).netloc:
-                raise MappingRefused("UPnP: the router opens no pinholes")
-        except (OSError, ValueError) as error:
-            raise MappingRefused(f"UPnP: {error}") from error
+        location = self._search()
+        service = re.search(
+            rf"<serviceType>\s*{re.escape(FIREWALL)}\s*</serviceType>.*?<controlURL>\s*([^<\s]+)\s*</controlURL>",
+            self._http("GET", location)[1],
+            re.DOTALL,
+        )
+        control = urljoin(location, unescape(service[1])) if service else ""
+        if urlsplit(control).netloc != urlsplit(location).netloc:
+            raise MappingRefused("the router opens no pinholes")
         return control
 
     def _search(self) -> str:
@@ -222,7 +212,7 @@ class Pinholes:
                 try:
                     answer, whence = udp.recvfrom(2048)
                 except TimeoutError:
-                    raise MappingRefused("UPnP: no router answers") from None
+                    raise MappingRefused("no router answers") from None
                 at = re.search(rb"(?im)^location:\s*(http://\S+)\s*$", answer)
                 if (
                     at is not None
