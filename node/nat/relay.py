@@ -126,8 +126,9 @@ class RelayServer:
 
     async def _reserve(self, stream: Stream) -> None:
         peer, now = stream.peer, trio.current_time()
-        relayed = any(view.peer == peer and view.path == "relayed" for view in self._network.peers())
-        if relayed or not await self._admitted(peer):  # else there would be circuits of circuits
+        admitted = await self._admitted(peer)
+        direct = any(view.peer == peer and view.path == "direct" for view in self._network.peers())
+        if not admitted or not direct:  # else there would be circuits of circuits, and places of those who are gone
             raise _Refusal(pb.PERMISSION_DENIED, "not of a run of this node, or relayed itself")
         leaves = None
         if peer not in self._reservations and len(self.reservations) >= self._limits.reservations:

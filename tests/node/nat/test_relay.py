@@ -13,10 +13,12 @@ import pytest
 import trio
 from disconnecting import disconnect
 from hosts import echo, network, until
+from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
 from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
+from swarmnode.node.host.stream import send
 from swarmnode.node.nat.relay import HOP, RelayClient, RelayRefused, RelayServer
 from swarmnode.protocols.network import StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
@@ -172,6 +174,24 @@ def test_a_place_ends_with_the_connection_of_its_holder() -> None:
             await a.circuits.reserve(at.me)
             await disconnect(a.network, at.me)
             await until(lambda: relay.reservations == ())
+
+    trio.run(main)
+
+
+def test_who_left_before_it_was_admitted_gets_no_place() -> None:
+    """Else strangers that come, ask and go would fill a relay for as long as a place lasts."""
+
+    async def main() -> None:
+        admitted: list[str] = []
+        async with relayed(1, admits=admitted.__contains__) as (at, relay, a):
+            stream = await a.network.open_stream(at.me, HOP)
+            await send(stream, pb.HopMessage(type=pb.HopMessage.RESERVE))
+            await trio.sleep(0.2)
+            await disconnect(a.network, at.me)
+            await until(lambda: a.network.me not in at.connections)
+            admitted.append(a.network.me)
+            await trio.sleep(0.3)
+            assert relay.reservations == ()
 
     trio.run(main)
 
