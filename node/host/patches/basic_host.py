@@ -31,7 +31,7 @@ AGENT = "agent"  # the key in the peer store
 MAX_AGENT = 128  # characters
 MAX_IDENTIFY = 64 << 10  # bytes of what a peer says of itself, of which are kept …
 MAX_PLACES, MAX_PLACE = 32, 512  # … addresses, of so many bytes, and …
-MAX_PROTOCOLS, MAX_PROTOCOL = 256, 128  # … protocols, of so many characters, and …
+MAX_PROTOCOLS, MAX_PROTOCOL = 256, 126  # … protocols, of so many bytes, as `stream.agree` can ask for, and …
 MAX_RECORD = 1 << 10  # … a signed record of addresses, of so many bytes
 
 
@@ -87,7 +87,7 @@ async def keep_agent(peerstore: IPeerStore, peer: ID, message: Any) -> None:
     No longer needed when `test_stock_identify_still_takes_a_thousand_addresses` fails.
     """
     places = [raw for raw in message.listen_addrs[:MAX_PLACES] if len(raw) <= MAX_PLACE]
-    protocols = [name for name in message.protocols[:MAX_PROTOCOLS] if len(name) <= MAX_PROTOCOL]
+    protocols = [name for name in message.protocols[:MAX_PROTOCOLS] if len(name.encode()) <= MAX_PROTOCOL]
     message.listen_addrs[:], message.protocols[:] = places, protocols
     if len(message.signedPeerRecord) > MAX_RECORD:
         message.ClearField("signedPeerRecord")

@@ -265,7 +265,7 @@ def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
     message = Identify(
         agent_version="swarm\x1bnode/1\n" + "x" * 1000,
         listen_addrs=[bytes(1 << 20), *(number.to_bytes(2, "big") for number in range(1000))],
-        protocols=["y" * 1000, *(f"/{number}" for number in range(100_000))],
+        protocols=["y" * 1000, "é" * 64, *(f"/{number}" for number in range(100_000))],
         signedPeerRecord=bytes(1 << 20),
     )
     run(partial(basic_host.keep_agent, store, PEER, message))
@@ -273,6 +273,7 @@ def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
     assert agent.startswith("swarmnode/1x") and len(agent) <= basic_host.MAX_AGENT
     assert 0 < len(store.addrs(PEER)) < basic_host.MAX_PLACES
     assert 0 < len(store.get_protocols(PEER)) < basic_host.MAX_PROTOCOLS
+    assert "é" * 64 not in store.get_protocols(PEER), "which this node could not ask for"
     assert not message.signedPeerRecord
 
 
