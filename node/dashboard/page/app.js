@@ -81,7 +81,7 @@ function table(heads, rows, kind = "cards") {
 }
 
 /** Whether its owner paused it, who can then resume; limits pause it too. */
-const isPaused = (status) => status.holds?.some((hold) => hold.cause === "owner") ?? status.paused;
+const isPaused = (status) => status.holds.some((hold) => hold.cause === "owner");
 
 /** A duration that a glance a minute keeps true: "under a minute", "12 min", "3 h 5 min". */
 const minutes = (seconds) => (seconds < 60 ? "under a minute" : duration(60 * Math.floor(seconds / 60)).replace(" 00 s", ""));
@@ -453,7 +453,7 @@ const REACH = { public: "yes, peers can dial it", private: "no, it dials out onl
 function machinePart() {
   const status = feed().status;
   const trainer = status?.trainer;
-  part("machine", [trainer, status?.version, Boolean(status?.run) && status.join, status?.reachability, status?.limits, Math.floor((status?.uptime_s ?? 0) / 60)], () => status ? [
+  part("machine", [trainer, status?.version, Boolean(status?.run) && status.join, status?.reachability, Math.floor((status?.uptime_s ?? 0) / 60)], () => status ? [
     h("h2", {}, "Machine"),
     facts([
       ["node", h("code", {}, status.peer_id)],

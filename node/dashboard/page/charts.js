@@ -125,7 +125,7 @@ export class Curve extends Drawing {
   }
 }
 
-export const STAGES = {
+const STAGES = {
   train: "training",
   exchange: "exchanging",
   commit: "committing",
