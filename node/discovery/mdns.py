@@ -63,7 +63,7 @@ async def advertise_and_listen(network: Network, most: int) -> None:
     try:
         try:
             service = await trio.to_thread.run_sync(start, abandon_on_cancel=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: an address is too long for a record
             log.warning("no discovery on the local network: %s", error)
             return
         try:

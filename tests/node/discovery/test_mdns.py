@@ -12,7 +12,10 @@ import trio.testing
 from swarmnode.node.discovery import mdns
 
 
-def test_a_node_whose_interfaces_are_all_down_advertises_once_one_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [OSError("no multicast in this test"), ValueError("an address of 300 bytes")])
+def test_a_node_whose_interfaces_are_all_down_advertises_once_one_is_up(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         network: Any = SimpleNamespace(me="me", addresses=(), peers=lambda: ())
         began = trio.Event()
@@ -22,7 +25,7 @@ def test_a_node_whose_interfaces_are_all_down_advertises_once_one_is_up(monkeypa
         def create(swarm: Any, **given: Any) -> Any:
             told.update(given, swarm=swarm)
             token.run_sync_soon(began.set)
-            raise OSError("no multicast in this test")
+            raise failure
 
         monkeypatch.setattr(mdns, "LOOK_EVERY", 0.01)
         monkeypatch.setattr(mdns, "create_mdns_discovery", create)
