@@ -71,8 +71,8 @@ class HostSettings:
 
 def make_host(
     identity: Identity, settings: HostSettings, allowance: HostAllowance, handshakes: Handshakes
-) -> tuple[BasicHost, QuicTransport]:
-    """A host that does not listen yet, and its transport over UDP."""
+) -> tuple[BasicHost, Swarm, QuicTransport]:
+    """A host that does not listen yet, what makes its connections, and its transport over UDP."""
     _quiet_libp2p()
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
@@ -113,7 +113,7 @@ def make_host(
     swarm.retry_config = RetryConfig(max_retries=0)
     swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
     swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]
-    return host, quic
+    return host, swarm, quic
 
 
 def _quiet_libp2p() -> None:

@@ -21,7 +21,6 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.kad_dht.common import PROTOCOL_ID
-from libp2p.network.swarm import Swarm
 from libp2p.peer.peerstore import PeerStoreError
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
@@ -91,11 +90,9 @@ class Libp2pNetwork:
             settings.connections, settings.limits.rates, self.scoring, self.policy, settings.up, settings.down
         )
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
-        self._host, self.quic = make_host(identity, settings, self._allowance, self._handshakes)
+        # The swarm is for what works below streams: circuits, hole punching.
+        self._host, self.swarm, self.quic = make_host(identity, settings, self._allowance, self._handshakes)
         self._host._addrs_factory = self._announced
-        network = self._host.get_network()
-        assert isinstance(network, Swarm)
-        self.swarm = network  # for what works below streams: circuits, hole punching
         self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
         self.handlers = Handlers()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 from disconnecting import disconnect
-from hosts import LOOPBACK, echo, identity
+from hosts import LOOPBACK, echo, identity, until
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
@@ -152,12 +152,6 @@ async def exactly(stream: Stream, size: int) -> bytes:
 def soon() -> Iterator[None]:
     with trio.fail_after(PATIENCE):
         yield
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with soon():
-        while not condition():  # noqa: ASYNC110 (what a network knows has no event)
-            await trio.sleep(0.01)
 
 
 async def broken(stream: Stream) -> None:
