@@ -28,11 +28,12 @@ def network(*, policy: PeerPolicy | None = None, listen: tuple[str, ...] = LOOPB
 
 
 @asynccontextmanager
-async def running(*nodes: Libp2pNetwork) -> AsyncIterator[trio.Nursery]:
-    with trio.fail_after(10):
+async def running(*parts: Any) -> AsyncIterator[trio.Nursery]:
+    """Hosts and whatever else has a `run`, started one after the other."""
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            for node in nodes:
-                await nursery.start(node.run)
+            for part in parts:
+                await nursery.start(part.run)
             yield nursery
             nursery.cancel_scope.cancel()
 

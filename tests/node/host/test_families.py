@@ -143,9 +143,7 @@ def test_where_one_family_leads_nowhere_the_other_is_dialled_after_a_quarter_of_
 ) -> None:
     async def main() -> None:
         a, b = network(LOOPBACK), network(LOOPBACK)
-        async with trio.open_nursery() as nursery:
-            for node in (a, b):
-                await nursery.start(node.run)
+        async with hosts.running(a, b):
             dial, began = a.swarm.dial_addr, []
 
             async def slow(address: object, *more: object) -> object:
@@ -162,6 +160,5 @@ def test_where_one_family_leads_nowhere_the_other_is_dialled_after_a_quarter_of_
             if silent == "6":
                 assert [family for family, _ in began] == ["ip6", "ip4"]
                 assert began[1][1] - began[0][1] >= STAGGER
-            nursery.cancel_scope.cancel()
 
     run(main)

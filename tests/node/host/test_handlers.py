@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from hosts import network
+from hosts import network, running, until
 
 from swarmnode.node.host import answering
 from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed, Renewable
@@ -61,16 +61,10 @@ class Side:
 async def two() -> AsyncIterator[tuple[Side, Side]]:
     """Two connected nodes, each of which knows what the other serves."""
     a, b = Side(), Side()
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            for side in (a, b):
-                for run in (side.network.run, *(part.run for part in side.parts.values())):
-                    await nursery.start(run)
-            await a.network.connect(b.network.addresses[0])
-            while not (a.network.speaks(b.network.me, WEDGE) and b.network.speaks(a.network.me, WEDGE)):  # noqa: ASYNC110
-                await trio.sleep(0.01)
-            yield a, b
-            nursery.cancel_scope.cancel()
+    async with running(*(part for side in (a, b) for part in (side.network, *side.parts.values()))):
+        await a.network.connect(b.network.addresses[0])
+        await until(lambda: a.network.speaks(b.network.me, WEDGE) and b.network.speaks(a.network.me, WEDGE))
+        yield a, b
 
 
 def test_every_protocol_of_a_node_lets_go_of_a_stream_on_which_nothing_comes() -> None:

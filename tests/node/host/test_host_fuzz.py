@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 import trio
-from hosts import echo, network, until
+from hosts import echo, network, running, until
 
 from swarmnode.node.host import libp2p_host
 from swarmnode.node.host.limits import ConnectionLimits
@@ -24,16 +24,6 @@ MAX_PEERS = 8  # of a host that is flooded
 ECHO = "/test/echo/1"
 MULTISTREAM = b"\x13/multistream/1.0.0\n"
 NOISE = b"\x07/noise\n"
-
-
-@asynccontextmanager
-async def running(*nodes: Libp2pNetwork) -> AsyncIterator[None]:
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            for node in nodes:
-                await nursery.start(node.run)
-            yield
-            nursery.cancel_scope.cancel()
 
 
 def port_of(node: Libp2pNetwork) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 import trio.lowlevel
-from hosts import echo, identity, until
+from hosts import echo, identity, running, until
 from libp2p.network.exceptions import SwarmException
 
 from swarmnode.node.host import quic, quic_transport
@@ -64,15 +64,12 @@ async def ask(node: Libp2pNetwork, peer: Libp2pNetwork, message: bytes) -> bytes
 @asynccontextmanager
 async def connected(a: Libp2pNetwork, b: Libp2pNetwork) -> AsyncIterator[trio.Nursery]:
     """`a` has dialled `b`; both echo."""
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            for node in (a, b):
-                node.serve(ECHO, echo)
-                await nursery.start(node.run)
-            await a.connect(place(b))
-            await until(lambda: bool(b.connections.of(a.me)))
-            yield nursery
-            nursery.cancel_scope.cancel()
+    for node in (a, b):
+        node.serve(ECHO, echo)
+    async with running(a, b) as nursery:
+        await a.connect(place(b))
+        await until(lambda: b.connections.of(a.me))
+        yield nursery
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -100,13 +97,10 @@ def test_it_listens_at_the_port_of_tcp_and_dials_from_there() -> None:
 def test_no_quic_where_the_owner_wants_none() -> None:
     async def main() -> None:
         a, b = network(quic=False), network()
-        async with trio.open_nursery() as nursery:
-            for node in (a, b):
-                await nursery.start(node.run)
+        async with running(a, b):
             assert all("/tcp/" in address for address in a.own_addresses)
             with pytest.raises(Unreachable, match="no UDP port"):
                 await a.connect(place(b))
-            nursery.cancel_scope.cancel()
 
     run(main)
 
@@ -134,9 +128,7 @@ def test_tcp_takes_over_where_it_works_as_well_and_whoever_keeps_streams_hears_o
 def test_quic_is_dialled_where_tcp_is_silent_for_a_second_or_failed(tcp: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         a, b = network(), network()
-        async with trio.open_nursery() as nursery:
-            for node in (a, b):
-                await nursery.start(node.run)
+        async with running(a, b):
             dial, began = a.swarm.dial_addr, []
 
             async def slow(address: Any, *more: Any) -> Any:
@@ -154,7 +146,6 @@ def test_quic_is_dialled_where_tcp_is_silent_for_a_second_or_failed(tcp: str, mo
             assert [quic for quic, _ in began[:2]] == [False, True]
             waited = began[1][1] - began[0][1]
             assert waited >= HEAD_START if tcp == "silent" else waited < HEAD_START
-            nursery.cancel_scope.cancel()
 
     run(main)
 
@@ -162,9 +153,7 @@ def test_quic_is_dialled_where_tcp_is_silent_for_a_second_or_failed(tcp: str, mo
 def test_quic_is_dialled_beside_tcp_that_turned_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         a, b = network(), network()
-        async with trio.open_nursery() as nursery:
-            for node in (a, b):
-                await nursery.start(node.run)
+        async with running(a, b):
             b.serve(ECHO, echo)
             await a.connect(next(address for address in b.own_addresses if "/tcp/" in address))
             a.learn(b.me, b.own_addresses)
@@ -177,7 +166,6 @@ def test_quic_is_dialled_beside_tcp_that_turned_out_slow(monkeypatch: pytest.Mon
                 assert len(a.connections.of(b.me)) == transports
             best = a.connections.best(b.me)
             assert best is not None and best.is_quic
-            nursery.cancel_scope.cancel()
 
     run(main)
 
@@ -233,10 +221,8 @@ def test_who_answers_is_checked_and_named() -> None:
             with pytest.raises(Unreachable, match=f"another peer, {b.me}"):
                 await a.connect(place(b).replace(b.me, identity().peer_id))
             c = network()
-            async with trio.open_nursery() as nursery:
-                await nursery.start(c.run)
+            async with running(c):
                 assert await c.connect(place(b).partition("/p2p/")[0]) == b.me
-                nursery.cancel_scope.cancel()
 
     run(main)
 
@@ -295,14 +281,10 @@ def test_datagrams_that_make_no_sense_are_counted_and_cost_no_connection() -> No
 def test_newcomers_prove_their_address_once_places_get_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         a, b = network(), network()
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                for node in (a, b):
-                    await nursery.start(node.run)
-                monkeypatch.setattr(b._handshakes, "is_busy", lambda: True)
-                await a.connect(place(b))
-                assert b.quic.dropped["asked to come again"] >= 1
-                nursery.cancel_scope.cancel()
+        async with running(a, b):
+            monkeypatch.setattr(b._handshakes, "is_busy", lambda: True)
+            await a.connect(place(b))
+            assert b.quic.dropped["asked to come again"] >= 1
 
     run(main)
 
@@ -310,26 +292,22 @@ def test_newcomers_prove_their_address_once_places_get_scarce(monkeypatch: pytes
 def test_places_of_handshakes_are_bounded_and_free_again() -> None:
     async def main() -> None:
         a, b = network(), network(ConnectionLimits(handshakes=8, handshake=0.5))
-        with trio.fail_after(30):
-            async with trio.open_nursery() as nursery:
-                for node in (a, b):
-                    await nursery.start(node.run)
-                endpoint = a.quic.endpoint_for("127.0.0.1")
-                assert endpoint is not None
-                hellos = []
-                for _ in range(40):  # first datagrams of clients that never go on
-                    link = endpoint.dial(("127.0.0.1", port_of(place(b))), None)
-                    hellos += link.quic.datagrams_to_send(trio.current_time())
-                    link.abort()
-                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-                    for datagram, remote in hellos:
-                        stranger.sendto(datagram, remote)
-                await until(lambda: b.quic.dropped["asked to come again"] >= 30)
-                assert len(b._handshakes.waiting) <= 8
-                await a.connect(place(b))
-                await until(lambda: not b._handshakes.waiting)
-                assert len(b.quic.endpoints[0]._links) == len(session(b, a).link.ids)
-                nursery.cancel_scope.cancel()
+        async with running(a, b):
+            endpoint = a.quic.endpoint_for("127.0.0.1")
+            assert endpoint is not None
+            hellos = []
+            for _ in range(40):  # first datagrams of clients that never go on
+                link = endpoint.dial(("127.0.0.1", port_of(place(b))), None)
+                hellos += link.quic.datagrams_to_send(trio.current_time())
+                link.abort()
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                for datagram, remote in hellos:
+                    stranger.sendto(datagram, remote)
+            await until(lambda: b.quic.dropped["asked to come again"] >= 30)
+            assert len(b._handshakes.waiting) <= 8
+            await a.connect(place(b))
+            await until(lambda: not b._handshakes.waiting)
+            assert len(b.quic.endpoints[0]._links) == len(session(b, a).link.ids)
 
     run(main)
 

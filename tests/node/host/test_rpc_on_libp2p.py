@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import trio
-from hosts import network
+from hosts import network, running
 
 from swarmnode.protocols.calls.frames import CALL, REPLY, Frame
 from swarmnode.protocols.calls.rpc import PROTOCOL, Rpc, RpcLimits
@@ -52,16 +52,11 @@ class Node:
 @asynccontextmanager
 async def nodes(count: int, limits: RpcLimits = NORMAL) -> AsyncIterator[list[Node]]:
     """Nodes that are all connected to the first."""
-    with trio.fail_after(PATIENCE):
-        async with trio.open_nursery() as nursery:
-            made = [Node(limits) for _ in range(count)]
-            for node in made:
-                for part in (node.network, node.rpc, node.bulk):
-                    await nursery.start(part.run)
-            for node in made[1:]:
-                await node.network.connect(made[0].network.addresses[0])
-            yield made
-            nursery.cancel_scope.cancel()
+    made = [Node(limits) for _ in range(count)]
+    async with running(*(part for node in made for part in (node.network, node.rpc, node.bulk))):
+        for node in made[1:]:
+            await node.network.connect(made[0].network.addresses[0])
+        yield made
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -39,15 +39,11 @@ def make() -> Node:
 @asynccontextmanager
 async def nodes(count: int = 2) -> AsyncIterator[list[Node]]:
     """Nodes of which all others are connected to the first."""
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            made = [make() for _ in range(count)]
-            for node in made:
-                await nursery.start(node.network.run)
-            for node in made[1:]:
-                await node.network.connect(made[0].network.addresses[0])
-            yield made
-            nursery.cancel_scope.cancel()
+    made = [make() for _ in range(count)]
+    async with hosts.running(*(node.network for node in made)):
+        for node in made[1:]:
+            await node.network.connect(made[0].network.addresses[0])
+        yield made
 
 
 async def listening() -> tuple[trio.SocketListener, int, list[int]]:

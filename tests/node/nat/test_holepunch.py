@@ -304,20 +304,15 @@ def relay_of(node: Libp2pNetwork, peer: Libp2pNetwork) -> str | None:
 
 def test_a_circuit_between_real_hosts_becomes_direct() -> None:
     async def main() -> None:
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                at, a, b = hosts.network(), hosts.network(), hosts.network()
-                for network in (at, a, b):
-                    await nursery.start(network.run)
-                await nursery.start(RelayServer(at, at.policy).run)
-                punchers = [HolePuncher(node, Reachability()) for node in (a, b)]
-                for network in (a, b):
-                    await network.connect(at.addresses[0])
-                await b.relay_client.reserve(at.me)
-                await a.relay_client.dial(at.me, b.me)
-                assert b.dialled_through_relay(a.me) and relay_of(b, a) == relay_of(a, b) == at.me
-                assert await punchers[1].punch(a.me)
-                assert b.is_direct(a.me) and relay_of(b, a) is None and not b.dialled_through_relay(a.me)
-                nursery.cancel_scope.cancel()
+        at, a, b = hosts.network(), hosts.network(), hosts.network()
+        async with hosts.running(at, a, b, RelayServer(at, at.policy)):
+            punchers = [HolePuncher(node, Reachability()) for node in (a, b)]
+            for network in (a, b):
+                await network.connect(at.addresses[0])
+            await b.relay_client.reserve(at.me)
+            await a.relay_client.dial(at.me, b.me)
+            assert b.dialled_through_relay(a.me) and relay_of(b, a) == relay_of(a, b) == at.me
+            assert await punchers[1].punch(a.me)
+            assert b.is_direct(a.me) and relay_of(b, a) is None and not b.dialled_through_relay(a.me)
 
     trio.run(main)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 import trio.testing
-from hosts import echo, network, until
+from hosts import echo, network, running, until
 
 from swarmnode.node.host.limits import Limits
 from swarmnode.protocols.calls.rpc import PROTOCOL, CallError, Refused, Rpc
@@ -46,10 +46,7 @@ class Node:
 def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_back() -> None:
     async def main() -> None:
         host, peer, other = Node(Limits(conduct=ScoringLimits(first_ban=BAN))), Node(), Node()
-        async with trio.open_nursery() as nursery:
-            for node in (host, peer, other):
-                await nursery.start(node.network.run)
-                await nursery.start(node.rpc.run)
+        async with running(host.network, host.rpc, peer.network, peer.rpc, other.network, other.rpc):
             for node in (peer, other):
                 await node.network.connect(host.network.addresses[0])
             scoring = host.network.scoring
@@ -91,7 +88,6 @@ def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_bac
                         answer = await peer.rpc.call(host.me, "repeat", Text("again"), Text, timeout=1)
                     except (CallError, NetworkError):
                         await trio.sleep(0.02)
-            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
@@ -99,10 +95,7 @@ def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_let_bac
 def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
     async def main() -> None:
         host, peer = Node(), Node()
-        async with trio.open_nursery() as nursery:
-            for node in (host, peer):
-                await nursery.start(node.network.run)
-                await nursery.start(node.rpc.run)
+        async with running(host.network, host.rpc, peer.network, peer.rpc):
             await peer.network.connect(host.network.addresses[0])
             seen = []
             with trio.fail_after(10):
@@ -119,7 +112,6 @@ def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
                         break  # its streams are reset before it can say more
             assert sorted(seen) == seen
             assert set(seen) >= {Standing.SLOWED, Standing.REFUSED}
-            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
@@ -127,14 +119,11 @@ def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
 def test_a_connection_that_breaks_the_multiplexers_rules_counts_against_its_peer() -> None:
     async def main() -> None:
         host, peer = Node(), Node()
-        async with trio.open_nursery() as nursery:
-            for node in (host, peer):
-                await nursery.start(node.network.run)
+        async with running(host.network, peer.network):
             await peer.network.connect(host.network.addresses[0])
             session = peer.network.connections.of(host.me)[0].session
             session.answer(b"\x07" * 12)  # no such version
             await until(lambda: host.network._allowance.violations.count(peer.me) == 1)
-            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
@@ -143,9 +132,7 @@ def test_withdrawn_keys_are_provided_no_more() -> None:
     async def main() -> None:
         host, peer = Node(), Node()
         key = bytes(range(32))
-        async with trio.open_nursery() as nursery:
-            for node in (host, peer):
-                await nursery.start(node.network.run)
+        async with running(host.network, peer.network):
             await peer.network.connect(host.network.addresses[0])
             await until(lambda: host.network.kademlia.speakers() and peer.network.kademlia.speakers())
             await host.network.provide(key)
@@ -157,6 +144,5 @@ def test_withdrawn_keys_are_provided_no_more() -> None:
             host.network._routing.peer_arrived()  # what makes a node announce everything again
             await trio.testing.wait_all_tasks_blocked(0.2)
             assert await peer.network.find_providers(key) == ()
-            nursery.cancel_scope.cancel()
 
     trio.run(main)

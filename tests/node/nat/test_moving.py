@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from hosts import network, until
+from hosts import network, running, until
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
@@ -62,29 +62,17 @@ class Pair:
 
 @asynccontextmanager
 async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            at = network()
-            await nursery.start(at.run)
-            relay = RelayServer(at, at.policy, RelayLimits(**limits))
-            await nursery.start(relay.run)
-            ends = []
-            for _ in range(2):
-                behind = network()
-                end = End(behind, Rpc(behind), Bulk(behind, runner=in_thread))
-                for part in (behind, end.rpc, end.bulk):
-                    await nursery.start(part.run)
-                await behind.connect(at.addresses[0])
-                ends.append(end)
-            near, far = ends
-            place = await far.network.relay_client.reserve(at.me)
-            far.network.announce_instead(
-                place.addresses
-            )  # as a private node does, so that nobody else's dial is direct
-            near.network.learn(far.network.me, place.addresses)
-            await near.network.relay_client.dial(at.me, far.network.me)
-            yield Pair(near, far, at, relay)
-            nursery.cancel_scope.cancel()
+    at = network()
+    relay = RelayServer(at, at.policy, RelayLimits(**limits))
+    near, far = (End(behind, Rpc(behind), Bulk(behind, runner=in_thread)) for behind in (network(), network()))
+    async with running(at, relay, *(part for end in (near, far) for part in (end.network, end.rpc, end.bulk))):
+        for end in (near, far):
+            await end.network.connect(at.addresses[0])
+        place = await far.network.relay_client.reserve(at.me)
+        far.network.announce_instead(place.addresses)  # as a private node does, so that nobody else's dial is direct
+        near.network.learn(far.network.me, place.addresses)
+        await near.network.relay_client.dial(at.me, far.network.me)
+        yield Pair(near, far, at, relay)
 
 
 async def settled(pair: Pair) -> int:

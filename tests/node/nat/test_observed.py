@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from hosts import network
+from hosts import network, running
 
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.nat.reachability import ANSWER_WITHIN, MAX_OBSERVERS, Reachability, seen_by
@@ -67,16 +67,12 @@ def test_a_changed_network_forgets_what_was_seen() -> None:
 
 def test_a_connection_from_the_listening_port_is_seen_to_come_from_there() -> None:
     async def main() -> None:
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                a, b = network(), network()
-                for node in (a, b):
-                    await nursery.start(node.run)
-                await a.connect(b.addresses[0])
-                session: Any = await a.connect_from_listening_port(b.me)
-                own = parse(a.own_addresses[0])
-                assert own is not None and await seen_by(session) == own.place
-                nursery.cancel_scope.cancel()
+        a, b = network(), network()
+        async with running(a, b):
+            await a.connect(b.addresses[0])
+            session: Any = await a.connect_from_listening_port(b.me)
+            own = parse(a.own_addresses[0])
+            assert own is not None and await seen_by(session) == own.place
 
     trio.run(main)
 

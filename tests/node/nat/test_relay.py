@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 from disconnecting import disconnect
-from hosts import echo, network, until
+from hosts import echo, network, running, until
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
 from swarmnode.node.host.allowances import PeerPolicy
@@ -54,22 +54,18 @@ async def relayed(
     **limits: Any,
 ) -> AsyncIterator[tuple[Any, ...]]:
     """A relay and `ends` that are connected to it, and to nobody else; each end tells `carried` who it is."""
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            at = network()
-            await nursery.start(at.run)
-            relay = RelayServer(at, Policy(relays_for=admits, standing=standing), RelayLimits(**limits))
-            await nursery.start(relay.run)
-            behind = []
-            for number in range(ends):
-                told = lambda where, size, number=number: carried(behind[number].network.me, where, size)  # noqa: E731
-                end = network(policy=Policy(carried=told))
-                await nursery.start(end.run)
-                end.serve(ECHO, echo)
-                await end.connect(at.addresses[0])
-                behind.append(End(end, end.relay_client))
-            yield (at, relay, *behind)
-            nursery.cancel_scope.cancel()
+    at = network()
+    relay = RelayServer(at, Policy(relays_for=admits, standing=standing), RelayLimits(**limits))
+    async with running(at, relay) as nursery:
+        behind = []
+        for number in range(ends):
+            told = lambda where, size, number=number: carried(behind[number].network.me, where, size)  # noqa: E731
+            end = network(policy=Policy(carried=told))
+            await nursery.start(end.run)
+            end.serve(ECHO, echo)
+            await end.connect(at.addresses[0])
+            behind.append(End(end, end.relay_client))
+        yield (at, relay, *behind)
 
 
 async def there_and_back(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
@@ -157,11 +153,9 @@ def test_nodes_of_our_kind_are_served_as_soon_as_they_have_said_so_and_others_ar
             at.append(relay)
             node = network()
             serve_hello(node, "test")
-            async with trio.open_nursery() as nursery:
-                await nursery.start(node.run)
+            async with running(node):
                 await node.connect(relay.addresses[0])
                 await node.relay_client.reserve(relay.me)  # identify is still under way
-                nursery.cancel_scope.cancel()
             with pytest.raises(RelayRefused, match="permission denied"):
                 await stranger.circuits.reserve(relay.me)
 
