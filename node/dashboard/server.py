@@ -239,7 +239,8 @@ class Dashboard:
 
     async def _metrics(self, request: Request) -> Response:
         number = request.query_params.get("node", "0")
-        answer = await _ask(self._home(int(number) if number.isdigit() else -1), "metrics", {}, LOOK_WITHIN)
+        home = self._home(int(number) if re.fullmatch("[0-9]{1,4}", number) else -1)
+        answer = await _ask(home, "metrics", {}, LOOK_WITHIN)
         return PlainTextResponse(answer["text"], media_type="text/plain; version=0.0.4")
 
     async def _list(self, request: Request) -> Response:

@@ -269,7 +269,8 @@ def test_nodes_metrics_health_and_readiness(tmp_path: Path) -> None:
         metrics = await site.ask("GET", "/metrics")
         assert metrics.body == b"# TYPE a gauge\na 1\n"
         assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert (await site.ask("GET", "/metrics?node=x")).status == 400
+        for number in ("x", "-1", "1", "%C2%B2", "9" * 5000):
+            assert (await site.ask("GET", f"/metrics?node={number}")).status == 400
         assert (await site.ask("GET", "/healthz", token="")).status == 200
         assert (await site.ask("GET", "/readyz", token="")).status == 200
         site.node.problems = ["the disk is full: /secret"]
