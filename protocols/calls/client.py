@@ -114,8 +114,8 @@ class ClientConnection:
         if answer.kind == FAIL and answer.code == "deadline":
             raise DeadlineExceeded(f"{self.peer} ran out of time over {method}")
         if answer.kind == FAIL:
-            text = f"{self.peer} refused {method}: {answer.code}: {answer.text[:MAX_TEXT]}"
-            raise Refused(answer.code, text)
+            code = answer.code[:80]
+            raise Refused(code, f"{self.peer} refused {method}: {code}: {answer.text[:MAX_TEXT]}")
         try:
             return decode(reply, answer.body)
         except WireError as error:

@@ -182,6 +182,25 @@ def test_each_refusal_says_why(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_a_refusal_is_cut_where_the_callee_did_not(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, _ = await pair(world, nursery)
+        mallory = world.node("mallory")
+
+        async def lie(stream: Stream) -> None:
+            await FrameReader(stream).frame()
+            await stream.send_all(frame(encode(Frame(FAIL, 1, code="c" * 100_000, text="t" * 100_000))))
+            await trio.sleep_forever()
+
+        mallory.serve(PROTOCOL, lie)
+        await nursery.start(mallory.run)
+        with pytest.raises(Refused) as caught:
+            await alice.rpc.call(mallory.me, "work", Job(), Job, timeout=5)
+        assert caught.value.code == "c" * 80 and len(str(caught.value)) < 1000
+
+    simulated(main)
+
+
 def test_cancelling_the_caller_cancels_the_handler(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob = await pair(world, nursery)
