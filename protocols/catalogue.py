@@ -29,7 +29,8 @@ from time import time as wall_clock  # seconds since 1970
 import trio
 
 from swarmnode.crdt.envelope import SEAL, Domain, InvalidEnvelope, unsealed
-from swarmnode.protocols.calls.rpc import CallError, Rpc
+from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.network import Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import network_of, spread
 from swarmnode.protocols.peers.scoring import Kind
@@ -49,6 +50,7 @@ LIFETIME = 3600.0  # seconds
 SKEW = 300.0  # seconds that an author's clock may be ahead of ours
 SIGN_AGAIN = 60.0  # seconds after which a listing is signed anew for who asks: its addresses may have changed
 KEPT = 256  # listings that a node keeps for others, and takes from one source
+QUERIES = Allowance(rate=0.5, burst=8)  # of one peer; who searches asks every LOOK_UP_EVERY where nothing was listed
 ASK_AGAIN, ASK_SOON = 600.0, 15.0  # seconds until a keeper asks a peer again; and one that had nothing to list yet
 LOOK_EVERY = 2.0  # seconds between looks for new peers
 SOURCES = 48  # nodes that one search asks
@@ -157,6 +159,7 @@ class Catalogue:
         self._signed: tuple[SignedListing, float] | None = None  # the last of its own, and when, s since 1970
         self._kept: dict[PeerId, tuple[GenuineListing, str]] = {}  # by author, with the network that it connected from
         self._due: dict[PeerId, float] = {}  # connected peers, and when to ask them; trio time
+        self._queries = Budget[PeerId](QUERIES)
         rpc.serve("listings", Empty, self._on_listings)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -220,6 +223,8 @@ class Catalogue:
         return [entry for entry, _ in spread(kept, lambda each: each[0].listing.run_id.hex())]
 
     async def _on_listings(self, peer: PeerId, query: Empty) -> Listings:
+        if not self._queries.take(peer, 1):
+            raise Refuse("busy", "asked too often for listings")
         own = [self._own()] if self.listing is not None else []
         others = [SignedListing(entry.author, entry.record) for entry in self._ranked() if entry.author != peer]
         return Listings((*own, *others)[:KEPT])

@@ -12,7 +12,7 @@ import trio
 from swarmnode.crdt.envelope import Domain, Envelope
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols import catalogue
-from swarmnode.protocols.calls.rpc import Rpc
+from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.catalogue import (
     KEPT,
     KEY,
@@ -23,13 +23,14 @@ from swarmnode.protocols.catalogue import (
     DatedListing,
     GenuineListing,
     ListedRun,
+    Listings,
     NoListing,
     SignedListing,
     opened,
     sealed,
 )
 from swarmnode.protocols.state.membership import RunListing, serve_runs
-from swarmnode.protocols.wire import plain
+from swarmnode.protocols.wire import Empty, plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.runspec import encode as encode_spec
@@ -210,5 +211,21 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
         for each in (newer, entry):
             keeper.keep(each, "")
         assert [entry.listing.parameters for entry in keeper._ranked()] == [8]
+
+    simulate(main)
+
+
+def test_who_asks_on_and_on_is_told_nothing_for_a_while_and_others_are_told() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        seed = await Member(world.node("seed")).start(nursery, run=spec("a"))
+        place = seed.network.addresses[0]
+        greedy, other = [await Member(world.node(name)).start(nursery, place) for name in ("greedy", "other")]
+        with pytest.raises(Refused) as refused:
+            for _ in range(30):
+                await greedy.rpc.call(seed.network.me, "listings", Empty(), Listings, timeout=4)
+        assert refused.value.code == "busy"
+        assert await other.catalogue._ask(seed.network.me)
+        await trio.sleep(3)
+        assert await greedy.catalogue._ask(seed.network.me)
 
     simulate(main)
