@@ -28,7 +28,7 @@ from swarmnode.protocols.methods.rollouts.messages import LARGEST, SignedGroup
 from swarmnode.protocols.network import PeerId
 
 MAX_SEEN = 8192  # ids remembered, of groups that are gone too: 1 MiB
-MAX_AUTHORS = 1024  # whose counts are remembered; who was silent longest is forgotten first
+MAX_AUTHORS = 1024  # whose counts are remembered; first is forgotten of whom nothing was of use
 MAX_REASONS = 64  # that are told apart: they come from our own code
 AHEAD = 60_000  # ms that a date may lie ahead, as of records
 ESTABLISHED = 0.5  # standing from which on an author has a share of its own
@@ -372,9 +372,9 @@ class RolloutPool:
         author = self._authors.setdefault(peer, AuthorStats(peer))
         self._authors.move_to_end(peer)
         if len(self._authors) > MAX_AUTHORS:
-            silent = next((old for old, each in self._authors.items() if not each.groups and old != peer), None)
-            if silent is not None:
-                del self._authors[silent]
+            silent = [each for each in self._authors.values() if not each.groups and each is not author]
+            if silent:  # of those of no use, the one for longest: a stranger has any number of names
+                del self._authors[next((each for each in silent if not each.used), silent[0]).author]
         return author
 
     def remember(self, id: bytes) -> None:

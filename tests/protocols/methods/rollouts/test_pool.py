@@ -190,6 +190,21 @@ def test_refusals_are_counted_by_reason_and_author_and_cost_bounded_memory() -> 
     assert len(held.by_author()) <= 1024 and len(held.refused) <= 65
 
 
+def test_fresh_authors_do_not_displace_the_counts_of_those_who_were_of_use() -> None:
+    clock = Clock()
+    held = pool(clock, seconds=100)
+    held.add(by("of use", 1))
+    held.used(group.id for group in held.candidates(1, random.Random(1)))
+    held.note("of use", "dishonest")
+    clock.ms += 101_000
+    held.expire()
+    for number in range(3000):
+        held.note(f"fresh {number}", "flood")
+    stats = {each.author: each for each in held.by_author()}
+    assert len(stats) == 1024 and "fresh 2999" in stats
+    assert (stats["of use"].used, stats["of use"].refused) == (1, {"dishonest": 1})
+
+
 @pytest.mark.parametrize("share", [0.1, 0.25])
 def test_shares_hold_after_groups_of_others_are_gone(share: float) -> None:
     clock = Clock()
