@@ -134,7 +134,8 @@ def open_group(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedGrou
     except WireError as error:
         raise InvalidGroup(f"no rollout group: {error}") from error
     try:
-        GROUPS.open(envelope, packed.author, verify, run_id)
+        if GROUPS.open(envelope, packed.author, verify, run_id) != plain(packed):
+            raise InvalidEnvelope("it has what nobody could pass on as it was signed")
     except InvalidEnvelope as error:
         raise InvalidGroup(f"a rollout group is refused: {error}", forged=error.forged) from error
     try:

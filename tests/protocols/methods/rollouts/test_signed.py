@@ -17,6 +17,7 @@ from rolloutnodes import RUN, group
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.rollouts.messages import (
+    GROUPS,
     MAX_CONTENT,
     InvalidGroup,
     SignedGroup,
@@ -106,6 +107,15 @@ def test_a_mangled_group_is_refused_whoever_signed_it(rollouts: RolloutGroup, da
     with suppress(InvalidGroup):
         again = open_group(Envelope(bytes(raw), bytes(64)), run_id=RUN, verify=lambda *_: True).group
         assert RolloutGroup.from_map(again.to_map()) == again
+
+
+@pytest.mark.parametrize("more", [{"more": 1}, {"policy": "p" * 129}, {"vocabulary": "v" * 129}])
+def test_what_could_not_be_passed_on_as_it_was_signed_is_refused_at_once(more: dict[str, Any]) -> None:
+    """Whoever passed it on would send what its author did not sign, and be taken for a forger."""
+    envelope = GROUPS.seal(plain(sealed(group(1)).packed) | more, ALICE.sign, RUN)
+    with pytest.raises(InvalidGroup) as refused:
+        open_group(envelope, run_id=RUN, verify=ALICE.verify)
+    assert not refused.value.forged
 
 
 def test_a_group_of_another_author_or_run_is_refused_as_forged() -> None:
