@@ -40,7 +40,7 @@ from swarmnode.protocols.state.backend import Rank, StateBackend
 PROTOCOL = "/swarmnode/state/2"
 CHUNK = 64  # elements verified in one go: 5 ms of a core
 THREADS = min(4, os.cpu_count() or 1)  # chunks verified at a time; Ed25519 lets go of the interpreter
-ELEMENTS = Allowance(rate=2_000, burst=8_000)  # from one peer: a fifth of what a core verifies
+ELEMENTS = Allowance(rate=2_000, burst=8_000)  # sent or offered by one peer: a fifth of what a core verifies
 BYTES = Allowance(rate=1 << 20, burst=8 << 20)  # from one peer, pushed
 OWN = Allowance(rate=20, burst=2_048)  # new elements of a peer's own, from itself: a burst is more than all its slots
 STRANGERS = Allowance(rate=10, burst=512)  # elements from one peer whose authors are not admitted here
@@ -123,9 +123,9 @@ class StateIntake:
                 self._asked[rank] = _Asked(now, others)
         return found
 
-    async def insert_pushed(self, peer: PeerId, sealed: Sequence[bytes]) -> Inserted:
-        """Insert what a peer sent unasked, after a wait where it sends too much. Raises Refuse, Unwritable."""
-        if not sealed:
+    async def insert_pushed(self, peer: PeerId, sealed: Sequence[bytes], *, offered: int) -> Inserted:
+        """Insert what a peer sent unasked; waits where that and what it offered is a lot. Raises Refuse, Unwritable."""
+        if not sealed and not offered:
             return Inserted()
         if self._waiting.get(peer, 0) >= AT_ONCE:
             self._violations.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
@@ -134,7 +134,7 @@ class StateIntake:
         self._waiting[peer] = self._waiting.get(peer, 0) + 1
         try:
             wait = max(
-                self._elements.overdraw(peer, len(sealed)), self._bytes.overdraw(peer, sum(len(raw) for raw in sealed))
+                self._elements.overdraw(peer, len(sealed) + offered), self._bytes.overdraw(peer, sum(map(len, sealed)))
             )
             if wait > MAX_WAIT:
                 self._violations.note(peer, "pushes more than its share", Kind.LOAD)

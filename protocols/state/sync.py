@@ -272,10 +272,9 @@ class StateSync:
     async def _on_push(self, peer: PeerId, push: Push) -> Pushed:
         self._admit(peer, push.run_id)
         ranks = split(push.ranks)
-        self.neighbours.holds(peer, ranks)
         with _refusing():
-            inserted = await self.intake.insert_pushed(peer, push.sealed)
-        self.neighbours.holds(peer, (element.rank for element in inserted.new))
+            inserted = await self.intake.insert_pushed(peer, push.sealed, offered=len(ranks))
+        self.neighbours.holds(peer, (*ranks, *(element.rank for element in inserted.new)))
         return Pushed(b"".join(rank for rank in ranks if self.intake.asks(peer, rank)))
 
     async def _on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:

@@ -11,13 +11,15 @@ import trio
 from statenodes import RUN, StateNode, connect, now, start
 
 from swarmnode.crdt.hlc import stamp_at
-from swarmnode.crdt.ranges import RankSet
+from swarmnode.crdt.ranges import RANK, RankSet
 from swarmnode.crdt.reconcile import Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.protocols.calls.rpc import Refused, Rpc
+from swarmnode.protocols.state.intake import ELEMENTS
 from swarmnode.protocols.state.repair import OPENINGS, SESSIONS
 from swarmnode.protocols.state.sync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
 from swarmnode.protocols.state.wire import (
+    MAX_RANKS,
     Elements,
     OwnElements,
     Push,
@@ -187,6 +189,34 @@ def test_one_that_begins_repairs_for_ever_is_turned_away(simulated: Simulated) -
 
     def hello(session: int) -> bytes:
         return b"\x01" + now().to_bytes(6, "big") + session.to_bytes(NONCE_SIZE, "big") + b"f" * 16
+
+    simulated(main)
+
+
+def test_ranks_that_are_offered_count_against_the_share_of_who_offers_them(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await start(nursery, world, 1)
+        liar = Liar(world, lambda step: b"", lambda ranks: ())
+        await liar.run(nursery)
+        rng, refused = random.Random(0), 0
+
+        async def offer() -> None:
+            nonlocal refused
+            try:
+                push = Push(RUN, (), rng.randbytes(MAX_RANKS * RANK))
+                await liar.rpc.call(node.me, "state.push", push, Pushed, timeout=10)
+            except Refused:
+                refused += 1
+
+        began, pushes = trio.current_time(), 60
+        for _ in range(pushes):
+            await offer()
+        share = ELEMENTS.burst + ELEMENTS.rate * (trio.current_time() - began)
+        assert pushes * MAX_RANKS <= share + MAX_RANKS and not refused, "who waits for the answers is slowed only"
+        async with trio.open_nursery() as offers:
+            for _ in range(20):
+                offers.start_soon(offer)
+        assert refused and node.sync.violations.count(liar.me)
 
     simulated(main)
 
