@@ -14,7 +14,7 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
-from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, Newest
+from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, Newest, Weights, WeightsFetch
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.testing.simnet import SimWorld, run_simulation
@@ -305,6 +305,25 @@ def test_who_is_told_of_new_weights_fetches_them_while_it_samples() -> None:
         assert len(set(versions)) > 8, "its weights keep up with the trainer's"
         assert not trainer_of(swarm, "a").broadcast.violations.totals.total(), "it does not ask too often"
 
+    simulate(body, trainers="a", samplers="c", weights="push")
+
+
+def test_who_is_told_of_new_weights_fetches_one_version_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, under_way = WeightsFetch.fetch, [0]
+
+    async def slowly(self: WeightsFetch, weights: Weights) -> Vector:
+        under_way.append(under_way[-1] + 1)
+        await trio.sleep(0.5)
+        try:
+            return await fetch(self, weights)
+        finally:
+            under_way.append(under_way[-1] - 1)
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, *"ac")
+        assert max(under_way) == 1
+
+    monkeypatch.setattr(WeightsFetch, "fetch", slowly)
     simulate(body, trainers="a", samplers="c", weights="push")
 
 

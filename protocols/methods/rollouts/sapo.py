@@ -370,7 +370,7 @@ class SapoSampler(_ByRollouts):
             if self.trainer is None:
                 await trio.sleep(LOOK_EVERY)
                 continue
-            if not self._push or (self.weights is None and self._next is None):
+            if not self._push:  # else `watch` does it
                 await self._ask()
                 await self._fetch()
             if self._next is not None:
