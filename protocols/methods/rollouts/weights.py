@@ -39,7 +39,7 @@ from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
 from swarmnode.protocols.methods.rollouts.sharing import admit
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.runner import Runner, surely
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.protocols.wire import Message, WireError, decode, plain, within
@@ -249,11 +249,15 @@ class WeightsBroadcast:
 
     async def _put(self, content: bytes) -> bytes:
         """The shard that these bytes are now."""
+        runner = self._parts.runner
         try:
-            with tempfile.TemporaryDirectory(prefix="swarmnode-weights-") as folder:
-                source = Path(folder) / "weights"
-                await self._parts.runner(lambda: source.write_bytes(content))
+            folder = await runner(lambda: tempfile.TemporaryDirectory(prefix="swarmnode-weights-"))
+            try:
+                source = Path(folder.name) / "weights"
+                await runner(lambda: source.write_bytes(content))
                 return await self._shards.put(source, announce=False)
+            finally:
+                await surely(runner(folder.cleanup))
         except OSError as error:
             raise ShardError(f"the folder for temporary files takes no weights: {error}") from error
 

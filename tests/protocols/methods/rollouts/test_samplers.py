@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgpack
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from rolloutnodes import RUN, group
 
 from swarmnode.crdt.envelope import Envelope
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
 from swarmnode.protocols.methods.rollouts.samplers import AUTHORS, MOST, REFUND, SKIPS, Samplers, SamplerTally
 from swarmnode.protocols.methods.rollouts.weights import (
@@ -20,9 +26,11 @@ from swarmnode.protocols.methods.rollouts.weights import (
     NoWeights,
     Patch,
     Weights,
+    WeightsBroadcast,
     open_weights,
     seal_weights,
 )
+from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.wire import WireError, decode
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.section import RolloutsSection, hf_model
@@ -263,3 +271,32 @@ def test_strangers_of_whom_nothing_is_kept_crowd_out_nobody_who_samples() -> Non
         assert found.insert(written(0, by=stranger, trainer=BOB.me)) == "for-another"
     assert {peer: found.tally(peer).accepted for peer in before} == before
     assert len(found.drawn(9, version=10)) == 1 and len(found.tallies()) == AUTHORS
+
+
+def test_the_folder_of_weights_is_made_and_deleted_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    class Noted(tempfile.TemporaryDirectory[str]):
+        def __init__(self, **options: str) -> None:
+            threads.append(threading.current_thread())
+            super().__init__(**options)
+
+        def cleanup(self) -> None:
+            threads.append(threading.current_thread())
+            super().cleanup()
+
+    class Shelf:
+        async def put(self, source: Path, *, announce: bool) -> bytes:
+            return await trio.Path(source).read_bytes()
+
+    parts = SimpleNamespace(
+        shards=Shelf(),
+        runner=in_thread,
+        policy="digits",
+        spec=SimpleNamespace(rollouts=RolloutsSection()),
+        rpc=SimpleNamespace(serve=lambda *_: None),
+    )
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Noted)
+    broadcast = WeightsBroadcast(cast(Context, parts), samplers())
+    assert trio.run(broadcast._put, b"weights") == b"weights"
+    assert len(threads) == 2 and threading.main_thread() not in threads
