@@ -20,6 +20,7 @@ from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import (
     LONGEST_WAIT,
+    MAX_OFFERED,
     SLOWEST,
     GroupOffer,
     InvalidGroup,
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 FLOOD = "flood"  # the word for groups beyond their author's allowance
 LEAST_WAIT = 1.0  # seconds that a peer is asked to leave this node alone, where there is no room
 GRANTED_FOR = 5.0  # seconds that a peer may take to give what it was asked for, beside those that its bytes take
-MAX_GRANTS = 1024
+MAX_GRANTS = 2 * MAX_OFFERED  # of one peer: what it spreads, and what it was asked for as recent
 WINDOW = 10.0  # seconds over which the shares of peers that bring groups are equal
 ALL = ""  # the holder of what may come in at all
 PROBATION = 0.125  # of what may come in at all, for all authors together that are on probation
@@ -178,6 +179,7 @@ class GroupIntake:
         """Which of these groups to have from `peer`."""
         now = trio.current_time()
         self._forget_grants(now)
+        room = MAX_GRANTS - sum(grant.peer == peer for grant in self._grants.values())
         wants: list[int] = []
         has: list[int] = []
         wait = 0.0
@@ -186,14 +188,14 @@ class GroupIntake:
         for index, offered in enumerate(offer.groups):
             if self._pool.saw(offered.id):
                 has.append(index)
-            elif offered.id in self._grants or len(self._grants) >= MAX_GRANTS:
+            elif offered.id in self._grants:
                 continue  # another peer may be about to bring it; if it does not, this one offers it again
             elif self._declines(offered, asked.get(offered.author, [])):
                 # Whose it is, only its signature tells: nobody's count suffers from what another says.
                 self.counts["declined"] += 1
                 if offered.author == peer:
                     self._pool.note(peer, FLOOD)
-            elif self._limiter.take_from(peer, offered.size):
+            elif len(wants) < room and self._limiter.take_from(peer, offered.size):
                 wants.append(index)
                 asked.setdefault(offered.author, []).append(offered.size)
                 coming += offered.size

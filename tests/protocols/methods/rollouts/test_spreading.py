@@ -14,6 +14,7 @@ from rolloutnodes import RUN, RolloutNode, connect, everybody, group, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.limits import Allowance
+from swarmnode.protocols.methods.rollouts.intake import MAX_GRANTS
 from swarmnode.protocols.methods.rollouts.messages import (
     GIVE,
     MAX_GIVEN,
@@ -243,6 +244,28 @@ def test_offers_that_are_not_kept_block_nobody_else_and_are_counted(simulated: S
         await trio.sleep(6)
         await Liar(honest).brings(victim, made)
         assert made.id in held_by(victim) and victim.rollouts.violations.count(other.me)
+
+    simulated(main)
+
+
+def test_those_who_offer_much_and_give_nothing_keep_nobody_else_out(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        limits = RolloutLimits(total=WIDE, sender=WIDE, author=WIDE)
+        victim, honest, *liars = await start(nursery, world, 5, limits=limits)
+        await connect((other, victim) for other in (honest, *liars))
+        await trio.sleep(3)
+        ids = (number.to_bytes(32, "big") for number in itertools.count())
+        for liar in liars:
+            wanted = 0
+            for _ in range(7):
+                offered = tuple(OfferedGroup(next(ids), liar.me, 400, 1) for _ in range(64))
+                answer = await Liar(liar).offers(victim, GroupOffer(RUN, offered))
+                wanted += len(answer.wants)
+            assert wanted == MAX_GRANTS and answer.wait >= 1.0
+        made = [made_by(honest, seed) for seed in range(64)]
+        await Liar(honest).brings(victim, *made[:32])
+        await Liar(honest).brings(victim, *made[32:])
+        assert victim.rollouts.counts["received"] == 64
 
     simulated(main)
 
