@@ -115,7 +115,7 @@ class Rollouts:
         self._deck: list[PeerId] = []  # whose turn is still to come, before everybody's comes again
         self._unchecked: list[tuple[SignedGroup, int, PeerId]] = []  # with their copies, and who gave them
         self._checks = False
-        self._busy: set[PeerId] = set()
+        self._busy: dict[PeerId, list[_Load]] = {}  # peers that are offered what spreads, and that
         self._left_until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._nursery: trio.Nursery | None = None
         self._ask_at = 0.0  # trio time at which a neighbour is asked what is recent, where that is of use
@@ -282,7 +282,7 @@ class Rollouts:
                 min(open_to, key=len).append(load)
         for peer, batch in batches.items():
             if batch:
-                self._busy.add(peer)
+                self._busy[peer] = batch
                 for load in batch:
                     load.offered = True
                 nursery.start_soon(self._offer, peer, batch)
@@ -327,7 +327,8 @@ class Rollouts:
             self._left_until[peer] = trio.current_time() + LATER
             log.debug("%s takes no rollouts for a while: %s", peer, error)
         finally:
-            self._busy.discard(peer)
+            if self._busy.get(peer) is batch:  # and not what was offered as recent
+                del self._busy[peer]
             for load in batch:
                 load.offered = False
 

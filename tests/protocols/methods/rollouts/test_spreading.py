@@ -421,6 +421,32 @@ def test_nobody_asks_for_what_is_recent_on_and_on(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_who_asks_for_what_is_recent_has_no_more_offers_of_what_spreads_at_once(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        victim, other = await pair(world, nursery)
+        call, offers = victim.rpc.call, 0
+
+        async def slow_at_first(peer: str, method: str, *args: Any, **options: Any) -> Any:
+            nonlocal offers
+            offers += method == OFFER
+            await trio.sleep(10 if method == OFFER and offers == 1 else 0)
+            return await call(peer, method, *args, **options)
+
+        victim.rpc.call = slow_at_first  # type: ignore[method-assign]
+        await victim.rollouts.publish([group(1)])
+        await trio.sleep(2)
+        await other.node.rpc.call(victim.me, RECENT, RecentQuery(RUN), Empty, timeout=5)
+        await trio.sleep(1)
+        assert offers == 2
+        await victim.rollouts.publish([group(2)])
+        await trio.sleep(4)
+        assert offers == 2, "the first has not ended"
+        await trio.sleep(10)
+        assert len(held_by(other.node)) == 2
+
+    simulated(main)
+
+
 def test_who_has_too_few_to_draw_from_asks_a_neighbour_now_and_then(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         first, second = await start(nursery, world, 2, limits=RolloutLimits(copies=1))  # nothing spreads by itself
