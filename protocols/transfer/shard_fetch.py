@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 COMPANIONS = 32  # peers remembered that others named as fetching the same shard
 ASKED_LATELY = 60.0  # seconds for which a peer that asked for a shard is taken for one that fetches it
-ASKERS_KEPT = 1024
+ASKERS_KEPT, ASKED_KEPT = 1024, 8  # peers, and shards of each: more than it fetches at once
 EMPTY_PROMISES = 8  # chunks that a provider may lack although it said it had them
 LOOK_AGAIN = (0.05, 1.0)  # seconds, at least and at most, between two looks at whose chunks have become overdue
 BATCH = 2  # answers written at once; four gain nothing that could be measured, and take twice the memory
@@ -86,14 +86,15 @@ class Askers:
     """Who asked this node for which shard of late: they will have some of it soon."""
 
     def __init__(self) -> None:
-        self._when = Recent[tuple[ShardId, PeerId], float](ASKERS_KEPT)  # trio time, the latest last
+        self._asked = Recent[PeerId, Recent[ShardId, float]](ASKERS_KEPT)  # when, trio time
 
     def note(self, shard: ShardId, peer: PeerId) -> None:
-        self._when[shard, peer] = trio.current_time()
+        self._asked[peer] = asked = self._asked.get(peer, Recent[ShardId, float](ASKED_KEPT))
+        asked[shard] = trio.current_time()
 
     def of(self, shard: ShardId) -> tuple[PeerId, ...]:
         since = trio.current_time() - ASKED_LATELY
-        return tuple(peer for (asked, peer), at in self._when.items() if asked == shard and at > since)
+        return tuple(peer for peer, asked in self._asked.items() if asked.get(shard, since) > since)
 
 
 @dataclass(frozen=True)
