@@ -310,7 +310,6 @@ class Shards:
                         self._announce_soon(shard)
                     task_status.started()
                     await self._announce()
-                    await trio.sleep_forever()  # all that may be announced is
                 finally:
                     self._nursery = None  # before it closes: another task may ask in the same turn
 
@@ -383,8 +382,14 @@ class Shards:
         return await self._runner(lambda: b"".join(map(bytes, parts_of(self._store, shard))))
 
     async def drop(self, shard: ShardId) -> None:
-        """Have a shard no more that nobody needs, unless it is pinned or being fetched."""
+        """Have a shard no more that nobody needs, and announce it no more, unless it is pinned or being fetched."""
         await self._runner(lambda: self._store.drop(shard))
+        if not self._store.holding(shard).complete:
+            self._to_announce.pop(shard, None)
+            if shard in self._announced:
+                self._announced.remove(shard)
+                self.network.withdraw(shard)
+                self._changed.set()
 
     async def providers(self, shard: ShardId) -> tuple[Provider, ...]:
         """Who says it has chunks of `shard` now: connected peers and those found in the DHT, the fullest first."""
@@ -458,15 +463,16 @@ class Shards:
             self._changed.set()
 
     async def _announce(self) -> None:
-        """Announce one shard after the other, the newest first, until the allowance is used up."""
-        while len(self._announced) < self._limits.announced:
-            if not self._to_announce:
+        """Announce one shard after the other, the newest first, as far as the allowance goes."""
+        while True:
+            while not self._to_announce or len(self._announced) >= self._limits.announced:
                 self._changed = trio.Event()
                 await self._changed.wait()
             shard, _ = self._to_announce.popitem()
+            self._announced.add(shard)
             try:
                 await self.network.provide(shard)
-                self._announced.add(shard)
             except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
+                self._announced.discard(shard)
                 self.counts["unannounced"] += 1
                 log.info("a shard is found only by connected peers: %s", error)

@@ -59,6 +59,29 @@ def test_those_who_fetch_together_serve_one_another(nodes: Callable[..., None]) 
     nodes(main)
 
 
+def test_what_is_dropped_is_announced_no_more_and_makes_room_for_others(
+    nodes: Callable[..., None], tmp_path: Path
+) -> None:
+    async def main(swarm: Nodes) -> None:
+        node = await swarm.start("a", holds=CONTENT, limits=ShardLimits(announced=1))
+        other = await swarm.start("b")
+        (tmp_path / "next").write_bytes(b"what comes next")
+        later = await node.shards.put(tmp_path / "next")
+        await trio.sleep(1)
+        assert await other.network.find_providers(SHARD) == (node.me,)
+        assert await other.network.find_providers(later) == ()
+        node.store.pin(SHARD, True)
+        await node.shards.drop(SHARD)
+        assert await other.network.find_providers(SHARD) == (node.me,), "it is here still"
+        node.store.pin(SHARD, False)
+        await node.shards.drop(SHARD)
+        await trio.sleep(1)
+        assert await other.network.find_providers(SHARD) == ()
+        assert await other.network.find_providers(later) == (node.me,)
+
+    nodes(main)
+
+
 def test_who_asks_for_many_shards_displaces_nobody_who_asks_for_one() -> None:
     async def main() -> None:
         askers = Askers()
