@@ -66,8 +66,8 @@ test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
 	@test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
 	echo "two at once:"; \
-	$(BIN)/python -m pytest -n 2 -m "not scale" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
-	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 -m "not scale" tests/e2e $(TEST_ARGS); second=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
+	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not scale" tests/e2e $(TEST_ARGS); second=$$?; \
 	case $$second in 0|5) ;; *) echo "those that failed, by themselves:"; \
 	    $(BIN)/python -m pytest --last-failed -m "not scale" tests/e2e $(TEST_ARGS); second=$$? ;; esac; \
 	echo "one after another:"; $(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); third=$$?; \
