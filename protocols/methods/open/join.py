@@ -67,6 +67,7 @@ ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
+SHOWS_WITHIN = 120.0  # seconds: 64 of the largest rounds, 19 MB, at the least rate at which full answers come in time
 DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
 BASE = 2  # rounds before its tip of which a node gives the chain
@@ -401,15 +402,16 @@ async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId
 
 
 async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
-    """These rosters and what they rest on, as far as a peer has them, in few questions. Raises InvalidStatement."""
+    """These rosters and what they rest on, as far as a peer gives them within SHOWS_WITHIN. Raises InvalidStatement."""
     told: list[Said[Any]] = []
-    while rosters:
-        said = [read(one) for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
-        got = {one.id for one in said}.intersection(rosters)
-        if not got:
-            break
-        told += [one for one in said if not isinstance(one.what, ForkChoiceVote)]
-        rosters = [id for id in rosters if id not in got]
+    with trio.move_on_after(SHOWS_WITHIN):
+        while rosters:
+            said = [read(one) for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
+            got = {one.id for one in said}.intersection(rosters)
+            if not got:
+                break
+            told += [one for one in said if not isinstance(one.what, ForkChoiceVote)]
+            rosters = [id for id in rosters if id not in got]
     return told
 
 
@@ -435,7 +437,7 @@ def _roster_in(told: list[Said[Any]], id: bytes) -> Said[Roster]:
     for said in told:
         if said.id == id and isinstance(said.what, Roster):
             return said
-    raise Lost(f"it does not have roster {id.hex()[:12]}")
+    raise Lost(f"it does not show roster {id.hex()[:12]}")
 
 
 # --- what the owner is told -------------------------------------------------------------------------------------------

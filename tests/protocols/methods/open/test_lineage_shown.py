@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import trio
 from chains import RULES, after_rounds, fair, hashed, lead, offer, record_of, start
+from trio.testing import MockClock
 
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.chain.forks import TrustedRoster
 from swarmnode.protocols.chain.rules import advance, derive
 from swarmnode.protocols.chain.statements import Commit
-from swarmnode.protocols.methods.open.join import CannotTell, Tip, prove_lineage
-from swarmnode.protocols.methods.open.sync import Path
+from swarmnode.protocols.methods.open.join import SHOWS_WITHIN, CannotTell, Tip, prove_lineage
+from swarmnode.protocols.methods.open.sync import MAX_PATH, TIMEOUT, Path
 
 CHAIN = after_rounds(start("ABCDE"), RULES, 4, "ABCDE")
 OFFERS = [offer(CHAIN, author) for author in "ABCDE"]
@@ -40,8 +41,8 @@ class Shows:
         return self._records
 
 
-async def shown(ids: tuple[bytes, ...], records: list[Record], base: Any) -> int:
-    sync: Any = Shows(ids, records)
+async def shown(member: type[Shows], ids: tuple[bytes, ...], records: list[Record], base: Any) -> int:
+    sync: Any = member(ids, records)
     sync.store = SimpleNamespace(rules=RULES)
     tip = Tip(ids[-1], AFTER.round + len(ids) - 1, 0.0, b"", bytes(32))
     trusted = TrustedRoster(CHAIN.round, ROSTER.id)
@@ -49,9 +50,29 @@ async def shown(ids: tuple[bytes, ...], records: list[Record], base: Any) -> int
 
 
 def test_records_of_an_honest_history_are_enough() -> None:
-    assert trio.run(shown, (ROSTER.id,), RECORDS, AFTER) == 1
+    assert trio.run(shown, Shows, (ROSTER.id,), RECORDS, AFTER) == 1
 
 
 def test_another_statement_in_the_place_of_a_roster_shows_nothing() -> None:
-    with pytest.raises(CannotTell, match="does not have roster"):
-        trio.run(shown, (ROSTER.id, COMMIT.id), [*RECORDS, COMMIT], start("L"))
+    with pytest.raises(CannotTell, match="does not show roster"):
+        trio.run(shown, Shows, (ROSTER.id, COMMIT.id), [*RECORDS, COMMIT], start("L"))
+
+
+class Dawdles(Shows):
+    """Gives one roster in each answer, as late as it may."""
+
+    async def ask_records(self, peer: str, ids: Any) -> list[Record]:
+        await trio.sleep(TIMEOUT - 0.01)
+        return [*RECORDS, *(COMMITS[id] for id in ids[:1] if id in COMMITS)]
+
+
+COMMITS = {one.id: one for one in (record_of("L", Commit(0, hashed(n), bytes(32), bytes(32))) for n in range(MAX_PATH))}
+
+
+def test_a_member_that_gives_one_roster_in_each_answer_holds_a_newcomer_no_longer_than_a_slow_honest_one() -> None:
+    async def main() -> None:
+        with pytest.raises(CannotTell):
+            await shown(Dawdles, (ROSTER.id, *COMMITS)[:MAX_PATH], RECORDS, start("L"))
+        assert trio.current_time() <= SHOWS_WITHIN
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
