@@ -14,13 +14,16 @@ from simswarm import Body, SimSwarm
 
 from swarmnode.crdt.hlc import COUNTER_BITS
 from swarmnode.crdt.record import write
-from swarmnode.protocols.chain.forks import empty_block
+from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.statements import Commit, ForkChoiceVote, Roster, Said, Score
+from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import RoundContext
+from swarmnode.protocols.methods.open.store import NoState
 from swarmnode.protocols.methods.open.sync import RECENT
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.testing.simnet import SimWorld
+from swarmnode.training.outer import OuterState
 
 NAMES = ("a", "b", "c", "d")
 
@@ -299,6 +302,34 @@ def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
         assert_one_chain(swarm, *NAMES, "late")
         chain = method_of(swarm, "a").store.block.chain
         assert swarm.peer("late") in {worked.author for roster in chain.history for worked in roster}
+
+    simulate(body)
+
+
+def test_a_node_that_no_longer_has_the_state_from_which_to_follow_the_others_gets_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where heads go back to a fork that is here, and so old that of a large model no state before it is kept.
+
+    It does not wait until the others are some long rounds further.
+    """
+    monkeypatch.setattr(open_sync, "RECENT", 1000)
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        held = method_of(swarm, "d").store
+        forgetful, state_after = held.tree, held.state_after
+
+        async def gone(block: Block) -> OuterState:
+            if held.tree is forgetful and block.id in forgetful and block.id != held.tip:
+                raise NoState("none before it is kept")
+            return await state_after(block)
+
+        held.state_after = gone  # type: ignore[method-assign]
+        done = max(swarm.nodes["d"].rounds)
+        await swarm.until(lambda: max(swarm.nodes["d"].rounds) > done + 3, within=120)
+        assert held.tree is not forgetful
+        assert_one_chain(swarm, *NAMES)
 
     simulate(body)
 

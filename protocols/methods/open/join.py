@@ -38,6 +38,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -54,6 +55,7 @@ from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, OtherHistory
 from swarmnode.protocols.methods.open.local import LocalTrainer
+from swarmnode.protocols.methods.open.store import NoState
 from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import REST, CatchUp, CatchUpFailed
@@ -200,7 +202,7 @@ class Joining:
             if place in lost or not await self._is_trusted(found):
                 continue
             stands = self._store.stands
-            if stands and self._is_near(found):
+            if stands and await self._is_near(found):
                 await self._catch_up_by_replay(found)
             elif stands and self._trusted is None and await self._splits.has_diverged(found.peer, found.tip):
                 continue  # nobody told this node to go over to another history
@@ -248,11 +250,16 @@ class Joining:
         self._parts.observer.warn("roster", unchecked)
         self._trusted = None
 
-    def _is_near(self, found: _Found) -> bool:
-        """Whether what a member follows is here, or so near that replaying rosters leads there."""
-        if found.tip.tip in self._store.tree:
-            return True
-        return found.base.tip in self._store.tree and found.tip.round - self._store.block.chain.round <= FAR
+    async def _is_near(self, found: _Found) -> bool:
+        """Whether what a member follows is here, or so near that replaying leads there, and from a state that is."""
+        store, at = self._store, found.tip.tip
+        if at not in store.tree and found.tip.round - store.block.chain.round <= FAR:
+            at = found.base.tip
+        if at in store.tree:
+            with suppress(NoState):
+                await store.state_after(store.tree[at])
+                return True
+        return False
 
     async def _ask_around(self) -> list[_Found]:
         """Where members stand, the answer that most of them give first, then by round."""
@@ -305,10 +312,10 @@ class Joining:
         if found.tip.tip in store.tree:
             block = store.tree[found.tip.tip]
             if block.chain.round > store.block.chain.round:
-                state = await store.state_after(block)
-                await self._local.stand_on(state)
-                await self._sync.move(block)
-                store.arrived = found.began
+                with suppress(NoState):  # it may not lead there from the base that a liar gave
+                    await self._local.stand_on(await store.state_after(block))
+                    await self._sync.move(block)
+                    store.arrived = found.began
 
     async def _state_at(self, found: _Found) -> OuterState:
         """The state at a member's base. Raises CatchUpFailed."""

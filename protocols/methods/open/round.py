@@ -14,11 +14,10 @@ node does next, until most validators stand behind a roster; then move there.
                switch to another fork or a revert, what an earlier roster had counted: no local work is lost
 
 What takes long runs in the round's nursery, one of each at a time; all else is done at once. What cannot be done now is
-offered again by `duties`. Who may fail when, and
-what is then true: a node that says nothing is left out; a leader that is gone makes the next attempt begin; too few
-judges end the round empty, and after some empty rounds fewer are enough; a trainer that dies while judging costs a
-second and another attempt. A node that cannot say a thing, as it said another before a restart, says nothing in that
-part of the round.
+offered again by `duties`. Who may fail when, and what is then true: a node that says nothing is left out; a leader that
+is gone makes the next attempt begin; too few judges end the round empty, and after some empty rounds fewer are enough;
+a trainer that dies while judging costs a second and another attempt. A node that cannot say a thing, as it said another
+before a restart, says nothing in that part of the round.
 """
 
 from __future__ import annotations
@@ -88,6 +87,7 @@ logger = logging.getLogger(__name__)
 
 WINDOW_SLACK = 2.0  # a round's training may take this multiple of what the median author needed in the last
 AGAIN = 1.0  # seconds until what was not here is looked for again
+LOST_FOR = 10.0  # seconds for which a node trains on where the state after a roster to follow cannot be made
 NOT_LISTED = "in too few judges' lists"
 
 S = TypeVar("S", Commit, AvailabilityVote, Reveal, Seal, Scores, Roster, ForkChoiceVote)
@@ -100,6 +100,7 @@ class RoundContext(RoundView):
     evaluator: Evaluator
     measuring: bool = False
     fetching: bool = False
+    lost: bool = False
     stages: dict[str, float] = field(default_factory=dict)  # trio's times when this node first did its part in each
 
 
@@ -350,13 +351,22 @@ class OpenRounds:
         try:
             block = await self._sync.have(wanted, chain.tip)
         except Lost as error:
-            logger.warning("round %d: a roster cannot be followed: %s", chain.round, error)
+            if not context.lost:
+                context.lost = True
+                logger.warning("round %d: a roster cannot be followed: %s", chain.round, error)
+                nursery.start_soon(self._catch_up_soon)
             return None
         if me in chain.validators and store.heads().get(me) != wanted:
             head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
             if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
         return block if self._timeouts.is_settled(context, wanted, nursery) else None
+
+    async def _catch_up_soon(self) -> None:
+        """Have this node catch up from a state of others: as it was, replaying leads nowhere."""
+        await trio.sleep(LOST_FOR)
+        self._store.out_of_sync = True
+        self._store.notify()
 
     async def _move(self, context: RoundContext, to: Block) -> RoundResult | None:
         """Stand on another block, with this node's work settled; what the round came to, unless it is no later one."""
