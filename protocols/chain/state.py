@@ -46,7 +46,7 @@ from typing import Any
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.protocols.chain.statements import MAX_JUDGES, AvailabilityVote, Said
+from swarmnode.protocols.chain.statements import MAX_JUDGES, MAX_ROUND, AvailabilityVote, Said
 from swarmnode.protocols.wire import check_range, plain
 from swarmnode.training.runspec import TrustSection
 
@@ -161,7 +161,7 @@ def decode(raw: bytes) -> ChainState:
         if state.encode() != raw or not state.validators:
             raise ValueError("it holds more, or no validators")
         for name in ("round", "made", "participation", "empties", "window", "seats"):
-            check_range(name, getattr(state, name), 0, LARGEST)
+            check_range(name, getattr(state, name), 0, MAX_ROUND if name == "round" else LARGEST)
         return state
     except (EncodingError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"these bytes are no chain state: {error}") from error

@@ -272,7 +272,8 @@ class Joining:
             except (CallError, ValueError) as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
                 return
-            if base.run_id == self._parts.run_id and (base.round or base == self._genesis):
+            possible = base.round <= tip.round and (base.round or base == self._genesis)
+            if base.run_id == self._parts.run_id and possible:
                 answers.append(_Found(peer, tip, base, trio.current_time() - tip.elapsed))
             if 2 * len(answers) >= len(peers):
                 nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + REST)

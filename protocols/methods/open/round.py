@@ -30,6 +30,7 @@ from typing import TypeVar
 
 import trio
 
+from swarmnode.crdt.record import InvalidRecord
 from swarmnode.protocols.chain.duty import (
     Fetch,
     Judge,
@@ -60,6 +61,7 @@ from swarmnode.protocols.chain.statements import (
     AvailabilityVote,
     Commit,
     ForkChoiceVote,
+    InvalidStatement,
     Reveal,
     Roster,
     Said,
@@ -467,13 +469,13 @@ class Signer:
             return None
         try:
             record = await self._state.write(statement.key, statement.value)
+            said: Said[S] = self._sync.insert_own(record) or read(record)
         except AlreadyWritten:
             logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
             return None
-        except StateError as error:
+        except (StateError, InvalidRecord, InvalidStatement) as error:  # the latter two after MAX_ROUND
             logger.warning("%s could not be said: %s", statement.key, error)
             return None
-        said: Said[S] = self._sync.insert_own(record) or read(record)
         self._state.hurry()
         return said
 

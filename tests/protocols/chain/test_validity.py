@@ -26,7 +26,7 @@ from swarmnode.crdt import encoding
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, advance, check, checks_seed
 from swarmnode.protocols.chain.state import MAX_ENCODED, ChainState, HashChain, Worked, decode, leaders, step
-from swarmnode.protocols.chain.statements import MAX_COMMITS, Entry, Roster, Said
+from swarmnode.protocols.chain.statements import MAX_COMMITS, MAX_ROUND, Entry, Roster, Said
 
 FIVE = start("ABCDE")
 OFFERS = [offer(FIVE, "A"), offer(FIVE, "X")]
@@ -186,6 +186,7 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
         ("tip", {}),
         ("round", "3"),
         ("round", -1),
+        ("round", MAX_ROUND + 1),
         ("window", True),
         ("seats", 1 << 60),
         ("validators", ()),
@@ -199,7 +200,7 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
         ("undoable", 1),
     ],
 )
-def test_bytes_with_a_field_of_another_type_are_no_chain_state(name: str, value: Any) -> None:
+def test_bytes_with_a_field_of_another_type_or_out_of_bounds_are_no_chain_state(name: str, value: Any) -> None:
     told: Any = encoding.decode(FIVE.encode(), max_size=MAX_ENCODED)
     with pytest.raises(ValueError, match="no chain state"):
         decode(encoding.encode({**told, name: value}, max_size=MAX_ENCODED))

@@ -1,18 +1,22 @@
 """Which members are told to be on another history: those who went on with others' work, and none who was only away.
 
-And who of those that ask where a node stands is about to take part."""
+And who of those that ask where a node stands is about to take part; and what is said in rounds that no key can name."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
+from swarmnode.crdt import record
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.state import ChainState, Worked, genesis
+from swarmnode.protocols.chain.statements import MAX_ROUND, Commit, ForkChoiceVote
 from swarmnode.protocols.methods.open.join import Joining, Splits, Tip, TipQuery
+from swarmnode.protocols.methods.open.round import Signer
 from swarmnode.protocols.methods.open.sync import Path
 
 RUN, ME, OTHER = "ab" * 32, "me", "other"
@@ -73,3 +77,35 @@ def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> N
 
     trio.run(main)
     assert waited == [OTHER]
+
+
+@pytest.mark.parametrize("round", [5, MAX_ROUND])
+def test_a_member_whose_base_lies_beyond_its_tip_is_not_believed(round: int) -> None:
+    """It would have who believes it say things in rounds that are still to come."""
+    start = genesis(RUN, (OTHER,), window=1000)
+    told = Tip(bytes(32), 4, 0.0, replace(start, round=round).encode(), bytes(32))
+
+    async def call(*_: Any, **__: Any) -> Tip:
+        return told
+
+    joining = Joining.__new__(Joining)
+    joining._genesis = start
+    parts = SimpleNamespace(run_id=RUN, nearby=lambda: (OTHER,), rpc=SimpleNamespace(call=call))
+    joining._parts = parts  # type: ignore[assignment]
+    assert trio.run(joining._ask_around) == []
+    told = replace(told, round=round)
+    assert [found.base.round for found in trio.run(joining._ask_around)] == [round]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [Commit(MAX_ROUND + 1, bytes(32), bytes(32), bytes(32)), ForkChoiceVote(bytes(32), MAX_ROUND + 1, bytes(32))],
+)
+def test_after_the_last_round_that_a_key_can_name_nothing_is_said(statement: Commit | ForkChoiceVote) -> None:
+    async def write(key: str, value: Any) -> record.Record:
+        return record.write(RUN, "L", key, value, hlc=0, sign=lambda raw: bytes(64))
+
+    said = SimpleNamespace(write=write, hurry=lambda: None), SimpleNamespace(insert_own=lambda record: None)
+    signer = Signer(*said, secret=bytes(32))  # type: ignore[arg-type]
+    assert trio.run(signer.publish, replace(statement, round=MAX_ROUND)) is not None
+    assert trio.run(signer.publish, statement) is None
