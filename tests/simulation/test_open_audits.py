@@ -15,7 +15,7 @@ from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.trainer import Trainer
+from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
@@ -337,6 +337,25 @@ def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
             assert audits.counts[Verdict.LIED] == 0
             assert audits._unheard.keys() <= {(swarm.peer(LIAR), True)}
         assert any(method_of(swarm, name).audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
+
+    simulate(body)
+
+
+def test_a_fault_of_an_auditor_makes_nobody_a_liar() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        audits = method_of(swarm, "a").audits
+        assert audits is not None
+        replay, faults = audits._trainer.replay, list[Replayed]()
+
+        async def twice(slice: Slice) -> Replayed:
+            found = await replay(slice)
+            faults.append(replace(found, distances=2 * found.distances))
+            return faults[-1]
+
+        audits._trainer.replay = twice  # type: ignore[method-assign]
+        await swarm.until(lambda: len(faults) >= 2, within=120)
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 2, *NAMES)
+        assert not any(swarm.verdicts(name)[Verdict.LIED] for name in NAMES)
 
     simulate(body)
 

@@ -23,7 +23,7 @@ to that one, a few times for each. Nobody else costs it anything but a call. Wha
 author can show what it signed or nothing. An author that did not hear of the roster yet waits for it before it answers,
 so that who is slow is not taken for a liar. Who may fail when, and what is then true: an author that answers nothing,
 shows nothing or is too slow has not lied, it has *not shown*; what it shows and what contradicts it is a lie; what the
-auditor itself lacks (a shared state, text, a trainer) says nothing of the author.
+auditor itself lacks (a shared state, text, a trainer) or gets wrong says nothing of the author.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.wire import WireError
-from swarmnode.training.codecs import CodecError, codec_in
+from swarmnode.training.codecs import codec_in
 from swarmnode.training.open_step import Raw
 from swarmnode.training.verify.recorder import shown_room, stretch_steps
 from swarmnode.training.verify.replay import (
@@ -318,6 +318,8 @@ class Audits(WorkCheck):
                     await self._accuse(work, shown=True)
             except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
                 logger.info("round %d: the work of %s is not audited: %s", work.block.chain.round, work.author, reason)
+            except ValueError:
+                logger.exception("round %d: the work of %s is not audited", work.block.chain.round, work.author)
             finally:
                 if self._records and work.source == work.author:
                     with suppress(NotShown), trio.move_on_after(DONE_WITHIN):
@@ -391,7 +393,7 @@ class Audits(WorkCheck):
             if isinstance(error, Withheld) and work.auditor == self._parts.me:
                 await self._accuse(work, shown=False)
             return replace(audit, verdict=Verdict.NOT_SHOWN, why=str(error))
-        except (Wrong, BadTrace, CodecError, ValueError) as error:  # ValueError: numbers that end in infinity
+        except (Wrong, BadTrace) as error:
             return replace(audit, verdict=Verdict.LIED, why=str(error))
         return audit
 
@@ -528,7 +530,10 @@ class Audits(WorkCheck):
             encoding = codec_in(work.reveal.round, self._parts.spec.exchange.codec)
             explains(raw, starts[work.reveal.parent] - offered, residual, encoding)
 
-        await self._parts.runner(check)
+        try:
+            await self._parts.runner(check)
+        except ValueError as error:  # numbers that end in infinity
+            raise Wrong(str(error)) from error
         return True
 
     async def _before(self, work: _Work, trace: Trace) -> tuple[_Work, Trace, Entry]:

@@ -1,4 +1,6 @@
-"""What a node shows of its work to auditors: nothing before it stands, and no more than it can let go of again."""
+"""What a node shows of its work to auditors: nothing before it stands, and no more than it can let go of again.
+
+And what shows that it lies."""
 
 from __future__ import annotations
 
@@ -6,12 +8,19 @@ from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
+from openspec import open_spec
 
 from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.methods.open.checks import audits as checks
 from swarmnode.protocols.methods.open.checks.audits import Accusation, Audits, Showing, ShowQuery
 from swarmnode.protocols.methods.open.store import ChainStore
+from swarmnode.protocols.runner import inline
+from swarmnode.training.outer import OuterState
+from swarmnode.training.verify.replay import Wrong
+from swarmnode.training.verify.trace import Origin, Trace, vector_id
 
 RUN, ROSTER, TRACE, STATE = "ab" * 32, b"r" * 32, b"t" * 32, b"s" * 32
 
@@ -60,3 +69,22 @@ def test_what_was_let_go_of_while_it_was_read_is_not_offered(monkeypatch: pytest
         assert not asked._parts.bulk
 
     trio.run(main)
+
+
+def test_states_whose_differences_are_infinite_are_a_lie() -> None:
+    """They are finite themselves; what they come to is not, and no codec takes it."""
+    low, high, none = (np.full(8, value, np.float32) for value in (-3e38, 3e38, 0))
+    vectors = {vector_id(vector): vector for vector in (low, high, none)}
+
+    async def shown(*_: object) -> dict[bytes, np.ndarray]:
+        return vectors
+
+    asked = audits(SimpleNamespace(state=lambda roster: OuterState(high, none)), carries=False)
+    asked._parts.runner, asked._parts.spec = inline, open_spec()
+    asked._contribution = lambda root: bytes(4 * 8)  # type: ignore[method-assign]
+    asked._vectors = shown  # type: ignore[assignment, method-assign]
+    record = Trace(Origin.FRESH, b"", ROSTER, vector_id(high), vector_id(low), vector_id(none), ())
+    work: Any = SimpleNamespace(reveal=SimpleNamespace(root=b"", round=0, parent=ROSTER))
+    with np.errstate(over="ignore"), pytest.MonkeyPatch.context() as patched, pytest.raises(Wrong, match="infinity"):
+        patched.setattr(checks, "walk", lambda *_, **__: low)
+        trio.run(asked._check_residual, work, record)
