@@ -449,21 +449,22 @@ class Agreement:
         voters = acceptor.position.voters
         began = latest = trio.current_time()
         patience = max(0.0, acceptor.position.window - acceptor.elapsed()) + settings.deadline_ceiling
-        half_at, present = math.inf, len(box.readies)
+        half_at, present = math.inf, 0
         usable = without_broken_links(candidates, self.acceptor.broken)  # the others would have no place in the roster
         while not found:
             now = trio.current_time()
-            if len(box.readies) > present:
-                latest, present = now, len(box.readies)
+            ready = [box.readies[p] for p in candidates if p in box.readies]  # others may wait at the box as well
+            if len(ready) > present:
+                latest, present = now, len(ready)
             waited_for = [
                 p
                 for p in usable
                 if p not in box.readies and p not in box.away and not acceptor.is_absent(p) and self._parts.admits(p)
             ]
-            if half_at == math.inf and len(box.readies) >= len(waited_for):
+            if half_at == math.inf and len(ready) >= len(waited_for):
                 half_at = now
             if sum(p in box.readies for p in voters) >= majority(voters):
-                enough = min(began + settings.deadline_ceiling, half_at + self._grace(box.readies.values()))
+                enough = min(began + settings.deadline_ceiling, half_at + self._grace(ready))
                 give_up = enough if waited_for else now
             elif waited_for:
                 give_up = began + patience

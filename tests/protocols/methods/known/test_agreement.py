@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -301,6 +302,25 @@ def test_one_that_is_no_candidate_is_led_along_and_named_as_joiner(simulated: Si
         swarm.begin(*swarm.members[:3])
         decision = await swarm.decided(within=5)
         assert decision.roster.joiners == (swarm.members[3].me,)
+
+    simulate(simulated, body)
+
+
+def test_who_is_no_candidate_does_not_make_the_wait_for_stragglers_begin_or_end_early(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(10, voters=5)
+        leader, *others = swarm.members[:5]
+        leader.agreement._grace = lambda readies: min(ready.train_seconds for ready in readies)  # type: ignore[method-assign]
+        hasty = a_ready(0, train_seconds=1e-6)
+        for stranger in swarm.members[5:]:
+            ask = partial(stranger.rpc.call, leader.me, "round.ready", hasty, LeaderReply, timeout=20)
+            swarm.nursery.start_soon(ask)
+        await trio.sleep(0.5)
+        for member in (leader, *others):  # half are ready after 1.2 s, and the last 0.8 s later
+            swarm.begin(member)
+            await trio.sleep(0.4)
+        decision = await swarm.decided(*swarm.members[:5], within=5)
+        assert len(decision.roster.seats) == 5
 
     simulate(simulated, body)
 
