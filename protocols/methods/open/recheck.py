@@ -30,12 +30,13 @@ from swarmnode.protocols.chain.duty import PER_AUTHOR, RoundLog
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import longest_norm
 from swarmnode.protocols.chain.statements import JUDGED, PREFIX, Score, Scores
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.checks.check import Looks
 from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.round import Signer
-from swarmnode.protocols.methods.open.store import DISPUTED_FOR, ChainStore
+from swarmnode.protocols.methods.open.store import DISPUTED_FOR, LOOKED_FOR, ChainStore
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -60,7 +61,7 @@ class Rechecks(Looks):
         super().__init__(parts, store, local)
         self._signer = signer
         self._errors: dict[tuple[PeerId, bytes], float] = {}  # by judge and roster: what `_error` found
-        self.slanderers: set[PeerId] = set()  # who disproved somebody whose figures were found right
+        self.slanderers = Recent[PeerId, None](LOOKED_FOR)  # who disproved somebody whose figures were found right
         self.counts: Counter[str] = Counter()
 
     def measure(self, metrics: Metrics) -> None:
@@ -103,7 +104,7 @@ class Rechecks(Looks):
             self._store.disproved[judge] = block
         elif accuser and error <= CONFIRMED:
             logger.warning("%s says of %s that it lies, and lies itself; it is listened to no more", accuser, judge)
-            self.slanderers.add(accuser)
+            self.slanderers[accuser] = None
 
     async def _error(self, judge: PeerId, block: Block) -> float | None:
         """How far a judge's worst figure is off, in what honest ones may be; None where that cannot be told now."""

@@ -151,6 +151,8 @@ class ChainSync:
         """Stand on a block, of which the state is kept; let go of what is long past."""
         await self._open_round(to)  # it may have come into the tree with other empty ones, and no round be open yet
         self.store.move(to)
+        self._invalid &= {id for log in self.store.logs.values() for id in log.rosters}
+        self._in_hand = +self._in_hand  # without those of whom nothing is
         self._serve_state()
         self._follow_up()
         self.store.notify()
@@ -187,7 +189,6 @@ class ChainSync:
                         else:
                             self.insert(element)
                         if change.lost:
-                            self._own.clear()
                             await self._read_all()
                 finally:
                     self._nursery = None
@@ -207,6 +208,7 @@ class ChainSync:
         return said
 
     async def _read_all(self) -> None:
+        self._own.clear()  # the feed may not bring them any more
         for prefix in (VOTE_KIND, AWAY):
             for element in await self._select(prefix, LOOKED_FOR):
                 self.insert(element)

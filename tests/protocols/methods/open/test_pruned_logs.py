@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,10 @@ from chains import start
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.methods.open import store as store_module
 from swarmnode.protocols.methods.open.checks.audits import Audits
-from swarmnode.protocols.methods.open.store import ChainStore, NoState
+from swarmnode.protocols.methods.open.recheck import Rechecks
+from swarmnode.protocols.methods.open.store import LOOKED_FOR, ChainStore, NoState
+from swarmnode.protocols.methods.open.sync import ChainSync
+from swarmnode.protocols.state.backend import StateError
 from swarmnode.training.verify.replay import whom
 
 ROSTER: Any = SimpleNamespace(scores=(), entries=())
@@ -70,3 +73,32 @@ def test_a_state_whose_rounds_are_let_go_of_while_it_is_made_is_none(monkeypatch
     made._runner = runner
     with pytest.raises(NoState):
         trio.run(made.state_after, back)
+
+
+def test_what_is_known_of_rosters_and_of_who_said_them_goes_with_their_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: Any, **__: Any) -> list[Any]:
+        raise StateError("nothing is here")
+
+    async def main() -> None:
+        sync = ChainSync.__new__(ChainSync)
+        monkeypatch.setattr(sync, "_serve_state", lambda: None, raising=False)
+        logs = {b"b": SimpleNamespace(rosters={b"here": None})}
+        sync.store = SimpleNamespace(move=lambda to: None, logs=logs, stands=False, notify=lambda: None)  # type: ignore[assignment]
+        sync._invalid, sync._in_hand = {b"here", b"gone"}, Counter(busy=2, done=0)
+        sync._state, sync._own = SimpleNamespace(select=nothing), {b"said before the feed began"}  # type: ignore[assignment]
+        await sync.move(BLOCK)
+        await sync._read_all()
+        assert sync._invalid == {b"here"} and sync._in_hand.keys() == {"busy"} and not sync._own
+
+    trio.run(main)
+
+
+def test_of_who_slanders_judges_those_who_did_it_last_are_remembered() -> None:
+    async def main() -> None:
+        rechecks = Rechecks(SimpleNamespace(me="me"), None, None, None)  # type: ignore[arg-type]
+        rechecks._errors["judge", b"b"] = 0.0
+        for number in range(LOOKED_FOR + 1):
+            await rechecks._settle("judge", BLOCK, f"liar {number}")
+        assert len(rechecks.slanderers) == LOOKED_FOR and f"liar {LOOKED_FOR}" in rechecks.slanderers
+
+    trio.run(main)
