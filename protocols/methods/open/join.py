@@ -78,7 +78,6 @@ LOOK_EVERY = 60.0  # seconds
 LOOKED_AT = 3  # members at a time
 HEALING = 4  # rounds: of so many a fork may still be on its way to be healed, or a roster to be left
 
-
 TIP = "chain.tip"
 LONGEST = 1e9  # seconds since a node came somewhere; thirty years
 
@@ -215,9 +214,8 @@ class Joining:
 
     async def _is_trusted(self, found: _Found) -> bool:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
-        if self._trusted is None:
+        if (trusted := self._trusted) is None:
             return True
-        trusted = self._trusted
         try:
             shown = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
         except (OtherLineage, CannotTell) as doubt:
@@ -272,8 +270,7 @@ class Joining:
             except (CallError, ValueError) as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
                 return
-            possible = base.round <= tip.round and (base.round or base == self._genesis)
-            if base.run_id == self._parts.run_id and possible:
+            if base.run_id == self._parts.run_id and base.round <= tip.round and (base.round or base == self._genesis):
                 answers.append(_Found(peer, tip, base, trio.current_time() - tip.elapsed))
             if 2 * len(answers) >= len(peers):
                 nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + REST)

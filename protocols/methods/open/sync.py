@@ -194,14 +194,12 @@ class ChainSync:
                     self._nursery = None
 
     def insert(self, element: Element, named: Mapping[bytes, PeerId] = NOTHING_NAMED) -> None:
-        said = self.store.insert(element, named)
-        if said is not None:
+        if (said := self.store.insert(element, named)) is not None:
             self._follow_up_on(said)
 
     def insert_own(self, record: Record) -> Said[Any] | None:
         """Insert what this node has just signed; the statement, where it is new. The feed brings it once more."""
-        said = self.store.insert(record)
-        if said is not None:
+        if (said := self.store.insert(record)) is not None:
             if self._nursery is not None:
                 self._own.add(record.id)
             self._follow_up_on(said)
@@ -452,11 +450,10 @@ class ChainSync:
                 if empty_id(block.chain) == id:
                     await self.have(id, block.id)
             return
-        if not any(id in log.rosters for log in store.logs.values()):
-            for peer in self._others([author, *self._neighbours()])[:SOURCES]:
-                await self._insert_from(peer, id, [id], author)
-                if any(id in log.rosters for log in store.logs.values()):
-                    break
+        for peer in self._others([author, *self._neighbours()])[:SOURCES]:
+            if any(id in log.rosters for log in store.logs.values()):
+                break
+            await self._insert_from(peer, id, [id], author)
         for log in list(store.logs.values()):
             if id in log.rosters and id not in store.tree:
                 await self._examine(log.rosters[id])

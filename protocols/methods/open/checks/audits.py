@@ -286,8 +286,7 @@ class Audits(WorkCheck):
             work = self._work(block, author, commit)
             self._bare[author] = bare = 0 if work.reveal.trace else self._bare.get(author, 0) + 1
             if bare > PATIENCE and self._local.records:
-                why = f"no record of {bare} contributions in a row"
-                self._conclude(self._blank(work, Verdict.LIED, why))
+                self._conclude(self._blank(work, Verdict.LIED, f"no record of {bare} contributions in a row"))
         super().consider(block)
 
     def _work(self, block: Block, author: PeerId, commit: bytes, by: PeerId = "", shown: bool = False) -> _Work:
@@ -374,13 +373,9 @@ class Audits(WorkCheck):
             self._check_form(work, trace)
             linked = await self._check_residual(work, trace)
             if stretch is not None:
-                audit = replace(
-                    audit,
-                    stretch=(stretch.round, stretch.step, stretch.steps),
-                    start=stretch.start.parameters,
-                    end=stretch.end.parameters,
-                    tolerance=tolerance,
-                )
+                place = stretch.round, stretch.step, stretch.steps
+                start, end = stretch.start.parameters, stretch.end.parameters
+                audit = replace(audit, stretch=place, start=start, end=end, tolerance=tolerance)
                 found = await self._replay(work, trace, stretch)
                 audit = replace(audit, distance=found.greatest)
                 if not found.within(tolerance):
@@ -418,8 +413,7 @@ class Audits(WorkCheck):
             self.budget.saved = math.inf  # who lies from the start is found soon
         if not self._own:
             raise Unknown("nothing of its own to calibrate by")
-        tolerance = calibrated(self._own)
-        if tolerance is None:
+        if (tolerance := calibrated(self._own)) is None:
             raise Unknown("its own replays differ too much to tell a lie")
         return tolerance
 
