@@ -273,6 +273,43 @@ for answer in (
 """
 
 
+SCHEDULING = """
+import os, subprocess, sys
+from swarmnode.training.sandbox import system
+if not os.geteuid():  # the kernel keeps a process without root's capabilities from one that has them
+    os.setgid(65534); os.setuid(65534)
+other = subprocess.Popen(["cat"], stdin=subprocess.PIPE).pid
+sandbox.enter(sandbox.Rules(mode=sys.argv[1]))
+ioprio = {"x86_64": (251, 252), "aarch64": (30, 31)}[os.uname().machine]  # set, get
+for attempt in (
+    lambda: os.sched_setscheduler(other, os.SCHED_BATCH, os.sched_param(0)),
+    lambda: os.sched_setparam(other, os.sched_param(0)),
+    lambda: system.call(ioprio[0], 1, other, 3 << 13),
+    lambda: os.sched_setaffinity(other, []),
+    lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
+):
+    try:
+        attempt()
+    except OSError as error:
+        print(error.errno)
+    else:
+        print("done")
+print(os.sched_getscheduler(other) == os.SCHED_BATCH, system.call(ioprio[1], 1, other) == 3 << 13)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("off", f"done done done {errno.EINVAL} done True True"),  # EINVAL: it cannot be without any core
+        ("auto", f"{errno.EPERM} {errno.EPERM} {errno.EPERM} done done False False"),  # the fourth did nothing
+    ],
+)
+def test_when_and_where_other_processes_run_is_not_for_a_trainer_to_say(mode: str, told: str) -> None:
+    done = python(SCHEDULING, mode)
+    assert done.stdout.split() == told.split(), done.stderr
+
+
 @needs_landlock
 def test_where_there_is_a_gpu_cuda_may_do_what_it_fails_without() -> None:
     done = python(WHAT_CUDA_DOES)

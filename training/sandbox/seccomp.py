@@ -3,6 +3,8 @@
 Refused calls fail with EPERM, which libraries take for an ordinary error. Threads may be made: `clone` as a thread
 passes, `clone3` seems not to exist, since its flags lie in memory that a filter cannot read, and the C library then
 takes `clone`. A list of what is refused, not of what is allowed: a driver of a GPU makes calls that nobody listed.
+Binding a thread to cores by its id seems to work and is not done: no filter knows whose thread it is, and where that
+fails OpenMP ends the process (OMP_PROC_BIND). A thread may bind itself, as torch does as it looks at the processor.
 
 CUDA fails where it cannot listen on a local socket, by SOCK_SEQPACKET, at which others ask for its memory. Where it is
 to be used that is permitted. The process can take any free name so, and nobody is heard or answered: it accepts none,
@@ -61,6 +63,10 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "tkill": (200, 130),
     "setsid": (112, 157),  # its group is what the daemon stops
     "setpgid": (109, 154),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
     # memory, semaphores and queues of System V and POSIX, which all programs of a user share
     "shmget": (29, 194),
     "shmat": (30, 196),
@@ -149,7 +155,7 @@ _TO_ITSELF_ONLY = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
 }
-_PRLIMIT, _SETPRIORITY = (302, 261), (141, 140)
+_PRLIMIT, _SETPRIORITY, _SETAFFINITY = (302, 261), (141, 140), (203, 122)
 _BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS)  # ioctl, fcntl
 
 
@@ -193,6 +199,7 @@ def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) ->
     for numbers in _TO_ITSELF_ONLY.values():
         code += _where(numbers[column], _only(pid))
     code += _where(_PRLIMIT[column], _only(0, pid))
+    code += _where(_SETAFFINITY[column], _only(0, pid, otherwise=0))
     of_processes = [_argument(0), _step(_EQUAL, 0, 1, 0), _refusal(errno.EPERM)]  # not of groups or users
     code += _where(_SETPRIORITY[column], [*of_processes, *_only(0, place=1)])
     for numbers, requests in _BY_REQUEST:
@@ -218,10 +225,10 @@ def _sockets(families: tuple[int, ...], cuda: bool) -> list[bytes]:
     return [_argument(0), *tests, _refusal(errno.EPERM)]
 
 
-def _only(*permitted: int, place: int = 0) -> list[bytes]:
-    """Pass where an argument, the first, is one of these."""
+def _only(*permitted: int, place: int = 0, otherwise: int = errno.EPERM) -> list[bytes]:
+    """Pass where an argument, the first, is one of these; `otherwise`: the error, 0 for none."""
     tests = [step for value in permitted for step in (_step(_EQUAL, value, 0, 1), _allow())]
-    return [_argument(place), *tests, _refusal(errno.EPERM)]
+    return [_argument(place), *tests, _refusal(otherwise)]
 
 
 def _argument(place: int) -> bytes:
