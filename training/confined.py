@@ -19,7 +19,6 @@ from swarmnode.training import sandbox
 from swarmnode.training.ranks import Ranks
 from swarmnode.training.sandbox import system
 
-_PR_SET_PDEATHSIG = 1
 OOM_SCORE = "500"  # out of memory, the kernel ends the trainer before the daemon
 
 
@@ -27,7 +26,7 @@ def _die_with(parent: int) -> None:
     """End when the daemon ends, however it ends, and leave to it what Ctrl-C means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write(OOM_SCORE)
     if os.getppid() != parent:  # it ended before the request above was made

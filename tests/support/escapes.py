@@ -66,6 +66,7 @@ def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, 
         "look into its parent": lambda: Path(f"/proc/{other}/environ").read_bytes(),
         "trace its parent": lambda: system.call(PTRACE[os.uname().machine], PTRACE_SEIZE, other, 0, 0),
         "share memory with all programs": _share_memory,
+        "outlive its parent": lambda: system.prctl(system.PR_SET_PDEATHSIG, 0),
         "leave a core dump": _may_dump_core,
         "win rights back": _may_win_rights,
     }

@@ -18,7 +18,7 @@ import errno
 import platform
 import struct
 
-from swarmnode.training.sandbox.system import prctl
+from swarmnode.training.sandbox.system import PR_SET_PDEATHSIG, prctl
 
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -155,7 +155,7 @@ _TO_ITSELF_ONLY = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
 }
-_PRLIMIT, _SETPRIORITY, _SETAFFINITY = (302, 261), (141, 140), (203, 122)
+_PRLIMIT, _SETPRIORITY, _SETAFFINITY, _PRCTL = (302, 261), (141, 140), (203, 122), (157, 167)
 _BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS)  # ioctl, fcntl
 
 
@@ -200,6 +200,8 @@ def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) ->
         code += _where(numbers[column], _only(pid))
     code += _where(_PRLIMIT[column], _only(0, pid))
     code += _where(_SETAFFINITY[column], _only(0, pid, otherwise=0))
+    outlives = [_argument(0), _step(_EQUAL, PR_SET_PDEATHSIG, 0, 1), _refusal(errno.EPERM)]  # the daemon
+    code += _where(_PRCTL[column], [*outlives, _allow()])
     of_processes = [_argument(0), _step(_EQUAL, 0, 1, 0), _refusal(errno.EPERM)]  # not of groups or users
     code += _where(_SETPRIORITY[column], [*of_processes, *_only(0, place=1)])
     for numbers, requests in _BY_REQUEST:

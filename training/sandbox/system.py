@@ -44,7 +44,7 @@ def _checked(result: int) -> int:
 # -- what a process may win back or use up
 
 _PR_SET_DUMPABLE = 4
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522  # two words of 32 capabilities
 
