@@ -416,8 +416,7 @@ class TrainerChild:
             with trio.move_on_after(QUIT_GRACE):
                 await self._send({"id": next(self._numbers), "op": "quit"})
                 await self.ended.wait()
-        if not self.ended.is_set():
-            self.process.kill()
+        self._kill()
         await trio.to_thread.run_sync(self.process.wait)
         self._finish()
 
@@ -445,7 +444,7 @@ class TrainerChild:
         except trio.BrokenResourceError:
             logger.debug("the trainer's socket broke")
         # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
-        self.process.kill()
+        self._kill()
         await trio.to_thread.run_sync(self.process.wait)
         self._finish()
 
@@ -462,7 +461,13 @@ class TrainerChild:
     def end(self, reason: str) -> None:
         """Kill it. A successor starts clean."""
         self._reason = self._reason or reason
-        self.process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        """All of its group, which has this number as long as the first of it is not reaped."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def _finish(self) -> None:
         self.ended.set()

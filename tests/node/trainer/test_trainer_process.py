@@ -25,7 +25,7 @@ from sometext import HELDOUT_SHA256, some_text
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.trainer import child as trainerchild
 from swarmnode.node.trainer import supervisor as trainer_module
-from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
+from swarmnode.node.trainer.child import TrainerChild, TrainerFailed, TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
@@ -34,7 +34,7 @@ from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.sandbox import landlock
+from swarmnode.training.sandbox import Rules, landlock
 from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
 
@@ -578,6 +578,24 @@ def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
         os.kill(pids[0], 0)
         pytest.fail("the child is still there")
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # the mapping, until it is collected
+
+
+def test_processes_that_outlive_their_first_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, left = tmp_path / "program", tmp_path / "left"
+    program.write_text(f"#!/bin/sh\nsleep 100 &\ntouch {left}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(trainerchild, "QUIT_GRACE", 0.1)
+    child = TrainerChild()
+
+    async def main() -> None:
+        with (tmp_path / "memory").open("wb") as memory:
+            async with child.running(memory.fileno(), Rules(), os.environ):
+                while not left.exists():  # noqa: ASYNC110 (another process makes it)
+                    await trio.sleep(0.01)
+
+    trio.run(main)
+    assert child._heard.is_set()  # nobody holds what it printed to
 
 
 def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerSettings) -> None:
