@@ -31,6 +31,7 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.limits import Recent
+from swarmnode.protocols.methods.context import NOBODY, Observer, is_whole
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
 from swarmnode.protocols.runner import Runner, surely
@@ -68,8 +69,8 @@ class _Offer:
 class LocalTrainer:
     """The local parameters, the residual, and who may touch the trainer."""
 
-    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec) -> None:
-        self._trainer, self._runner, self._spec = trainer, runner, spec
+    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, observer: Observer = NOBODY) -> None:
+        self._trainer, self._runner, self._spec, self._observer = trainer, runner, spec, observer
         self.carries = carries(spec.exchange.codec, spec.outer.momentum)  # the local parameters carry the residual
         self.feedback = ErrorFeedback(codec(spec.exchange.codec), trainer.layout.parameters, decay=DECAY)
         self.base: OuterState | None = None  # φ
@@ -174,8 +175,7 @@ class LocalTrainer:
         start = self.start
         local = await self._to_offer()
         worked, self.since_offer = self.since_offer, NOTHING
-        if not await self._runner(lambda: is_finite(local)):
-            logger.warning("local training diverged to NaN or infinity; its work is dropped")
+        if not await is_whole(local, self._runner, self._observer):
             async with self.held():
                 self._trainer.load(start)
             return None
@@ -320,9 +320,9 @@ class TracedTrainer(LocalTrainer):
     and a record that cannot be made costs no contribution.
     """
 
-    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Texts) -> None:
+    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Texts, observer: Observer) -> None:
         """`texts`: the run's data, of which the trainer was given shards."""
-        super().__init__(trainer, runner, spec)
+        super().__init__(trainer, runner, spec, observer)
         self._texts = texts
         self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
         self._to_bind: tuple[Leg, ...] | None = None  # to the offer in the making, if they can still be shown

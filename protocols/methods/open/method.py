@@ -97,12 +97,11 @@ class Open(Method):
     def _make_local(self, parts: Context) -> LocalTrainer:
         """Local training; with a record of it, for audits, where the run has them and the trainer can."""
         spec, trainer = parts.spec, parts.trainer
-        if spec.trust.audit_share <= 0:
-            return LocalTrainer(trainer, parts.runner, spec)
-        if trainer.capabilities.replays:
-            return TracedTrainer(trainer, parts.runner, spec, parts.texts)
-        logger.warning("this trainer cannot take part in audits")
-        return LocalTrainer(trainer, parts.runner, spec)
+        if spec.trust.audit_share > 0:
+            if trainer.capabilities.replays:
+                return TracedTrainer(trainer, parts.runner, spec, parts.texts, parts.observer)
+            logger.warning("this trainer cannot take part in audits")
+        return LocalTrainer(trainer, parts.runner, spec, parts.observer)
 
     def measure(self, metrics: Metrics) -> None:
         self.store.measure(metrics)

@@ -13,6 +13,7 @@ import trio
 from openspec import open_spec
 from trio.testing import MockClock
 
+from swarmnode.protocols.methods.context import NOBODY, Observer
 from swarmnode.protocols.methods.open import local as open_work
 from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
@@ -99,6 +100,27 @@ def test_training_goes_on_after_several_who_had_the_trainer_at_once() -> None:
         assert work.since_offer.steps == 1 + 18
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_the_owner_is_told_while_training_diverges_and_no_longer() -> None:
+    warnings: dict[str, str | None] = {}
+
+    class Told(Observer):
+        def warn(self, cause: str, text: str | None) -> None:
+            warnings[cause] = text
+
+    async def main() -> None:
+        trainer = toy()
+        work = LocalTrainer(trainer, inline, open_spec(steps=STEPS), Told())
+        work.base = OuterState(trainer.parameters(), np.zeros_like(trainer.parameters()))
+        trainer.load(work.start * np.float32(np.nan))
+        assert await work.contribute(b"", 0) is None
+        assert "learning rate" in (warnings["diverged"] or "")
+        assert np.array_equal(trainer.parameters(), work.start)
+        trainer.load(work.start + np.float32(1))
+        assert await work.contribute(b"", 0) and warnings == {"diverged": None}
+
+    trio.run(main)
 
 
 class Broken(SimTrainer):
@@ -248,7 +270,7 @@ class Recorded:
 
     def __init__(self, trainer: SimTrainer, runner: Runner) -> None:
         trainer.record(3)
-        self.work = TracedTrainer(trainer, runner, open_spec(steps=STEPS), NO_TEXTS)
+        self.work = TracedTrainer(trainer, runner, open_spec(steps=STEPS), NO_TEXTS, NOBODY)
         size = trainer.layout.parameters
         self.rosters = [bytes([letter]) * 32 for letter in b"abc"]
         self.states = {one: OuterState.start(np.full(size, at, np.float32)) for at, one in enumerate(self.rosters)}
