@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.runspec import ModelSection, RunSpec
-from swarmnode.training.tokens import LETTERS, end_of, size_of
+from swarmnode.training.tokens import LETTERS, TokenizerError, end_of, size_of
 
 # Weights in safetensors and what tokenizers read; no pickled weights, no code, no copies for other runtimes.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -219,15 +220,16 @@ def _words(tokenizer: bytes) -> tuple[list[str], list[str]]:
     """Tokens by id and merges as GPT-2 writes them. Raises ValueError for a tokenizer of another kind."""
     if not tokenizer:
         return sorted(LETTERS, key=LETTERS.__getitem__), []
-    told = json.loads(tokenizer)
-    model, cut = told["model"], told.get("pre_tokenizer") or {}
-    as_gpt2 = model.get("type") == "BPE" and cut.get("type") == "ByteLevel" and cut.get("use_regex", True)
-    if not as_gpt2 or cut.get("add_prefix_space") or told.get("normalizer") or end_of(tokenizer) is None:
-        raise ValueError("the run's tokenizer is no byte-level BPE that cuts and ends texts as GPT-2 does")
-    words = [f"[PAD{id}]" for id in range(size_of(tokenizer))]
-    for word, id in [*model["vocab"].items(), *((each["content"], each["id"]) for each in told["added_tokens"])]:
-        words[id] = word
-    return words, [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    with suppress(AttributeError, KeyError, TypeError, TokenizerError):  # what peers made may be of any shape
+        words, end = [f"[PAD{id}]" for id in range(size_of(tokenizer))], end_of(tokenizer)
+        told = json.loads(tokenizer)
+        model, cut = told["model"], told.get("pre_tokenizer") or {}
+        as_gpt2 = model["type"] == "BPE" and cut["type"] == "ByteLevel" and cut.get("use_regex", True)
+        if as_gpt2 and not cut.get("add_prefix_space") and not told.get("normalizer") and end is not None:
+            for word, id in [*model["vocab"].items(), *((add["content"], add["id"]) for add in told["added_tokens"])]:
+                words[id] = word
+            return words, [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    raise ValueError("the run's tokenizer is no byte-level BPE that cuts and ends texts as GPT-2 does")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -235,8 +236,14 @@ def test_a_model_that_llama_cpp_cannot_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoModel, match="tokenizer is not among"):
         export(DataDir(tmp_path / "other"), spec.run_id, identity(), tmp_path / "out.gguf", with_momentum=False)
     assert not list(tmp_path.glob("*out*"))
-    words = train([b"the cat"], vocabulary=270).replace(b'"add_prefix_space":false', b'"add_prefix_space":true')
+    good = train([b"the cat"], vocabulary=270)
+    told = json.loads(good)
+    unmerged = {name: value for name, value in told["model"].items() if name != "merges"}
+    listed = told["model"] | {"vocab": [[word, 0.0] for word in told["model"]["vocab"]]}
+    crafted = [json.dumps(told | {"model": model}).encode() for model in (unmerged, listed)]
+    crafted += [json.dumps(told | {"pre_tokenizer": "ByteLevel"}).encode(), b"{}"]
     plain = parse_runspec({"run": {"name": "t"}}, source="t.toml")
     tensors = {name: value.detach().numpy() for name, value in GPT(plain.model, 270).named_parameters()}
-    with pytest.raises(ValueError, match="as GPT-2 does"):
-        write_gguf(tmp_path / "out.gguf", plain, tensors, words)
+    for words in (good.replace(b'"add_prefix_space":false', b'"add_prefix_space":true'), *crafted):
+        with pytest.raises(ValueError, match="as GPT-2 does"):
+            write_gguf(tmp_path / "out.gguf", plain, tensors, words)
