@@ -111,7 +111,7 @@ class RunFinder:
             spec = await self._only_known_run()
         spec = await in_thread(lambda: with_gym(_with_task(spec, config.task, creator), creator))
         with_text = needs_text(spec.task.name, config.task)
-        with finishing(self._node.shard_store):
+        with finishing(self._node.shard_store, self._store):
             if with_text and creator:
                 spec = await self._published(spec, config.tokenizer or tokenizer)
             elif with_text and not spec.data.index:

@@ -376,12 +376,12 @@ def _unfinished(store: ShardStore) -> Path:
 
 
 @contextmanager
-def finishing(store: ShardStore) -> Iterator[None]:
-    """Keeps what `publish` cuts in the block where that ends well; else it goes, at the next start at the latest."""
+def finishing(store: ShardStore, runs: RunStore | None = None) -> Iterator[None]:
+    """Keeps what `publish` cuts if this ends well or `runs` know it; else it goes, at the next start at the latest."""
     try:
         yield
     except BaseException:
-        drop_unfinished(store)
+        drop_unfinished(store, {spec.data.index for spec in runs.specs()} if runs is not None else frozenset())
         raise
     _unfinished(store).unlink(missing_ok=True)
 

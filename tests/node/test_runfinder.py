@@ -58,7 +58,10 @@ def choose(
     def publish(spec: RunSpec, corpus: str, shard_store: object, **how: object) -> RunSpec:
         return spec.resolved(heldout_sha256="00", index="00" * 32)
 
-    with mock.patch.object(runfinder, "publish", publish), mock.patch.object(runfinder, "finishing", nullcontext):
+    with (
+        mock.patch.object(runfinder, "publish", publish),
+        mock.patch.object(runfinder, "finishing", lambda *_: nullcontext()),
+    ):
         return trio.run(RunFinder(cast(Any, node)).choose)
 
 

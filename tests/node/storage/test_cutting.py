@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmnode.node.storage import cutting
+from swarmnode.node.storage import cutting, datadir
 from swarmnode.node.storage.cutting import (
     drop_unfinished,
     finishing,
@@ -20,7 +20,7 @@ from swarmnode.node.storage.cutting import (
     recipe_of,
     release_forgotten,
 )
-from swarmnode.node.storage.datadir import DataDir, NoSpace
+from swarmnode.node.storage.datadir import DataDir, DataDirError, NoSpace
 from swarmnode.node.storage.runs import RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.dataset import Index
@@ -246,3 +246,24 @@ def test_what_was_cut_is_kept_where_the_machine_stopped_once_its_run_was_kept(
     assert everything(spec, store)
     drop_unfinished(store)
     assert everything(spec, store)
+
+
+def test_what_was_cut_is_kept_where_its_run_is_known_though_keeping_it_failed(
+    corpus: Path, store: ShardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = RunStore(DataDir(tmp_path / "home"))
+
+    def fails(path: Path) -> None:
+        if path.parent.name == "runs":
+            raise OSError(errno.EIO, "the disk is ill")
+
+    monkeypatch.setattr(datadir, "sync_directory", fails)
+    with pytest.raises(DataDirError, match="ill"), finishing(store, runs):
+        spec = publish(spec_of("begun"), str(corpus), store)
+        runs.keep(spec)
+    assert runs.known() == (spec.run_id,) and everything(spec, store)
+    with pytest.raises(Stopped), finishing(store, runs):  # of a run that is not known nothing stays
+        (corpus / "more.txt").write_text("private " * 10_000)
+        publish(spec_of("never"), str(corpus), store)
+        raise Stopped
+    assert everything(spec, store) and b"private" not in b"".join(file.read_bytes() for file in store.folder.iterdir())
