@@ -65,12 +65,20 @@ def measured(width: int, policy: str, busy: int, repeats: int) -> list[float]:
     return found
 
 
+def widths(text: str) -> list[int]:
+    """Those of which there is such a model. Raises ArgumentTypeError."""
+    try:
+        return [run_of(int(width)).model.width for width in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", default="32,128")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--widths", type=widths, default="32,128", help="of the model, multiples of 8")
+    parser.add_argument("--repeats", type=int, choices=range(1, 10), default=3)
     given = parser.parse_args()
-    for width in map(int, given.widths.split(",")):
+    for width in given.widths:
         found = {(p, busy): measured(width, p, busy, given.repeats) for p in POLICIES for busy in (0, 1)}
         beside = {p: round(max(found[p, 1]) / statistics.median(found[p, 0]), 1) for p in POLICIES}
         alone = statistics.median(found["passive", 0]) / statistics.median(found["spinning", 0])
