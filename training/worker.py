@@ -1,8 +1,8 @@
 """The trainer process: owns torch and the device, and does what the daemon's commands say.
 
 Commands and replies are msgpack maps, one behind the other on a socket pair. A command is {id, op, ...}, which the
-method `do_OP` answers with these arguments; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text, fault,
-harmless}: trying again cannot mend a fault, and what is not harmless either leaves the process unfit. `spent`: seconds
+method `do_OP` answers with these arguments; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text,
+harmless}: one that is not harmless leaves the process unfit, and of `weigh` and `init` any is final. `spent`: seconds
 since the process began, by what for; `sampling`: what writes answers in a task of rollouts. `init` comes first, but for
 `weigh`, and `quit` last; but for `train` and what learns, all others may come between two steps of `train` as well.
 
@@ -467,7 +467,7 @@ class Worker:
             text += NO_ROOM if type(error).__name__ == "OutOfMemoryError" else ""  # torch's, which may not be here yet
             # A sample changed nothing, and what was asked may be at fault; but ranks that share it may wait for one.
             harmless = op == "sample" and op not in self._ranks.shared
-            message = {"id": number, "error": text, "fault": op in ("init", "weigh"), "harmless": harmless}
+            message = {"id": number, "error": text, "harmless": harmless}
         try:
             self._socket.sendall(msgpack.packb(message))
         except OSError as error:

@@ -55,6 +55,7 @@ BRAKE_EVERY = 0.05  # s between two looks at the CPU time of a capped trainer; o
 UNCAPPED_EVERY = 1.0
 BURST, DEBT = 0.2, 60.0  # s of the cap that may be caught up on, and that may have to be waited for
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
+ANSWER_LIMIT = 1 << 28  # bytes
 
 
 class TrainerFailed(Exception):
@@ -308,9 +309,9 @@ class TrainerChild:
         if "error" not in call.answer:
             self.answered += 1
             return call.answer["ok"] or {}
-        if call.answer["fault"]:
+        if op in ("weigh", "init"):
             raise TrainerFailed(call.answer["error"])
-        if call.answer["harmless"]:
+        if op == "sample" and call.answer["harmless"]:
             raise ValueError(call.answer["error"])
         self.end(f"{op} failed: {call.answer['error']}")
         raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
@@ -428,21 +429,33 @@ class TrainerChild:
                 nursery.start_soon(self._listen, words)
 
     async def _read_answers(self) -> None:
-        arrived = msgpack.Unpacker(max_buffer_size=0)  # 0: without a limit, as it is our own process
+        arrived = msgpack.Unpacker(max_buffer_size=ANSWER_LIMIT)
         try:
             async for piece in self._stream:
                 arrived.feed(piece)
                 for answer in arrived:
-                    if "ok" in answer:
-                        self.spent, self.sampling = answer["spent"], answer["sampling"]
-                    self._unanswered.discard(answer["id"])
+                    match answer:  # what others sent may have taken the process over
+                        case {"id": int(number), "error": str(), "harmless": bool()}:
+                            pass
+                        case {
+                            "id": int(number),
+                            "ok": dict() | None,
+                            "spent": {"train": float(), "evaluate": float(), "audit": float()} as spent,
+                            "sampling": ({"by": str(), "why": str()} | None) as sampling,
+                        } if "error" not in answer:
+                            self.spent, self.sampling = spent, sampling
+                        case _:
+                            raise ValueError("it is no answer")
+                    self._unanswered.discard(number)
                     self._changed.unpark_all()
-                    call = self._in_flight.get(answer["id"])
+                    call = self._in_flight.get(number)
                     if call is not None:
                         call.answer = answer
                         call.done.set()
         except trio.BrokenResourceError:
             logger.debug("the trainer's socket broke")
+        except (msgpack.BufferFull, ValueError):
+            self._reason = self._reason or "answered nonsense"
         # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
         self._kill()
         await trio.to_thread.run_sync(self.process.wait)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 
@@ -23,6 +24,7 @@ from swarmnode.node.trainer.child import (
     with_base,
     with_models,
 )
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.training import hub
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import Rules
@@ -208,3 +210,49 @@ def test_the_daemon_gives_up_rights_core_dumps_and_files_for_all_and_says_that_i
     )
     assert done.stdout.splitlines()[-1] == "1 (0, 0) 0o600"
     assert (AS_ROOT in done.stdout) == runs_as_root()
+
+
+OTHER_PROGRAM = """#!{python} -SE
+import socket, sys, time
+socket.socket(fileno=int(sys.argv[5])).sendall({sent!r})
+time.sleep(60)
+"""
+NONSENSE = "answered nonsense"
+SPENT = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\xc1", NONSENSE),
+        (7, NONSENSE),
+        ([], NONSENSE),
+        ({"id": 0, "ok": {}}, NONSENSE),
+        ({"id": 0, "ok": [1], "spent": SPENT, "sampling": None}, NONSENSE),
+        ({"id": 0, "ok": {}, "spent": SPENT | {"train": "all"}, "sampling": None}, NONSENSE),
+        ({"id": 0, "ok": {}, "spent": SPENT, "sampling": "well"}, NONSENSE),
+        ({"id": 0, "ok": {}, "spent": SPENT, "sampling": None, "error": 1}, NONSENSE),
+        ({"id": 0, "error": "it failed"}, NONSENSE),
+        ({"id": [0], "error": "it failed", "harmless": True}, NONSENSE),
+        (msgpack.packb(b"endless" * 100), NONSENSE),
+        ({"id": 0, "error": "sorry", "harmless": True}, "could not train: sorry"),
+    ],
+)
+def test_a_trainer_that_answers_nonsense_is_one_that_died(
+    sent: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "taken-over"
+    sent = sent if isinstance(sent, bytes) else msgpack.packb(sent)
+    program.write_text(OTHER_PROGRAM.format(python=sys.executable, sent=sent))
+    program.chmod(0o700)
+    monkeypatch.setattr(child.sys, "executable", str(program))
+    monkeypatch.setattr(child, "ANSWER_LIMIT", 500)
+
+    async def main() -> None:
+        trainer = child.TrainerChild()
+        with trio.fail_after(30):
+            async with trainer.running(0, Rules(), os.environ):
+                with pytest.raises(TrainerDied, match=said):
+                    await trainer.call("train")
+
+    trio.run(main)
