@@ -22,6 +22,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
@@ -230,7 +231,9 @@ class DataDir:
                     folder.mkdir(mode=0o700, exist_ok=True)
                 failing.pop_all()
         except BlockingIOError:
-            raise DataDirBusy(self.path, _read_pid(self.lock)) from None
+            self.check_free()
+            time.sleep(0.01)  # who asks for the holder has it for a moment
+            return self.open()
         except OSError as error:
             raise explain(error, self.path) from error
         self._lock = descriptor

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,18 @@ def test_a_second_daemon_is_told_which_process_holds_the_directory(tmp_path: Pat
         assert DataDir(tmp_path / "node").holder() == os.getpid()
     assert DataDir(tmp_path / "node").holder() is None
     DataDir(tmp_path / "node").open().close()
+
+
+def test_who_asks_whether_a_daemon_runs_keeps_none_from_starting(tmp_path: Path) -> None:
+    home = DataDir(tmp_path / "node")
+    home.open().close()
+    looking = os.open(home.lock, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `holder` does
+    done = threading.Timer(0.1, os.close, [looking])
+    done.start()
+    with home.open():
+        assert DataDir(tmp_path / "node").holder() == os.getpid()
+    done.join()
 
 
 def test_the_directory_is_closed_to_others(tmp_path: Path) -> None:
