@@ -236,43 +236,13 @@ class RunFinder:
 
     async def _told_by_peers(self) -> dict[str, RunListing]:
         """Runs of connected peers by their ids, of those who tell them soon after the first. Raises RunUnavailable."""
-        found: dict[str, RunListing] = {}
-        silent: dict[PeerId, str] = {}  # why each told nothing
-        foreign: set[PeerId] = set()  # who speaks another version
-        peers = await self._peers()
-        with trio.move_on_after(ANSWER_WITHIN):
-            while not found and not (peers and foreign.issuperset(peers)):
-                async with trio.open_nursery() as asking:
-
-                    async def ask(peer: PeerId, scope: trio.CancelScope = asking.cancel_scope) -> None:
-                        try:
-                            told = await ask_runs(self._node.rpc, peer)
-                        except CallError as error:
-                            logger.info("%s does not tell its runs: %s", peer, error)
-                            if why := await self._other_version(peer):
-                                foreign.add(peer)
-                            silent[peer] = why or str(error)
-                            return
-                        silent[peer] = "it takes part in no run"
-                        for listing in told:  # strangers' words, which a person is shown
-                            if _WHOLE.fullmatch(listing.run_id):
-                                name = "".join(filter(str.isprintable, listing.name))[:NAME]
-                                found[listing.run_id] = replace(listing, name=name)
-                        if found:
-                            scope.deadline = min(scope.deadline, trio.current_time() + OTHERS_WITHIN)
-
-                    for peer in peers:
-                        asking.start_soon(ask, peer)
-                if not found:
-                    await trio.sleep(ASK_EVERY)
-                    peers = tuple(view.peer for view in self._network.peers())
-        if found:
-            return found
-        said = "\n".join(f"  {peer}: {why}" for peer, why in silent.items())
-        raise RunUnavailable(
-            f"no node there told of a run that it takes part in:\n{said}\nWait until one does, or begin a run with a "
-            "file that names a nonce (swarmnode run RUN.toml --join LINK)."
+        told: list[list[RunListing]] = await self._ask_peers(
+            "no node there told of a run that it takes part in:\n{}\nWait until one does, or begin a run with a file "
+            "that names a nonce (swarmnode run RUN.toml --join LINK)."
         )
+        # Strangers' words, which a person is shown.
+        named = (replace(run, name="".join(filter(str.isprintable, run.name))[:NAME]) for runs in told for run in runs)
+        return {run.run_id: run for run in named}
 
     async def _other_version(self, peer: PeerId) -> str:
         """That a peer which did not answer speaks other protocols, and who should upgrade; "" where it does not."""
@@ -285,35 +255,67 @@ class RunFinder:
         return ""
 
     async def _from_peers(self, run_id: str) -> RunSpec:
-        refusals: dict[PeerId, str] = {}
-        peers = await self._peers()
-        with trio.move_on_after(ANSWER_WITHIN), trio.CancelScope() as refused:
-            while True:
-                for peer in peers:
-                    try:
-                        whole = await self._whole(peer, run_id)
-                        return decode(await ask_spec(self._node.rpc, peer, whole), expected_run_id=whole)
-                    except (CallError, SettingError) as error:
-                        if peer not in refusals:
-                            logger.info("%s does not give the run's specification: %s", peer, error)
-                            refused.deadline = trio.current_time() + REFUSED_FOR
-                            refusals[peer] = await self._other_version(peer) or str(error)
-                await trio.sleep(ASK_EVERY)
-                peers = tuple(view.peer for view in self._network.peers())
-        said = "\n".join(f"  {peer}: {why}" for peer, why in refusals.items())
-        raise RunUnavailable(
-            f"no peer gave the specification of run {run_id[:12]}…:\n{said}\n"
-            "Check the run id, and that the address is of a node in that run (swarmnode id --join prints a line there)."
+        specs: list[RunSpec] = await self._ask_peers(
+            f"no peer gave the specification of run {run_id[:12]}…:\n{{}}\nCheck the run id, and that the "
+            "address is of a node in that run (swarmnode id --join prints a line there).",
+            run_id,
         )
+        return specs[0]
 
-    async def _whole(self, peer: PeerId, run_id: str) -> str:
-        """The id of the peer's run that begins as a link says; a whole id is one already. Raises CallError."""
-        if len(run_id) == RUN_ID:
-            return run_id
-        runs = [run.run_id for run in await ask_runs(self._node.rpc, peer) if run.run_id.startswith(run_id)]
+    async def _ask_peers(self, failed: str, run_id: str = "") -> list[Any]:
+        """What connected peers give, who are all asked at once, and again until one gives something.
+
+        That is their runs, for which others have OTHERS_WITHIN after the first; or one run's specification, for which
+        others have REFUSED_FOR to come where one does not know it. Raises RunUnavailable with the text `failed`, filled
+        in with why each of them gave nothing.
+        """
+        given: list[Any] = []
+        silent: dict[PeerId, str] = {}  # why each gave nothing
+        foreign, asked = set[PeerId](), set[PeerId]()  # who speaks another version; who has not answered yet
+        enough, first = trio.CancelScope(), trio.Event()
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                given.append(await (self._spec_of(peer, run_id) if run_id else self._runs_of(peer)))
+                enough.deadline = min(enough.deadline, trio.current_time() + (0.0 if run_id else OTHERS_WITHIN))
+                first.set()
+            except (CallError, SettingError) as error:
+                if peer not in silent:
+                    logger.info("%s tells nothing of the run: %s", peer, error)
+                    silent[peer] = str(error)
+                    if run_id and not given:
+                        enough.deadline = trio.current_time() + REFUSED_FOR
+                    if why := await self._other_version(peer):
+                        silent[peer] = why
+                        foreign.add(peer)
+            asked.discard(peer)
+
+        peers = await self._peers()
+        with trio.move_on_after(ANSWER_WITHIN), enough:
+            async with trio.open_nursery() as asking:
+                while not given and (run_id or not peers or not foreign.issuperset(peers)):
+                    for peer in [each for each in peers if each not in asked]:
+                        asked.add(peer)
+                        asking.start_soon(ask, peer)
+                    with trio.move_on_after(ASK_EVERY):
+                        await first.wait()
+                    peers = tuple(view.peer for view in self._network.peers())
+        if not given:
+            raise RunUnavailable(failed.replace("{}", "\n".join(f"  {peer}: {why}" for peer, why in silent.items())))
+        return given
+
+    async def _spec_of(self, peer: PeerId, run_id: str) -> RunSpec:
+        """Of the peer's run with this id, or with the id that begins so. Raises CallError or SettingError."""
+        whole = run_id if _WHOLE.fullmatch(run_id) else (await self._runs_of(peer, run_id))[0].run_id
+        return decode(await ask_spec(self._node.rpc, peer, whole), expected_run_id=whole)
+
+    async def _runs_of(self, peer: PeerId, beginning: str = "") -> list[RunListing]:
+        """The peer's runs whose ids begin so. Raises CallError."""
+        told = await ask_runs(self._node.rpc, peer)
+        runs = [run for run in told if _WHOLE.fullmatch(run.run_id) and run.run_id.startswith(beginning)]
         if not runs:
-            raise CallError("it takes part in no run whose id begins so")
-        return runs[0]
+            raise CallError(f"it takes part in no run{' whose id begins so' if beginning else ''}")
+        return runs
 
 
 def kept_runs(store: RunStore, known: Iterable[str]) -> list[dict[str, Any]]:

@@ -243,6 +243,31 @@ def test_peers_that_are_frozen_hold_up_nobody_who_joins(store: RunStore, monkeyp
     assert took <= OTHERS_WITHIN
 
 
+def test_slow_peers_keep_nobody_from_one_who_gives_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = parse_runspec({"run": {"name": "t"}}, source="test")
+
+    async def given(rpc: object, peer: str, run_id: str) -> bytes:
+        if peer != "honest":
+            await trio.sleep(5)
+            raise CallError("did not answer spec within 5 s")
+        return encode(run)
+
+    async def slow(*_: object, **__: object) -> None:
+        await trio.sleep(5)
+        raise Unreachable("it went")
+
+    async def main() -> float:
+        peers = [SimpleNamespace(peer=peer) for peer in (*"abcdef", "honest")]
+        network = SimpleNamespace(peers=lambda: peers, open_stream=slow)
+        began = trio.current_time()
+        finder = RunFinder(cast(Any, SimpleNamespace(store=None, network=network, rpc=None)))
+        assert await finder._from_peers(run.run_id) == run
+        return trio.current_time() - began
+
+    monkeypatch.setattr(runfinder, "ask_spec", given)
+    assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) < 1
+
+
 def test_a_node_whose_peers_tell_of_no_run_goes_on_with_the_one_it_has(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
