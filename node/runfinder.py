@@ -47,6 +47,7 @@ REFUSED_FOR = 8.0  # seconds that others have to come, found through the DHT, on
 OTHERS_WITHIN = 1.0  # seconds that others have to tell their runs, once one has
 ASK_EVERY = 1.0  # seconds
 RUN_ID = 64  # hex digits
+RUNS = 4  # of one peer that a person is shown
 NAME = 64  # characters of a run's name that a person is shown
 NONCE = 16  # random bytes that tell a run from another one by the same file
 
@@ -315,7 +316,7 @@ class RunFinder:
         runs = [run for run in told if _WHOLE.fullmatch(run.run_id) and run.run_id.startswith(beginning)]
         if not runs:
             raise CallError(f"it takes part in no run{' whose id begins so' if beginning else ''}")
-        return runs
+        return runs[:RUNS]
 
 
 def kept_runs(store: RunStore, known: Iterable[str]) -> list[dict[str, Any]]:

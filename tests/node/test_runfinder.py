@@ -201,6 +201,8 @@ def joined(
 
     async def told(rpc: object, peer: str) -> tuple[RunListing, ...]:
         run = runs[peer]
+        if peer == "flooding":
+            return tuple(RunListing(f"{number:064x}", "u", 3, 2) for number in range(1000))
         if run is None:
             await trio.sleep(5)
             raise CallError("did not answer runs within 5 s")
@@ -289,6 +291,12 @@ def test_what_a_stranger_calls_its_run_moves_no_cursor_and_adds_no_line(
     error, _ = joined(store, monkeypatch, a=honest, b=cast(Any, strange), c=cast(Any, clearing))
     assert "take part in 2 runs" in str(error) and "\x1b" not in str(error)
     assert [line.split()[0] for line in str(error).splitlines()[1:]] == ["--run", "--run"]
+
+
+def test_a_peer_that_tells_a_thousand_runs_hides_no_other(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = parse_runspec({"run": {"name": "t"}}, source="test")
+    error, _ = joined(store, monkeypatch, flooding=None, honest=run)
+    assert len(str(error).splitlines()) == 2 + runfinder.RUNS and run.run_id in str(error)
 
 
 def test_who_finds_no_run_is_told_what_each_peer_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
