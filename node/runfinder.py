@@ -220,11 +220,13 @@ class RunFinder:
                 raise
             logger.warning("%s", str(error).splitlines()[0])
             return await self._only_known_run()
-        if len(found) > 1 and sys.stdin.isatty() and not self._node.options.json_events:
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()  # else `input` holds a lock that Python's end asks for
+        if len(found) > 1 and terminal and not self._node.options.json_events:
             self._node.asks = True
             show_ahead("")
             try:
-                chosen = await in_thread(lambda: _ask_which_run(list(found.values())))
+                ask = partial(_ask_which_run, list(found.values()))
+                chosen = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
             finally:
                 self._node.asks = False
             return await self._from_peers(chosen.run_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -231,6 +233,26 @@ def joined(
     monkeypatch.setattr(runfinder, "ask_spec", given)
     monkeypatch.setattr(runfinder, "in_thread", inline)
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_node_that_asks_which_run_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = threading.Event()
+
+    async def main() -> None:
+        runs = {letter * 64: RunListing(letter * 64, "t", 1, 1) for letter in "ab"}
+        node = SimpleNamespace(store=None, network=None, options=SimpleNamespace(json_events=False), asks=False)
+        finder = RunFinder(cast(Any, node))
+        monkeypatch.setattr(finder, "_told_by_peers", mock.AsyncMock(return_value=runs))
+        with trio.move_on_after(0.1):
+            await finder._run_of_peers()
+        assert not node.asks
+
+    monkeypatch.setattr(runfinder, "_ask_which_run", lambda _: entered.wait(5))
+    monkeypatch.setattr(runfinder, "sys", SimpleNamespace(stdin=mock.Mock(), stdout=mock.Mock()))
+    began = time.monotonic()
+    trio.run(main)
+    entered.set()
+    assert time.monotonic() - began < 3
 
 
 async def inline(call: Callable[[], Any]) -> Any:
