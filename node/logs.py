@@ -145,17 +145,17 @@ class Ring(Generic[T]):
         self._items: deque[tuple[int, T]] = deque(maxlen=size)
         self._count = 0
         self._guard = threading.Lock()
-        self._followers: list[tuple[trio.lowlevel.TrioToken, trio.Event]] = []
+        self._followers: dict[trio.Event, trio.lowlevel.TrioToken] = {}
 
     def put(self, item: T) -> None:
         with self._guard:
             self._count += 1
             self._items.append((self._count, item))
-            followers, self._followers = self._followers, []
+            followers, self._followers = self._followers, {}
         if followers:
             import trio
 
-            for token, event in followers:
+            for event, token in followers.items():
                 try:
                     token.run_sync_soon(event.set, idempotent=True)
                 except trio.RunFinishedError:
@@ -172,14 +172,18 @@ class Ring(Generic[T]):
             with self._guard:
                 fresh = [(number, item) for number, item in self._items if number > seen]
                 if not fresh and follow:
-                    self._followers.append((trio.lowlevel.current_trio_token(), event))
+                    self._followers[event] = trio.lowlevel.current_trio_token()
             for number, item in fresh:
                 seen = number
                 yield item
             if not follow:
                 return
             if not fresh:
-                await event.wait()
+                try:
+                    await event.wait()
+                finally:
+                    with self._guard:
+                        self._followers.pop(event, None)
 
 
 class _IntoRing(logging.Handler):

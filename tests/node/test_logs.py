@@ -126,6 +126,18 @@ def test_a_follower_gets_lines_from_any_thread_and_the_last_ones_first(tmp_path:
     assert trio.run(main) == ["before", "from a thread"]
 
 
+def test_a_follower_that_leaves_is_forgotten() -> None:
+    ring = logs.Ring[str]()
+
+    async def main() -> None:
+        for _ in range(3):
+            with trio.move_on_after(0.01):
+                await anext(aiter(ring.stream(0, True)))
+
+    trio.run(main)
+    assert not ring._followers
+
+
 def test_the_ring_is_bounded_and_a_long_message_is_cut() -> None:
     ring: logs.Ring[logs.Line] = logs.Ring(3)
     for number in range(5):
