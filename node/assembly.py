@@ -312,22 +312,19 @@ class Node:
 
         Raises SettingError, with nothing changed, and DataDirError, with nothing kept for the next start.
         """
-        self.config, values = changed_caps(self.config, changes)
-        config = self.config
-        self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
-        if self.trainer is not None:
-            self.trainer.cap_cpu(cores_of(config))
-            self.trainer.change(**of_trainer(config))
-        self._caps_changed.unpark_all()
-        path = config.directory / CAPS_FILE
-
-        def keep() -> None:
-            kept = {**(read_toml(path) if path.exists() else {}), **values}
-            lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted(kept.items())]
-            write_atomic(path, "".join(["# Written by swarmnode caps\n", *lines]).encode())
-
+        path = self.config.directory / CAPS_FILE
         async with self.writing:
-            await in_thread(keep)
+            kept = await in_thread(lambda: read_toml(path) if path.exists() else {})
+            self.config, values = changed_caps(self.config, changes)
+            config = self.config
+            self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
+            if self.trainer is not None:
+                self.trainer.cap_cpu(cores_of(config))
+                self.trainer.change(**of_trainer(config))
+            self._caps_changed.unpark_all()
+            lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted({**kept, **values}.items())]
+            written = "".join(["# Written by swarmnode caps\n", *lines]).encode()
+            await in_thread(lambda: write_atomic(path, written))
 
     async def block(self, peer: PeerId, blocked: bool) -> None:
         """Keep a peer out from now on, also after a restart, or no longer.

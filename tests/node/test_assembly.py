@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import io
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from swarmnode.node import assembly, daemon
 from swarmnode.node.assembly import Node, invitation, make_trainer
-from swarmnode.node.config import NodeConfig
+from swarmnode.node.config import MEGABIT, NodeConfig
 from swarmnode.node.daemon import Daemon
 from swarmnode.node.storage.runs import ChosenRun
 from swarmnode.node.trainer.child import rules_of
+from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 SPEC = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="test")
@@ -91,3 +94,23 @@ def test_a_full_disk_under_standard_output_ends_no_node(tmp_path: Path, monkeypa
         node.options.json_events = True
         Node.emit(node, {"event": "round", "round": 1})
     assert told == [{"event": "round", "round": 1}]
+
+
+def test_caps_are_changed_and_kept_or_neither(tmp_path: Path) -> None:
+    config, capped = NodeConfig(data_dir=str(tmp_path)), list[float]()
+    node: Any = SimpleNamespace(
+        config=config,
+        network=SimpleNamespace(cap_rates=lambda *, up, down: capped.append(up)),
+        trainer=None,
+        writing=trio.Lock(),
+        _caps_changed=trio.lowlevel.ParkingLot(),
+    )
+    kept = tmp_path / "caps.toml"
+    kept.write_text("down = 3.0\nup = ")
+    with pytest.raises(SettingError, match="not valid TOML"):
+        trio.run(Node.change_caps, node, {"up": 2.0})
+    assert node.config == config and not capped
+    kept.write_text("down = 3.0\n")
+    trio.run(Node.change_caps, node, {"up": 2.0})
+    assert node.config.up == 2.0 and capped == [2.0 * MEGABIT]
+    assert tomllib.loads(kept.read_text()) == {"down": 3.0, "up": 2.0}
