@@ -161,7 +161,7 @@ class Node:
         self.session: RunSession | None = None
         self.checkpoints: Checkpoints | None = None
         self.guest = Guest(config.directory)
-        self._caps_changed = trio.lowlevel.ParkingLot()
+        self._caps_changed = trio.Event()  # since the guest began to look last
         self.writing = trio.Lock()  # of what its owner changes: the file says what was changed last
         self._began = 0.0  # trio time
 
@@ -284,6 +284,7 @@ class Node:
         session, trainer, guest = self.session, self.trainer, self.guest
         assert session is not None and trainer is not None
         while True:
+            self._caps_changed = trio.Event()
             own = trainer.cpu_seconds + time.process_time()
             held = await in_thread(lambda: guest.look(self.config, time.time(), own=own))  # noqa: B023 (awaited here)
             await in_thread(self._make_room)
@@ -294,7 +295,7 @@ class Node:
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             with trio.move_on_after(LOOK_EVERY):
-                await self._caps_changed.park()
+                await self._caps_changed.wait()
 
     def _make_room(self) -> None:
         store, config, left = self.shard_store, self.config, math.inf
@@ -321,7 +322,7 @@ class Node:
             if self.trainer is not None:
                 self.trainer.cap_cpu(cores_of(config))
                 self.trainer.change(**of_trainer(config))
-            self._caps_changed.unpark_all()
+            self._caps_changed.set()
             lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted({**kept, **values}.items())]
             written = "".join(["# Written by swarmnode caps\n", *lines]).encode()
             await in_thread(lambda: write_atomic(path, written))

@@ -103,7 +103,7 @@ def test_caps_are_changed_and_kept_or_neither(tmp_path: Path) -> None:
         network=SimpleNamespace(cap_rates=lambda *, up, down: capped.append(up)),
         trainer=None,
         writing=trio.Lock(),
-        _caps_changed=trio.lowlevel.ParkingLot(),
+        _caps_changed=trio.Event(),
     )
     kept = tmp_path / "caps.toml"
     kept.write_text("down = 3.0\nup = ")
@@ -114,3 +114,34 @@ def test_caps_are_changed_and_kept_or_neither(tmp_path: Path) -> None:
     trio.run(Node.change_caps, node, {"up": 2.0})
     assert node.config.up == 2.0 and capped == [2.0 * MEGABIT]
     assert tomllib.loads(kept.read_text()) == {"down": 3.0, "up": 2.0}
+
+
+def test_caps_that_change_while_a_guest_looks_at_the_old_ones_count_at_once(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def look(config: NodeConfig, now: float, *, own: float) -> list[Any]:
+        seen.append(config.up)
+        if len(seen) == 1:
+            trio.from_thread.run(Node.change_caps, node, {"up": 2.0})
+        return []
+
+    node: Any = SimpleNamespace(
+        config=NodeConfig(data_dir=str(tmp_path)),
+        network=SimpleNamespace(cap_rates=lambda **_: None),
+        session=SimpleNamespace(holds={}),
+        trainer=SimpleNamespace(cpu_seconds=0.0, cap_cpu=lambda _: None, change=lambda **_: None),
+        guest=SimpleNamespace(look=look),
+        writing=trio.Lock(),
+        _make_room=lambda: None,
+        _caps_changed=trio.Event(),
+    )
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Node.be_guest, node)
+            with trio.fail_after(assembly.LOOK_EVERY / 2):
+                while 2.0 not in seen:  # noqa: ASYNC110 (a thread appends to it)
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
