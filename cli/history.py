@@ -92,9 +92,11 @@ def history(
     if not written_elsewhere:
         answer["rounds"] = rounds = rounds[::-1][:: max(1, -(-len(rounds) // MOST))][::-1]
     if written_elsewhere:
-        places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
-        places += [] if wandb is None else [_for_wandb(wandb, home, answer)]
-        told = _write(places, home, answer, since=since, follow=follow)
+        told = None
+        while told is None:
+            places = [] if tensorboard is None else [_for_tensorboard(tensorboard.expanduser(), answer)]
+            places += [] if wandb is None else [_for_wandb(wandb, home, answer)]
+            told = _write(places, home, answer, since=since, follow=follow)
         show({"run_id": answer["run_id"], "written": told}, f"{number_of(told, 'round')} written")
     elif as_json():
         print_json(answer)
@@ -125,20 +127,29 @@ def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
 
 def _write(
     places: Sequence[AbstractContextManager[Write]], home: DataDir, answer: dict[str, Any], *, since: int, follow: bool
-) -> int:
-    """Tell each place the rounds in the answer, and with `follow` those that end from then on; how many there were."""
+) -> int | None:
+    """Tell each place the rounds in the answer, and with `follow` those that end from then on; how many there were.
+
+    None where the node went over to another history, which is then in the answer: it is to be written anew.
+    """
     told, rounds = 0, answer["rounds"]
+    newest: dict[str, Any] = {"round": since}
     with ExitStack() as stack, suppress(KeyboardInterrupt):
         writers = [stack.enter_context(place) for place in places]
         while True:
-            for each in rounds:
+            for newest in rounds:
                 for write in writers:
-                    write(each)
-                told, since = told + 1, each["round"] + 1
+                    write(newest)
+                told += 1
             if not follow:
                 break
             time.sleep(FOLLOW_EVERY)
-            rounds = _read(home, answer["run_id"], since)["rounds"]
+            rounds = _read(home, answer["run_id"], newest["round"])["rounds"]
+            if told and [each["time"] for each in rounds[:1]] == [newest["time"]]:
+                del rounds[0]
+            elif told and (rounds := _read(home, answer["run_id"], since)["rounds"]):
+                answer["rounds"] = rounds
+                return None
     return told
 
 

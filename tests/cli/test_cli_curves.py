@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.cli.history import _write
+from swarmnode.cli.history import _read, _write
 from swarmnode.node.exitcodes import CONFIG, USAGE
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.history import HISTORY, History, PastRound
@@ -22,11 +22,11 @@ RUN_ID = "3f9c21ab04de" + "0" * 52
 PLACE = f"-{RUN_ID[:12]}"  # the test's run has lost its specification, and so its name
 
 
-def rounds(home: Path, *which: int) -> None:
+def rounds(home: Path, *which: int, late: bool = False) -> None:
     history = History(home / "runs" / RUN_ID / HISTORY)
     for round in which:
         told = {"loss": 8.0 - round / 8, "members": 3, "own": "accepted", "missing": ["peer"]}
-        history.append(PastRound(round, f"{round:064d}", ("a",), at=1_700_000_000 + round, figures=told))
+        history.append(PastRound(round, f"{round:064d}", ("a",), at=1_700_000_000 + round + late, figures=told))
 
 
 def read_back(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -104,6 +104,25 @@ def test_who_follows_from_a_later_round_on_gets_none_before_it(home: Path, monke
     begun = {"run_id": RUN_ID, "rounds": []}
     assert _write([nullcontext(written.append)], DataDir(home), begun, since=5, follow=True) == 2
     assert [each["round"] for each in written] == [5, 6]
+
+
+def test_who_follows_is_told_the_history_that_the_node_went_over_to(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, written = iter([(2,), (), (1,), (2, 3)]), list[dict[str, Any]]()
+
+    def sleep(_: float) -> None:
+        try:
+            rounds(home, *next(ends), late=len(written) > 2)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("swarmnode.cli.history.time.sleep", sleep)
+    rounds(home, 0, 1)
+    answer = _read(DataDir(home), RUN_ID, 0)
+    told = [_write([nullcontext(written.append)], DataDir(home), answer, since=0, follow=True) for _ in range(2)]
+    assert told == [None, 4]
+    assert [each["round"] for each in written] == [0, 1, 2, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("arguments", [["--follow"], ["--wandb", "mine", "--csv"], ["--tensorboard", "logs", "--plot"]])
