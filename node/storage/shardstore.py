@@ -176,7 +176,7 @@ class ShardStore:
             entry.pinned = pinned
 
     def drop(self, shard: ShardId) -> None:
-        with self._lock, contextlib.suppress(OSError):  # what cannot be deleted is found again at the next start
+        with self._lock, contextlib.suppress(OSError):  # what cannot be deleted still counts
             entry = self._entries.get(shard)
             if entry is not None and not entry.pinned and not entry.fetches:
                 self._forget(shard)
@@ -232,9 +232,9 @@ class ShardStore:
 
     def _forget(self, shard: ShardId) -> None:
         with self._lock:
-            self._entries.pop(shard, None)
             for suffix in ("shard", "part", "pin", "tree"):  # the tree last: without it the others mean nothing
                 self._file(shard, suffix).unlink(missing_ok=True)
+            self._entries.pop(shard, None)
 
     def _damaged(self, shard: ShardId) -> None:
         """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""

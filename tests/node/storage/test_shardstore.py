@@ -326,6 +326,8 @@ def test_a_disk_that_fails_is_a_typed_error_wherever_it_does(
         patch.setattr(shardstore, "write_tree", failed)
         with pytest.raises(Unreadable, match="Input/output"):
             store.begin(manifest_of(content(3)))
+        assert store.used == sum(len(content(seed)) for seed in (1, 2, 3)), "what cannot be deleted counts"
+    store.collect()
     assert [kept.shard for kept in store.kept()] == [shard]
     with store.path(shard).open("r+b") as file:
         file.write(b"rot")
