@@ -239,10 +239,12 @@ class RunFinder:
 
     async def _told_by_peers(self) -> dict[str, RunListing]:
         """Runs of connected peers by their ids, of those who tell them soon after the first. Raises RunUnavailable."""
-        told: list[list[RunListing]] = await self._ask_peers(
-            "no node there told of a run that it takes part in:\n{}\nWait until one does, or begin a run with a file "
-            "that names a nonce (swarmnode run RUN.toml --join LINK)."
-        )
+        told, silent = await self._ask_peers()
+        if not told:
+            raise RunUnavailable(
+                f"no node there told of a run that it takes part in:\n{silent}\nWait until one does, or begin a run "
+                "with a file that names a nonce (swarmnode run RUN.toml --join LINK)."
+            )
         # Strangers' words, which a person is shown.
         named = (replace(run, name="".join(filter(str.isprintable, run.name))[:NAME]) for runs in told for run in runs)
         return {run.run_id: run for run in named}
@@ -258,19 +260,19 @@ class RunFinder:
         return ""
 
     async def _from_peers(self, run_id: str) -> RunSpec:
-        specs: list[RunSpec] = await self._ask_peers(
-            f"no peer gave the specification of run {run_id[:12]}…:\n{{}}\nCheck the run id, and that the "
-            "address is of a node in that run (swarmnode id --join prints a line there).",
-            run_id,
-        )
+        specs, silent = await self._ask_peers(run_id)
+        if not specs:
+            raise RunUnavailable(
+                f"no peer gave the specification of run {run_id[:12]}…:\n{silent}\nCheck the run id, and that the "
+                "address is of a node in that run (swarmnode id --join prints a line there)."
+            )
         return specs[0]
 
-    async def _ask_peers(self, failed: str, run_id: str = "") -> list[Any]:
+    async def _ask_peers(self, run_id: str = "") -> tuple[list[Any], str]:
         """What connected peers give, who are all asked at once, and again until one gives something.
 
         That is their runs, for which others have OTHERS_WITHIN after the first; or one run's specification, for which
-        others have REFUSED_FOR to come where one does not know it. Raises RunUnavailable with the text `failed`, filled
-        in with why each of them gave nothing.
+        others have REFUSED_FOR to come where one does not know it. With it, why each of the others gave nothing.
         """
         given: list[Any] = []
         silent: dict[PeerId, str] = {}  # why each gave nothing
@@ -303,9 +305,7 @@ class RunFinder:
                     with trio.move_on_after(ASK_EVERY):
                         await first.wait()
                     peers = tuple(view.peer for view in self._network.peers())
-        if not given:
-            raise RunUnavailable(failed.replace("{}", "\n".join(f"  {peer}: {why}" for peer, why in silent.items())))
-        return given
+        return given, "\n".join(f"  {peer}: {why}" for peer, why in silent.items())
 
     async def _spec_of(self, peer: PeerId, run_id: str) -> RunSpec:
         """Of the peer's run with this id, or with the id that begins so. Raises CallError or SettingError."""
