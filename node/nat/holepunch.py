@@ -28,7 +28,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.addresses import parse, without_peer
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, multiaddrs_of, places_in, receive, send
-from swarmnode.node.nat.reachability import Reachability
+from swarmnode.node.nat.reachability import Reachability, local_network
 from swarmnode.node.nat.udp import WITHIN, UdpPuncher
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
@@ -116,7 +116,7 @@ class HolePuncher:
                 raise BadMessage(f"{peer} answered no CONNECT")
             await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
             await trio.sleep(round_trip / 2)
-            return await self._dial(peer, _unpacked(answer), speaks_first=speaks_first, answers=False)
+            return await self._dial(peer, self._unpacked(answer), speaks_first=speaks_first, answers=False)
         finally:
             await stream.aclose()
 
@@ -140,7 +140,8 @@ class HolePuncher:
         await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
         if (await receive(stream, pb.HolePunch)).type != pb.HolePunch.SYNC:
             raise BadMessage(f"{peer} sent no SYNC")
-        if await self._dial(peer, _unpacked(request), speaks_first=True, answers=True):
+        places = self._unpacked(request)  # dialled for want of a connection only: anybody may name any
+        if self._network.is_direct(peer) or await self._dial(peer, places, speaks_first=True, answers=True):
             self._failures.pop(peer, None)
 
     async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool, answers: bool) -> bool:
@@ -205,8 +206,9 @@ class HolePuncher:
         self._failures[peer] = (before + 1, trio.current_time() + wait)
         return wait
 
-
-def _unpacked(message: pb.HolePunch) -> tuple[Address, ...]:
-    """The addresses in a CONNECT that this node can dial."""
-    endpoints = ((place, parse(place)) for place in places_in(message.ObsAddrs[:MAX_ADDRESSES]))
-    return tuple(place for place, endpoint in endpoints if endpoint is not None and not endpoint.is_name)
+    def _unpacked(self, message: pb.HolePunch) -> tuple[Address, ...]:
+        """The addresses in a CONNECT that this node dials: local ones only where it has one of that network itself."""
+        own = [at for at in map(parse, self._network.own_addresses) if at is not None and not at.is_name]
+        here = {None, *(local_network(at.host) for at in own)}
+        endpoints = ((place, parse(place)) for place in places_in(message.ObsAddrs[:MAX_ADDRESSES]))
+        return tuple(place for place, at in endpoints if at and not at.is_name and local_network(at.host) in here)

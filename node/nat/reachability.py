@@ -300,7 +300,12 @@ def _decisive(hosts: Iterable[str]) -> list[str]:
 
 def is_local(host: str) -> bool:
     """Whether an IP address has a meaning only within a network that a NAT or a carrier's NAT stands in front of."""
-    return any(ip_of(host) in network for network in LOCAL)
+    return local_network(host) is not None
+
+
+def local_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """The network of LOCAL in which an IP address is."""
+    return next((network for network in LOCAL if ip_of(host) in network), None)
 
 
 @dataclass(frozen=True)

@@ -272,25 +272,51 @@ def test_messages_in_another_order_dial_nobody(messages: list[Any]) -> None:
     run_simulation(main)
 
 
+async def ask(network: SimNetwork, peer: str, *places: str) -> None:
+    """Have `peer` take part, and dial `places`."""
+    stream = await network.open_stream(peer, DCUTR)
+    try:
+        packed = [Multiaddr(place).to_bytes() for place in places]
+        await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=packed))
+        await receive(stream, pb.HolePunch)
+        await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
+        await stream.receive_some(1)
+    except NetworkError:
+        await stream.aclose()
+
+
+def test_a_peer_that_is_connected_directly_has_this_node_dial_nobody() -> None:
+    async def main() -> None:
+        async with two(direct=True) as (b, a):
+            await ask(b.network, a.network.me, HERE)
+            assert a.dials.made == []
+
+    run_simulation(main)
+
+
+def test_places_of_local_networks_are_dialled_from_within_them_only() -> None:
+    local = [f"/ip{6 if ':' in host else 4}/{host}/tcp/4077" for host in ("127.0.0.1", "192.168.7.3", "fd00::7")]
+    disguised = "/ip6/::ffff:127.0.0.1/tcp/4077"
+
+    async def main() -> None:
+        async with two() as (b, a):
+            await ask(b.network, a.network.me, *local, disguised, HERE)
+            assert [place for _, _, place in a.dials.made] == [HERE]
+            a.dials.made.clear()
+            a.puncher._network.own_addresses = ("/dns4/seed/tcp/4077", "/ip4/192.168.2.9/tcp/4077")  # type: ignore[misc]
+            await ask(b.network, a.network.me, *local, disguised)
+            assert [place for _, _, place in a.dials.made] == ["/ip4/192.168.7.3/tcp/4077"]
+
+    run_simulation(main)
+
+
 def test_a_peer_cannot_have_this_node_dial_many_times_at_once() -> None:
-    connect = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=[Multiaddr(HERE).to_bytes()])
-
-    async def ask(network: SimNetwork, peer: str) -> None:
-        stream = await network.open_stream(peer, DCUTR)
-        try:
-            await send(stream, connect)
-            await receive(stream, pb.HolePunch)
-            await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
-            await stream.receive_some(1)
-        except NetworkError:
-            await stream.aclose()
-
     async def main() -> None:
         async with two() as (b, a):
             with trio.move_on_after(DIAL_WITHIN):
                 async with trio.open_nursery() as nursery:
                     for _ in range(5):
-                        nursery.start_soon(ask, b.network, a.network.me)
+                        nursery.start_soon(ask, b.network, a.network.me, HERE)
             assert len(a.dials.made) == ANSWERS_AT_ONCE
 
     run_simulation(main)
