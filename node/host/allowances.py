@@ -65,20 +65,22 @@ class TokenBucket:
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes may pass. Debts are allowed, so callers queue up in the order in which they came."""
-        if self.rate:
-            self._refill()
-            self._tokens -= size
-            if self._tokens < 0:
-                await trio.sleep(-self._tokens / self.rate)
+        if (wait := self.pay(size)) > 0:
+            await trio.sleep(wait)
 
-    def take_now(self, size: int) -> bool:
-        """Whether `size` bytes may pass without waiting; then they have."""
+    def pay(self, size: int) -> float:
+        """Have `size` bytes pass; the seconds until they may, 0 or less where that is now."""
+        if not self.rate:
+            return 0.0
+        self._refill()
+        self._tokens -= size
+        return -self._tokens / self.rate
+
+    def has(self, size: int) -> bool:
+        """Whether `size` bytes may pass without waiting."""
         if self.rate:
             self._refill()
-            if self._tokens < size:
-                return False
-            self._tokens -= size
-        return True
+        return not self.rate or self._tokens >= size
 
     def _refill(self) -> None:
         now = trio.current_time()
@@ -156,7 +158,11 @@ class PeerAllowance:
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""
-        return all(bucket.take_now(size) for bucket in self._buckets(OUT))
+        buckets = self._buckets(OUT)
+        if free := all(bucket.has(size) for bucket in buckets):
+            for bucket in buckets:
+                bucket.pay(size)
+        return free
 
     async def received(self, size: int) -> None:
         """Wait before more is read."""

@@ -80,6 +80,19 @@ def test_all_strangers_together_have_a_rate_and_no_member_waits_for_it() -> None
     run(main)
 
 
+def test_what_waits_for_all_strangers_together_is_paid_for_once() -> None:
+    async def main() -> None:
+        host, _ = allowances(Members())
+        stranger = host.of("stranger")
+        assert host.of("another").send_now(4 * PIECE) and host.of("a third").send_now(2 * PIECE)
+        assert not any(stranger.send_now(PIECE) for _ in range(4))
+        began = trio.current_time()
+        await stranger.sending(4 * PIECE)
+        assert trio.current_time() - began == pytest.approx(0.25 / 1.5)
+
+    run(main)
+
+
 def test_two_connections_of_a_stranger_are_no_faster_than_one() -> None:
     async def main() -> None:
         host, _ = allowances(Members())
