@@ -420,6 +420,8 @@ class RelayClient:
         try:
             with trio.fail_after(RESERVE_WITHIN):
                 reservation = await self.reserve(relay)
+            if all(view.peer != relay for view in self._network.peers()):
+                raise Unreachable("it was lost meanwhile")
         except (NetworkError, trio.TooSlowError) as error:
             level = logging.DEBUG if isinstance(error, RelayRefused) else logging.INFO
             logger.log(level, "no place at the relay %s: %s", relay, str(error) or "no answer")

@@ -49,13 +49,14 @@ class Behind:
 class Client(RelayClient):
     """Gets places at relays, or does not."""
 
-    def __init__(self, network: Behind, names: dict[PeerId, str]) -> None:
+    def __init__(self, network: Behind, names: dict[PeerId, str], kill: Callable[[PeerId], None]) -> None:
         super().__init__(cast(Any, network), cast(Any, None), HostAllowance())
-        self._names = names
+        self._names, self._kill = names, kill
         self.asked: list[tuple[float, str]] = []  # when, which
         self.refuse: set[str] = set()
         self.silent: set[str] = set()
         self.gone: set[str] = set()
+        self.dies: set[str] = set()  # as it answers
 
     async def reserve(self, relay: PeerId) -> Reservation:
         name = self._names[relay]
@@ -67,6 +68,10 @@ class Client(RelayClient):
             raise RelayRefused(relay, "RESERVATION_REFUSED")
         if name in self.gone:
             raise Unreachable(f"{name} is gone")
+        await self._network.connect(relay)
+        if name in self.dies:
+            self._kill(relay)
+            await trio.sleep(0.1)
         return Reservation(trio.current_time() + TTL, (f"/ip4/45.0.0.1/tcp/1/p2p/{relay}/p2p-circuit",))
 
     def count(self, name: str) -> int:
@@ -85,7 +90,7 @@ class Lab:
         behind.hop = lambda peer: self._names.get(peer) in self.hop
         behind.rtt = lambda peer: self.rtts.get(self._names[peer])
         self.changes = behind.changes
-        self.relays = Client(behind, self._names)
+        self.relays = Client(behind, self._names, world.kill)
 
     @property
     def held(self) -> set[str]:
@@ -152,6 +157,16 @@ def test_a_dead_relay_is_replaced_within_ten_seconds_though_the_next_one_is_sile
                 lab.world.kill(lab.nodes["r0"].me)
                 await trio.sleep(10)
                 assert lab.held == {"r1", "r3"}
+
+    run_simulation(main)
+
+
+def test_a_relay_lost_as_its_answer_is_read_is_not_held() -> None:
+    async def main() -> None:
+        async with private(1) as lab:
+            lab.relays.dies = {"r0"}
+            await trio.sleep(30)
+            assert lab.relays.count("r0") == 1 and lab.held == set() and lab.relays.addresses == ()
 
     run_simulation(main)
 
