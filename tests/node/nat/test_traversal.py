@@ -194,12 +194,12 @@ async def running(place: Address | None, helpers: int = 3) -> AsyncIterator[Lab]
 
 
 async def may_reserve(lab: Lab) -> bool:
-    """Whether this node takes a reservation now."""
+    """Whether this node takes a reservation of a peer now."""
     near, far = trio.testing.memory_stream_pair()
 
     class End:
         def __init__(self, stream: trio.StapledStream) -> None:
-            self.peer, self._stream = "12D3KooWstranger", stream
+            self.peer, self._stream = next(iter(lab.network.hosts), ""), stream
 
         async def send_all(self, data: bytes) -> None:
             await self._stream.send_all(data)
