@@ -170,10 +170,10 @@ class RelayServer:
             target = peer_in(request.peer.id)
         except BadMessage as error:
             raise _Refusal(pb.MALFORMED_MESSAGE, str(error)) from error
-        if target not in self.reservations:
-            raise _Refusal(pb.NO_RESERVATION, f"{target} holds no place here")
         if not await self._admitted(source):
             raise _Refusal(pb.PERMISSION_DENIED, "not of a run of this node")
+        if target not in self.reservations:
+            raise _Refusal(pb.NO_RESERVATION, f"{target} holds no place here")
         most = max(self._circuits[source], self._circuits[target])
         if self.open_circuits >= self._limits.circuits or most >= self._limits.circuits_per_peer:
             raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "too many circuits")

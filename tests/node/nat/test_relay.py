@@ -190,6 +190,26 @@ def test_who_left_before_it_was_admitted_gets_no_place() -> None:
     trio.run(main)
 
 
+def test_who_is_admitted_after_the_other_lost_its_place_gets_no_circuit() -> None:
+    async def main() -> None:
+        admitted: list[str] = []
+        async with relayed(2, admits=admitted.__contains__) as (at, relay, a, b):
+            admitted.append(a.network.me)
+            await a.circuits.reserve(at.me)
+            async with trio.open_nursery() as nursery:
+
+                async def dial() -> None:
+                    with pytest.raises(RelayRefused, match="no reservation"):
+                        await b.circuits.dial(at.me, a.network.me)
+
+                nursery.start_soon(dial)
+                await trio.sleep(0.2)
+                relay._reservations.clear()  # given to another
+                admitted.append(b.network.me)
+
+    trio.run(main)
+
+
 def test_full_relays_refuse_and_go_on_serving_those_they_have() -> None:
     async def main() -> None:
         async with relayed(3, reservations=1, circuits_per_peer=1) as (at, _relay, a, b, c):
