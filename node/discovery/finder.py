@@ -301,7 +301,7 @@ class Discovery:
                     if peers < ENOUGH:
                         for peer in await self._network.find_providers(key):
                             self._add(peer)
-                except (NetworkError, ValueError) as error:
+                except NetworkError as error:
                     log.warning("looking for others of this run failed: %s", error)
                 longest = 5.0 if peers < FEW else SLOW
                 pause = min(longest, 2 * pause)

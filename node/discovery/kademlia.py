@@ -349,9 +349,10 @@ class ContentRouting:
         self._changed.set()
 
     async def provide(self, key: bytes) -> None:
-        """Announce `key` now and from now on. Raises ValueError above MAX_KEYS keys."""
+        """Announce `key` now and from now on; what is above MAX_KEYS keys is left to connected peers to find."""
         if key not in self._keys and len(self._keys) >= MAX_KEYS:
-            raise ValueError(f"a node announces at most {MAX_KEYS} keys")
+            log.warning("not announced in the DHT, as a node announces at most %d keys: %s", MAX_KEYS, key.hex())
+            return
         self._keys[key] = -float("inf")
         await self._announce(key)
 

@@ -239,7 +239,7 @@ class DataSet(Texts):
         """Let the DHT find this node for whoever looks for the run's data."""
         try:
             await self._shards.network.provide(self._index_id)
-        except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
+        except NetworkError as error:
             logger.info("the run's data are found only by connected peers: %s", error)
 
     # -- index and held-out part

@@ -17,6 +17,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
+from swarmnode.node.discovery import kademlia
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
@@ -436,6 +437,23 @@ def test_providers_are_found_through_a_third_node() -> None:
             assert a.addresses[0] in c.known_addresses(a.me)
             assert await c.find_providers(os.urandom(32)) == ()
 
+    run(main)
+
+
+def test_a_key_too_many_is_not_announced_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b):
+            await a.connect(b.addresses[0])
+            await until(lambda: all(view.agent for node in (a, b) for view in node.peers()) and bool(b.peers()))
+            for key in (b"a", b"b"):
+                await a.provide(32 * key)
+            assert [await b.find_providers(32 * key) for key in (b"a", b"b")] == [(a.me,), ()]
+            assert "at most 1 keys" in caplog.text
+
+    monkeypatch.setattr(kademlia, "MAX_KEYS", 1)
     run(main)
 
 
