@@ -28,7 +28,7 @@ GOODBYE = 1.0  # seconds that leaving may take
 
 
 async def advertise_and_listen(network: Network, most: int) -> None:
-    """Until cancelled: advertise this node, and connect to each peer that is heard, up to `most` peers.
+    """Until cancelled: advertise this node, and connect to each peer that is heard, up to `most` with dials under way.
 
     Without an interface that is up there is nothing to advertise yet. Where multicast is not possible (containers) this
     logs once and returns.
@@ -83,7 +83,7 @@ async def _connect_to_each(found: trio.MemoryReceiveChannel[PeerInfo], network: 
             connected = {view.peer for view in network.peers()}
             if peer != network.me:
                 network.learn(peer, tuple(str(address) for address in heard.addrs[:16]))
-                if peer not in connected and len(connected) < most:
+                if peer not in connected and len(connected) + len(nursery.child_tasks) < most:
                     nursery.start_soon(_connect, network, peer)
 
 

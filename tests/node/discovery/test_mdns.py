@@ -39,3 +39,27 @@ def test_a_node_whose_interfaces_are_all_down_advertises_once_one_is_up(
         assert told["swarm"].get_peer_id() == "me"
 
     trio.run(main)
+
+
+def test_a_flood_of_peers_has_no_more_dialled_at_once_than_there_are_places() -> None:
+    async def main() -> None:
+        dialled: list[str] = []
+
+        async def connect(peer: str) -> None:
+            dialled.append(peer)
+            await trio.sleep_forever()
+
+        learn: Any = lambda peer, addresses: None  # noqa: E731
+        network: Any = SimpleNamespace(
+            me="me", peers=lambda: (SimpleNamespace(peer="a"),), learn=learn, connect=connect
+        )
+        flood, found = trio.open_memory_channel[Any](20)
+        for number in range(20):
+            flood.send_nowait(SimpleNamespace(peer_id=str(number), addrs=[]))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mdns._connect_to_each, found, network, 4)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(dialled) == 3
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
