@@ -29,6 +29,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from ipaddress import ip_address
+from math import inf
 from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ LOOK_WITHIN = 5.0  # s for a node to say how it is
 SEND_LIMIT = 10.0  # s; a browser that does not read for so long is dropped
 SEND_BUFFER = 64 << 10  # bytes that the kernel keeps for such a one
 GONE_WITHIN = 1.0  # s for a request to end whose client left
-VIEW_EVERY = 1.0  # s
+VIEW_EVERY = 1.0  # s; also between looks for /readyz, as anybody may ask
 TOKEN_BYTES = 32
 
 HEADERS = {
@@ -122,6 +123,8 @@ class Dashboard:
         self._token = token
         self._listener = listener
         self._open: set[trio.SocketStream] = set()
+        self._looking = trio.Lock()
+        self._ready, self._looked_at = False, -inf  # as /readyz says, trio time
         host, port = listener.getsockname()[:2]
         self._at_home = {host, "localhost"} if ip_address(host).is_loopback else None
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -233,9 +236,12 @@ class Dashboard:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
-        statuses = await self._statuses()
-        ready = all(status is not None and status["ready"] and not status["problems"] for status in statuses)
-        return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
+        async with self._looking:
+            if trio.current_time() - self._looked_at >= VIEW_EVERY:
+                found = await self._statuses()
+                self._ready = all(one is not None and one["ready"] and not one["problems"] for one in found)
+                self._looked_at = trio.current_time()
+        return PlainTextResponse("ready\n" if self._ready else "not ready\n", 200 if self._ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         number = request.query_params.get("node", "0")

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,7 @@ def test_a_method_that_says_no_says_why(tmp_path: Path) -> None:
     serve(tmp_path, check)
 
 
-def test_nodes_metrics_health_and_readiness(tmp_path: Path) -> None:
+def test_nodes_metrics_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(site: Site) -> None:
         assert (await site.ask("GET", "/api/nodes")).json == [{"node": 0, "name": "first", "peer_id": "12D3KooWme"}]
         metrics = await site.ask("GET", "/metrics")
@@ -279,6 +280,21 @@ def test_nodes_metrics_health_and_readiness(tmp_path: Path) -> None:
         site.node.problems, site.node.ready = [], False  # it is still starting
         assert (await site.ask("GET", "/readyz", token="")).status == 503
 
+    monkeypatch.setattr(server_module, "VIEW_EVERY", 0.0)
+    serve(tmp_path, check)
+
+
+def test_readiness_is_asked_of_a_node_once_however_many_want_to_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(site: Site) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(partial(site.ask, "GET", "/readyz", token=""))
+        assert (await site.ask("GET", "/readyz", token="")).status == 200
+        assert site.node.asked == [("status", {})]
+
+    monkeypatch.setattr(server_module, "VIEW_EVERY", 60.0)
     serve(tmp_path, check)
 
 
