@@ -32,6 +32,7 @@ from ipaddress import ip_address
 from math import inf
 from mimetypes import guess_type
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import trio
@@ -444,21 +445,28 @@ def served(nodes: Sequence[tuple[str, Path]], folder: Path, address: str) -> Ite
     """Serve the page in a thread for as long as the block runs; its address, token included. Raises OSError."""
     token = token_in(folder)
     dashboard = Dashboard(nodes, token, listen(address))
-    life, begun = trio.CancelScope(), threading.Event()
-    inside: list[trio.lowlevel.TrioToken] = []
+    life = trio.CancelScope()
+    begun = SimpleQueue[trio.lowlevel.TrioToken | None]()
 
     async def main() -> None:
-        inside.append(trio.lowlevel.current_trio_token())
         with life:
             async with trio.open_nursery() as nursery:
                 await nursery.start(dashboard.run)
-                begun.set()
+                begun.put(trio.lowlevel.current_trio_token())
 
-    thread = threading.Thread(target=trio.run, args=(main,), daemon=True)
+    def run() -> None:
+        try:
+            trio.run(main)
+        finally:
+            begun.put(None)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    begun.wait()
+    inside = begun.get()
+    if inside is None:
+        raise OSError("its server did not start")
     try:
         yield f"{dashboard.address}#{token}"
     finally:
-        inside[0].run_sync_soon(life.cancel)
+        inside.run_sync_soon(life.cancel)
         thread.join(SEND_LIMIT)

@@ -474,3 +474,13 @@ def test_one_page_serves_several_nodes_from_a_thread_and_says_which_are_gone(tmp
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_whose_thread_fails_is_waited_for_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(main: Any) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(trio, "run", fail)
+    with pytest.raises(OSError, match="did not start"), served([("first", tmp_path)], tmp_path, "127.0.0.1:0"):
+        pass
