@@ -294,15 +294,12 @@ class Discovery:
             key = self._rendezvous
             peers = len(self._network.peers())
             if key is not None and peers:
-                try:
-                    if key != provided:
-                        await self._network.provide(key)
-                        provided, pause = key, 1.0
-                    if peers < ENOUGH:
-                        for peer in await self._network.find_providers(key):
-                            self._add(peer)
-                except NetworkError as error:
-                    log.warning("looking for others of this run failed: %s", error)
+                if key != provided:
+                    await self._network.provide(key)
+                    provided, pause = key, 1.0
+                if peers < ENOUGH:
+                    for peer in await self._network.find_providers(key):
+                        self._add(peer)
                 longest = 5.0 if peers < FEW else SLOW
                 pause = min(longest, 2 * pause)
                 await trio.sleep(pause * self._random.uniform(0.75, 1.25))

@@ -41,7 +41,7 @@ from swarmnode.node.storage.cutting import (
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.methods.open.checks.texts import Texts
-from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, parse_id
 from swarmnode.protocols.transfer.shard_wire import LIMITS, NoRoom, ShardError
@@ -196,7 +196,7 @@ class DataSet(Texts):
         """
         async with trio.open_nursery() as nursery:
             index = await self._open()
-            nursery.start_soon(self._announce)
+            nursery.start_soon(self._shards.network.provide, self._index_id)  # for who looks for the run's data
             self._sizes = {entry.shard: entry.size for entry in index.shards}
             if self._own_text:
                 self._own = await self._text_of_its_own(index)
@@ -234,13 +234,6 @@ class DataSet(Texts):
                 await trainer.feed(texts)
             else:
                 await self._arrived.park()
-
-    async def _announce(self) -> None:
-        """Let the DHT find this node for whoever looks for the run's data."""
-        try:
-            await self._shards.network.provide(self._index_id)
-        except NetworkError as error:
-            logger.info("the run's data are found only by connected peers: %s", error)
 
     # -- index and held-out part
 
