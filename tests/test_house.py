@@ -22,9 +22,9 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 65_080,
+    "lines": 65_100,
     "files": 292,
-    "small files": 4,
+    "small files": 3,
     "parameters that are callbacks": 37,
     "class names in several files": 0,
     "functions with many parameters": 0,
