@@ -3,6 +3,9 @@
 Tensors there have shapes and no values, so a step forward and back takes none of the memory that is counted: the most
 that its tensors take together, as autocast and activation checkpointing have it. Attention is taken to keep no matrix
 of all pairs, which no device of today needs.
+
+A small model of a task of this program takes its step with values: on `meta`, torch imports its compiler for the first
+division, two seconds of CPU time and 70 MB.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from swarmnode.training.optimizer import hidden_matrices
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment
 
+SMALL = 64 << 20  # bytes that the step of a small model takes at the most, about
 OUTPUTS = 3  # times the largest tensor of a step, as the loss takes logits, their softmax and its gradient
 PRODUCTS = (F.linear, torch.matmul, torch.bmm, torch.addmm, torch.baddbmm, Tensor.matmul, Tensor.__matmul__)
 
@@ -34,7 +38,7 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment, micro_batch: i
     """
     if not hasattr(task, "skeleton"):
         return None
-    with torch.device("meta"):
+    with torch.device("cpu" if task.__module__.startswith("swarmnode.") and _is_small(spec) else "meta"):
         model: nn.Module = task.skeleton(spec, assignment)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
@@ -54,6 +58,14 @@ def weigh(task: type[Any], spec: RunSpec, assignment: Assignment, micro_batch: i
         sum(matrix.numel() for matrix in hidden_matrices(model) if matrix.requires_grad),
         step,
     )
+
+
+def _is_small(spec: RunSpec) -> bool:
+    """As a transformer of the run's shape is, at the least as large as our other models of this shape."""
+    shape, vocabulary = spec.model, spec.data.vocabulary
+    weights = 12 * shape.layers * shape.width**2 + 2 * vocabulary * shape.width
+    activations = spec.inner.batch * (shape.context + 1) * (32 * shape.layers * shape.width + OUTPUTS * vocabulary)
+    return not shape.base and FLOAT * (weights + activations) <= SMALL
 
 
 def _by_layers(model: nn.Module, tokens: int) -> int:
@@ -86,6 +98,10 @@ class _Taken(TorchDispatchMode):
         for parameter in model.parameters():
             for own in (parameter, parameter if parameter.grad is None else parameter.grad):
                 self._seen[own.untyped_storage()] = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nobody compiles this; to be kept from it, torch would import its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return tree_map_only(Tensor, self._count, func(*args, **(kwargs or {})))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,20 @@ def test_a_model_is_weighed_without_taking_its_memory(tmp_path: Path) -> None:
     assert weight.step > 4 * 4 * 16 * 256  # the logits at least
     huge = spec(model={"layers": 64, "heads": 64, "width": 4096, "context": 64}, inner={"batch": 1})
     assert weigh(ByteLM, huge, Assignment("", "")).parameters > 10 * BILLION  # type: ignore[union-attr]
+
+
+def test_to_weigh_a_small_model_imports_no_compiler(tmp_path: Path) -> None:
+    code = """
+import sys
+from swarmnode.training.byte_lm import ByteLM
+from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.tasks import Assignment
+from swarmnode.training.weigh import weigh
+print(weigh(ByteLM, parse_runspec({"run": {"name": "small"}}, source="a test"), Assignment("", "")).step > 0)
+print(sorted(sys.modules.keys() & {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:2] == ["True", "[]"], done.stderr
 
 
 def taken_by(model: GPT, batch: torch.Tensor, *, bf16: bool) -> int:
