@@ -78,7 +78,7 @@ def history(
 
     RIGHT is the share of held-out tokens that the model expects first; FRESH the reward on fresh questions.
     It comes from the disk, whether or not the node is running; without RUN it is of the run that the node is in, or of
-    the only one there is. Of more than 1000 rounds, 1000 are shown that lie evenly apart. Example: swarmnode history
+    the only one there is. Of more than 1000 rounds, at most 1000 are shown, evenly apart. Example: swarmnode history
     --csv > rounds.csv
     """
     if as_csv + plot + as_json() > 1:

@@ -19,7 +19,7 @@ RUN_UNAVAILABLE = 8
 NOT_RUNNING = 9  # the command needs a running daemon and there is none
 KEY_IN_USE = 10  # an older daemon runs with the same key; the younger one stops
 DEGRADED = 11  # of `swarmnode health`: the node runs, and something keeps it from its work
-FORCED = 130  # ended at once by a second Ctrl-C
+FORCED = 130  # a node ended at once by a second Ctrl-C, another command by the first, or a question answered with no
 
 
 class ExpectedError(Exception):
