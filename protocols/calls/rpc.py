@@ -70,7 +70,7 @@ PING = "ping"  # the method that every Rpc serves
 NORMAL = RpcLimits()
 
 CALLS = Metric("swarmnode_calls", GAUGE, "calls of peers that are carried out here now")
-HELD = Metric("swarmnode_calls_held_bytes", GAUGE, "bytes of their requests, and of answers that find no room")
+HELD = Metric("swarmnode_calls_held_bytes", GAUGE, "bytes of peers' requests, and of answers that find no room")
 REFUSED = Metric("swarmnode_calls_refused_total", COUNTER, 'calls of peers that were answered "busy"', "why")
 STREAMS = Metric("swarmnode_call_streams", GAUGE, "streams that carry calls", "direction")
 

@@ -49,7 +49,7 @@ NEVER = 1 << 40  # steps from here on are taken by nobody: the control is drawn 
 
 OUTCOMES = ("passed", "failed", "untold", "own passed", "own failed")
 TESTS = Metric("swarmnode_unique_work_total", COUNTER, "contributions held against their authors' data", "outcome")
-SECONDS = Metric("swarmnode_unique_work_seconds_total", COUNTER, "seconds that this took")
+SECONDS = Metric("swarmnode_unique_work_seconds_total", COUNTER, "seconds spent on tests of unique work")
 
 
 class UniqueWork(WorkCheck):
