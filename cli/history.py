@@ -50,7 +50,7 @@ COLUMNS = (
 def history(
     run_id: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", show_default=False, help="The run, or how its id begins. [default: see above]"),
+        typer.Argument(metavar="RUN", show_default=False, help="Its name, or how its id begins. [default: see above]"),
     ] = None,
     since: Annotated[int, typer.Option(min=0, metavar="ROUND", help="First round.")] = 0,
     last: Annotated[int, typer.Option(min=1, metavar="ROUNDS", help="So many rounds in the table, the newest.")] = 20,

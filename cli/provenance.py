@@ -28,7 +28,7 @@ def export(
     ],
     run_id: Annotated[
         str | None,
-        typer.Option("--run", metavar="RUN_ID", help="The run, or how its id begins. [default: the only one there is]"),
+        typer.Option("--run", metavar="RUN", help="Its name, or how its id begins. [default: the only one there is]"),
     ] = None,
     momentum: Annotated[
         bool,

@@ -155,13 +155,13 @@ class RunFinder:
         if joining and begun != spec:
             raise NoRun(
                 "the run file does not say who judges the run ([trust] validators), so its run id depends on who "
-                "begins it: join with the run id in place of the file (swarmnode id --join prints the command there), "
+                "begins it: join by a link in place of the file (swarmnode id --join prints it there), "
                 "or list the validators' peer ids in the file"
             )
         if joining and not spec.run.nonce:
             raise NoRun(
                 "the run file has no nonce, so it begins a run of its own wherever it is used, and this node is to "
-                "join others: join with the run id in place of the file (swarmnode id --join prints the command "
+                "join others: join by a link in place of the file (swarmnode id --join prints it "
                 "there). To begin a run all the same, or one run from this file on several machines, write "
                 f'nonce = "{nonce}" below [run] in the file.'
             )
