@@ -32,6 +32,7 @@ from swarmnode.cli.local.swarm import TIED_TO_PARENT
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.control.client import ControlClient
 from swarmnode.node.exitcodes import ERROR, ExpectedError
+from swarmnode.node.invite import is_link
 from swarmnode.training.options import SettingError, describe
 from swarmnode.training.runspec import RunSpec, to_toml
 
@@ -173,8 +174,8 @@ class ScriptedNode:
             file = self.data_dir / f"{run.run.name}.toml"
             file.write_text(to_toml(run), encoding="utf-8")
             return [str(file), *always]
-        if isinstance(run, str) and run.startswith("swarmnode run "):
-            return [*shlex.split(run)[2:], *always]
+        if isinstance(run, str) and (run.startswith("swarmnode join ") or is_link(run)):
+            return ["--join", *shlex.split(run.removeprefix("swarmnode join ")), *always]
         return [str(run), *always] if run else always
 
     def _hear(self, output: IO[bytes]) -> None:

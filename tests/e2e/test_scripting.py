@@ -38,6 +38,16 @@ def test_the_examples_of_the_page_run_one_after_the_other(tmp_path: Path, corpus
     assert [[int(round) for round, _ in each] for each in told] == [[0, 1, 2], [3, 4]]
 
 
+def test_a_node_joins_by_the_line_or_the_link_that_another_one_printed(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    settings = {"listen": "127.0.0.1", "mdns": False, "port": 0}
+    with Node(tmp_path / "run.toml", data_dir=tmp_path / "a", corpus=str(corpus), **settings) as one:
+        line = one.ready["join"]
+        for said in (line, line.removeprefix("swarmnode join ")):
+            with Node(said, data_dir=tmp_path / "b", **settings) as other:
+                assert other.ready["run_id"] == one.ready["run_id"]
+
+
 def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(NodeEnded, match="no such file") as ended, Node(tmp_path / "none.toml", data_dir=tmp_path):
         pass
