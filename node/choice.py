@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import trio
@@ -79,13 +80,14 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
     Raises NoChoice, NotAnInvitation or SettingError.
     """
     if where := str(params.get("where") or "").strip():
-        where = where.removeprefix("swarmnode join").strip()  # the whole line that was pasted
+        where, *options = where.removeprefix("swarmnode join").split() or [""]  # of the whole line that was pasted
+        named = dict(pairwise(options))
         if is_link(where):
             found = decode(where)
             return Wanted(run_id=found.run_id or None, join=found.addresses, roster=found.roster)
         if parse(where) is None:
             raise NoChoice(f"{where[:80]!r} is neither a link (swarm1...) nor a multiaddr: {WHERE}")
-        return Wanted(join=(where,))
+        return Wanted(run_id=named.get("--run"), join=(where,), roster=named.get("--roster", ""))
     if run_id := str(params.get("run_id") or ""):
         addresses = params.get("addresses") or []
         if len(run_id) != RUN_ID or set(run_id) - set("0123456789abcdef") or not isinstance(addresses, list):

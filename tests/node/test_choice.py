@@ -30,6 +30,8 @@ def test_a_link_the_whole_line_or_an_address_may_be_pasted() -> None:
         wanted = wanted_by({"where": pasted})
         assert wanted.run_id == RUN[:32] and len(wanted.join) == 1 and wanted.join[0].startswith("/ip4/192.0.2.7/")
     assert wanted_by({"where": f"swarmnode join {ADDRESS}"}) == Wanted(join=(ADDRESS,))
+    long = Wanted(run_id=RUN, join=(ADDRESS,), roster="cd" * 32)
+    assert wanted_by({"where": f"swarmnode join {ADDRESS} --run {RUN} --roster {'cd' * 32}"}) == long
 
 
 def test_a_run_that_is_here_or_was_found_is_named_by_its_id() -> None:
