@@ -44,6 +44,7 @@ from swarmnode.protocols.network import Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.options import describe
+from swarmnode.training.rl.section import hf_model
 
 logger = logging.getLogger(__name__)
 
@@ -166,8 +167,9 @@ class Api:
         trainer = self._node.trainer
         if trainer is None:
             return None
-        many = self._node.chosen is not None and self._node.chosen.spec.needs_data
-        threads = self._node.config.threads or (os.cpu_count() if many else 1)  # as the trainer does
+        config, spec = self._node.config, self._node.chosen.spec if self._node.chosen is not None else None
+        many = spec is not None and (spec.needs_data or hf_model(config.policy or spec.rollouts.policy) is not None)
+        threads = config.threads or (os.cpu_count() if many else 1)  # as the trainer does
         return {
             "pid": trainer.pid,
             "device": trainer.device,

@@ -114,11 +114,14 @@ def test_a_peer_may_be_named_as_peers_prints_it() -> None:
     trio.run(main)
 
 
-@pytest.mark.parametrize(("chosen", "by_data", "shown"), [(0, True, os.cpu_count()), (0, False, 1), (3, True, 3)])
-def test_status_tells_how_many_threads_the_trainer_takes(chosen: int, by_data: bool, shown: int) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "by_data", "policy", "shown"),
+    [(0, True, "", os.cpu_count()), (0, False, "gpt:2x64", 1), (0, False, "hf:gpt2", os.cpu_count()), (3, True, "", 3)],
+)
+def test_status_tells_how_many_threads_the_trainer_takes(chosen: int, by_data: bool, policy: str, shown: int) -> None:
     trainer = SimpleNamespace(pid=1, device="cpu", ranks=1, restarts=0, sandbox=None, sampling=None)
-    run = SimpleNamespace(spec=SimpleNamespace(needs_data=by_data))
-    daemon = SimpleNamespace(trainer=trainer, config=SimpleNamespace(threads=chosen), chosen=run)
+    run = SimpleNamespace(spec=SimpleNamespace(needs_data=by_data, rollouts=SimpleNamespace(policy=policy)))
+    daemon = SimpleNamespace(trainer=trainer, config=SimpleNamespace(threads=chosen, policy=""), chosen=run)
     api: Any = SimpleNamespace(_node=daemon)
     assert (Api._trainer_status(api) or {})["threads"] == shown
 
