@@ -79,7 +79,7 @@ ABANDONED = 4  # reasons why a round was tried again that its line in the histor
 RECENT = 16  # rounds that averages shown to people go over
 
 ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
-ROUND_AGE = Metric("swarmnode_round_age_seconds", GAUGE, "seconds since a round brought this node a result")
+ROUND_AGE = Metric("swarmnode_round_age_seconds", GAUGE, "seconds since a round brought a result; none after the last")
 CHECKPOINT_AGE = Metric("swarmnode_checkpoint_age_seconds", GAUGE, "seconds since a checkpoint was written")
 LOSS = Metric("swarmnode_loss", GAUGE, "held-out loss after the last round, in the unit that status names")
 REWARD = Metric("swarmnode_reward", GAUGE, "mean reward of the last round of a run by rollouts, 0 to 1")
@@ -257,8 +257,8 @@ class RunSession(Observer):
 
     @property
     def round_age(self) -> float | None:
-        """Seconds since a round brought a result here; None before the first."""
-        return _since(self._last_at)
+        """Seconds since a round brought a result here; None before the first and after the last."""
+        return None if self.finished.is_set() else _since(self._last_at)
 
     @property
     def usual_seconds(self) -> float | None:

@@ -130,6 +130,8 @@ def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: 
         found = read(metrics)
         assert found["paused"] == 1 and 30 <= found["round_age_seconds"] < 40
         assert 20 < found["checkpoint_age_seconds"] < 40  # it is saved where training is paused
+        session.finished.set()
+        assert "round_age_seconds" not in read(metrics)
 
     simulate(body)
 
