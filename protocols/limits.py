@@ -58,7 +58,8 @@ class Budget(Generic[K]):
 
     def wait(self, holder: K, amount: float) -> float:
         """Seconds until `take` would take that much, up to the burst; 0 where it would now. Asking displaces nobody."""
-        return max(0.0, amount - self._refilled(holder).left) / self._allowance.rate
+        left = self._purse(holder).left if holder in self._purses else self._allowance.burst
+        return max(0.0, amount - left) / self._allowance.rate
 
     def take(self, holder: K, amount: float) -> bool:
         """Take `amount` where it is there; False, and nothing is taken, where it is not."""
@@ -75,12 +76,11 @@ class Budget(Generic[K]):
         return max(0.0, -purse.left / self._allowance.rate)
 
     def _purse(self, holder: K) -> _Purse:
-        purse = self._purses[holder] = self._refilled(holder)
-        return purse
-
-    def _refilled(self, holder: K) -> _Purse:
         now = trio.current_time()
-        purse = self._purses.get(holder) or _Purse(self._allowance.burst, now)
+        purse = self._purses.get(holder)
+        if purse is None:
+            purse = self._purses[holder] = _Purse(self._allowance.burst, now)
+        self._purses.move_to_end(holder)
         purse.left = min(self._allowance.burst, purse.left + (now - purse.at) * self._allowance.rate)
         purse.at = now
         return purse

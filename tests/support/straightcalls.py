@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +22,7 @@ import trio
 
 from swarmnode.crdt.record import parse
 from swarmnode.protocols.calls.rpc import DeadlineExceeded, PeerGone, Refuse, Refused, Rpc
+from swarmnode.protocols.calls.server import ServedMethod
 from swarmnode.protocols.chain.statements import HASH
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import FETCH_WITHIN, OFFERED_WITHIN, Contributions
@@ -51,6 +52,11 @@ def _size(message: Any) -> int:
     if isinstance(message, Push):
         return 80 + len(message.ranks) + sum(len(raw) + LISTED for raw in message.sealed)
     return len(message) if isinstance(message, bytes) else len(encode(message))
+
+
+async def answer(method: ServedMethod, peer: PeerId, request: Any) -> Any:
+    with method.guard.call() if method.guard is not None else nullcontext():
+        return await method.handler(peer, request)
 
 
 class Pending(Answer):
@@ -139,7 +145,7 @@ def straight_calls() -> Iterator[Counts]:
         """Whether the request was handled here and now. Raises RuntimeError where that has to wait after all."""
         if isinstance(request, Push) and len(request.sealed) > CHUNK:  # verified in several tasks
             return False
-        handler = served[target]._server.methods[method].answer(caller.me, request)
+        handler = answer(served[target]._server.methods[method], caller.me, request)
         reply, error = None, None
         try:
             handler.send(None)
@@ -159,7 +165,7 @@ def straight_calls() -> Iterator[Counts]:
         error: Refused | None = None
         try:
             if method in server.methods:
-                reply = await server.methods[method].answer(caller.me, request)
+                reply = await answer(server.methods[method], caller.me, request)
             else:
                 error = Refused("unknown-method", f"no method {method!r}")
         except Refuse as refusal:
