@@ -45,16 +45,7 @@ class Observer:
 
 
 NOBODY = Observer()
-
-
-async def is_whole(work: Vector, runner: Runner, observer: Observer) -> bool:
-    """Whether local work is finite. Where it is not its owner is told, and whoever asks drops it."""
-    whole = await runner(lambda: is_finite(work))
-    text = "training here diverges to NaN or infinity, and its work is dropped: a learning rate may be too high"
-    if not whole:
-        logger.warning("%s", text)
-    observer.warn("diverged", None if whole else text)
-    return whole
+DIVERGED = "training here diverges to NaN or infinity, and its work is dropped: a learning rate may be too high"
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,12 @@ class Context:
             raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
 
     async def is_whole(self, work: Vector) -> bool:
-        return await is_whole(work, self.runner, self.observer)
+        """Whether local work is finite. Where it is not its owner is told, and whoever asks drops it."""
+        whole = await self.runner(lambda: is_finite(work))
+        if not whole:
+            logger.warning("%s", DIVERGED)
+        self.observer.warn("diverged", None if whole else DIVERGED)
+        return whole
 
     def nearby(self) -> tuple[PeerId, ...]:
         """The members that are connected; before one is known, all peers who may take part."""

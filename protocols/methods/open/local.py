@@ -31,7 +31,7 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.limits import Recent
-from swarmnode.protocols.methods.context import NOBODY, Observer, is_whole
+from swarmnode.protocols.methods.context import DIVERGED, NOBODY, Observer
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
 from swarmnode.protocols.runner import Runner, surely
@@ -175,7 +175,10 @@ class LocalTrainer:
         start = self.start
         local = await self._to_offer()
         worked, self.since_offer = self.since_offer, NOTHING
-        if not await is_whole(local, self._runner, self._observer):
+        whole = await self._runner(lambda: is_finite(local))
+        self._observer.warn("diverged", None if whole else DIVERGED)
+        if not whole:
+            logger.warning("%s", DIVERGED)
             async with self.held():
                 self._trainer.load(start)
             return None
