@@ -114,8 +114,8 @@ scale: .venv/.installed
 # message of a round; of judges, 100,000 honest figures; every lie of a real daemon; an hour and more.
 thorough: .venv/.installed
 	$(BIN)/python -m pytest tests/crdt tests/protocols/chain tests/protocols/methods/test_exchange_conformance.py \
-	    tests/protocols/methods/open/test_recheck.py tests/e2e/test_lying_daemons.py --hypothesis-profile thorough \
-	    --timeout 900 $(TEST_ARGS)
+	    tests/protocols/methods/open/test_recheck.py tests/simulation/test_open_audits.py tests/e2e/test_lying_daemons.py \
+	    --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
 
 # Every decoder that strangers' bytes reach, under a coverage-guided fuzzer; goes on from the corpus in build/fuzz.
 FUZZ_ARGS ?= -max_total_time=300

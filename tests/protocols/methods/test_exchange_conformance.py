@@ -37,7 +37,7 @@ FLOOR = 5.0  # seconds; the shortest time that a phase of the exchange is given
 SWEPT = 2  # the round in which something happens
 PHASES = {"waiting", "catching-up", "training", "exchanging"}
 QUICK = settings.default.max_examples < 1000
-MANY = 40 if QUICK else 400  # messages of a round up to which each one is tried
+MANY = 20 if QUICK else 400  # messages of a round, spread over it, that are tried: in `make thorough` each
 FEW = 5 if QUICK else 40  # of them are tried elsewhere
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
