@@ -164,8 +164,8 @@ class ChainSync:
         self._catch_up.serve_state(block.chain.round, self.store.hashes[block.id], state)
 
     async def _open_round(self, block: Block) -> None:
-        """Open the log of the round on a block, with what the state holds of it."""
-        if block.id in self.store.logs:
+        """Open the log of the round on a block, with what the state holds of it; not of one that was let go of."""
+        if block.id in self.store.logs or block.id not in self.store.tree:
             return
         log = self.store.logs[block.id] = RoundLog(block.chain, self.store.rules)
         await self._read_round(log)

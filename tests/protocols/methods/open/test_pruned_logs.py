@@ -102,3 +102,13 @@ def test_of_who_slanders_judges_those_who_did_it_last_are_remembered() -> None:
         assert len(rechecks.slanderers) == LOOKED_FOR and f"liar {LOOKED_FOR}" in rechecks.slanderers
 
     trio.run(main)
+
+
+def test_no_round_is_opened_on_a_block_that_was_let_go_of_while_its_state_was_made() -> None:
+    """A later step on the way to a roster looked for each open round's block in the tree, and ended the node."""
+    empty = empty_block(start("A"))
+    store: Any = SimpleNamespace(tree=Tree(start("B")), logs={}, rules=None)
+    sync = ChainSync.__new__(ChainSync)
+    sync.store = store
+    trio.run(sync._open_round, empty)
+    assert not store.logs
