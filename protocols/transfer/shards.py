@@ -470,9 +470,4 @@ class Shards:
                 await self._changed.wait()
             shard, _ = self._to_announce.popitem()
             self._announced.add(shard)
-            try:
-                await self.network.provide(shard)
-            except (NetworkError, ValueError) as error:  # ValueError: the network announces no more keys
-                self._announced.discard(shard)
-                self.counts["unannounced"] += 1
-                log.info("a shard is found only by connected peers: %s", error)
+            await self.network.provide(shard)
