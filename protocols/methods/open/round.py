@@ -102,7 +102,7 @@ class RoundContext(RoundView):
     evaluator: Evaluator
     measuring: bool = False
     fetching: bool = False
-    lost: bool = False
+    lost_since: float | None = None  # trio time, while the roster to follow cannot be
     stages: dict[str, float] = field(default_factory=dict)  # trio's times when this node first did its part in each
 
 
@@ -348,15 +348,18 @@ class OpenRounds:
         heads = store.heads()
         attempt, omitting = context.timers.attempt, context.omitting()
         wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting)
+        since, context.lost_since = context.lost_since, None
         if wanted == chain.tip:
             return None
         try:
             block = await self._sync.have(wanted, chain.tip)
         except Lost as error:
-            if not context.lost:
-                context.lost = True
+            context.lost_since = trio.current_time() if since is None else since
+            if since is None:
                 logger.warning("round %d: a roster cannot be followed: %s", chain.round, error)
-                nursery.start_soon(self._catch_up_soon)
+                nursery.start_soon(self._look_again)
+            elif trio.current_time() >= since + LOST_FOR:
+                store.out_of_sync = True  # replaying leads nowhere: it catches up from a state of others
             return None
         if me in chain.validators and store.heads().get(me) != wanted:
             head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
@@ -364,10 +367,8 @@ class OpenRounds:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
         return block if self._timeouts.is_settled(context, wanted, nursery) else None
 
-    async def _catch_up_soon(self) -> None:
-        """Have this node catch up from a state of others: as it was, replaying leads nowhere."""
+    async def _look_again(self) -> None:
         await trio.sleep(LOST_FOR)
-        self._store.out_of_sync = True
         self._store.notify()
 
     async def _move(self, context: RoundContext, to: Block) -> RoundResult | None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from chains import start
 
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.methods.open import round as round_module
 from swarmnode.protocols.methods.open import store as store_module
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.recheck import Rechecks
+from swarmnode.protocols.methods.open.round import LOST_FOR, OpenRounds
 from swarmnode.protocols.methods.open.store import LOOKED_FOR, ChainStore, NoState
-from swarmnode.protocols.methods.open.sync import ChainSync
+from swarmnode.protocols.methods.open.sync import ChainSync, Lost
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.training.verify.replay import whom
 
@@ -112,3 +115,36 @@ def test_no_round_is_opened_on_a_block_that_was_let_go_of_while_its_state_was_ma
     sync.store = store
     trio.run(sync._open_round, empty)
     assert not store.logs
+
+
+@pytest.mark.parametrize(("lost_for", "gives_up"), [(LOST_FOR / 2, False), (2 * LOST_FOR, True)])
+def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
+    lost_for: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it can, others may still be to say what they follow; it stays for that."""
+    monkeypatch.setattr(round_module, "follow", lambda *_, **__: b"wanted")
+    woken = trio.Event()
+    store: Any = SimpleNamespace(tree=None, rules=None, heads=dict, out_of_sync=False, notify=woken.set)
+    chain = SimpleNamespace(round=1, tip=b"tip", validators=())
+    timers = SimpleNamespace(attempt=0)
+    context: Any = SimpleNamespace(chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None)
+
+    async def main() -> None:
+        began = trio.current_time()
+
+        async def have(wanted: bytes, tip: bytes) -> Any:
+            if trio.current_time() < began + lost_for:
+                raise Lost("not now")
+
+        here = OpenRounds.__new__(OpenRounds)
+        here._store, here._sync = store, SimpleNamespace(have=have)  # type: ignore[assignment]
+        here._timeouts = SimpleNamespace(is_settled=lambda *_: False)  # type: ignore[assignment]
+        async with trio.open_nursery() as nursery:
+            await here._followed(context, nursery)
+            await trio.sleep(LOST_FOR * 0.75)
+            await here._followed(context, nursery)  # as something was heard
+            await woken.wait()
+            await here._followed(context, nursery)
+        assert store.out_of_sync is gives_up
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
