@@ -19,6 +19,8 @@ from typing import Any, TypeVar, get_type_hints
 
 S = TypeVar("S")
 
+_types: dict[type[Any], dict[str, Any]] = {}  # of the fields of a dataclass: to find them takes a millisecond
+
 
 class SettingError(ValueError):
     """A setting that cannot be used. The message says where it stands, what it is, and what would be right."""
@@ -61,6 +63,13 @@ def describe(section: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Opti
     return {f.name: (f, f.metadata["option"]) for f in dataclasses.fields(section) if "option" in f.metadata}
 
 
+def type_of(section: type[Any], key: str) -> Any:
+    """The type of a setting."""
+    if section not in _types:
+        _types[section] = get_type_hints(section)
+    return _types[section][key]
+
+
 def parse_section(section: type[S], table: Mapping[str, Any], *, where: str) -> S:
     """Build `section` from a TOML table.
 
@@ -91,7 +100,7 @@ def parse_section(section: type[S], table: Mapping[str, Any], *, where: str) -> 
 def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
     """Check one value against the type and range of `section.key`; integers are accepted for floats."""
     described = describe(section)[key][1]
-    wanted = get_type_hints(section)[key]
+    wanted = type_of(section, key)
 
     def wrong(expected: str) -> SettingError:
         return SettingError(f"{where}: {key} = {value!r} is not valid; expected {expected}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,13 @@ def test_any_bytes_from_a_peer_are_a_spec_or_a_setting_error(raw: bytes) -> None
         decode(raw)
     except SettingError as error:
         assert str(error)
+
+
+def test_to_read_the_specs_of_a_whole_catalogue_holds_up_nobody() -> None:
+    packed, began = encode(spec_of()), time.thread_time()
+    for _ in range(20):
+        decode(packed)
+    assert time.thread_time() - began < 0.2
 
 
 def test_a_huge_spec_is_refused_before_it_is_decoded() -> None:
