@@ -5,7 +5,7 @@
 A run is a TOML file with the tables below; every key has a default except the name. The run id is the sha-256 of the
 canonical encoding of the *resolved* values, so a spec that came from a peer is checked by hashing it. Who creates a run
 draws its nonce: two creators have two runs, and two files that mean the same are the same run only where they name the
-same nonce. Tables with nothing in them are left out. A new key, or another default, raises SCHEMA.
+same nonce. A new key, or another default, raises SCHEMA.
 
 No RunSpec contains "auto": it is replaced, when one is made, by what it means beside the other values.
 """
@@ -478,62 +478,62 @@ def parse_runspec(tables: Mapping[str, Any], *, source: str) -> RunSpec:
             wrong.append(str(error))
     if not wrong:
         spec = RunSpec(**sections)
-        wrong = list(_check_together(spec, source))
+        wrong = [f"{source} {each}" for each in _check_together(spec)]
     if wrong:
         raise SettingError("\n".join(wrong))
     return spec
 
 
-def _check_together(spec: RunSpec, source: str) -> Iterator[str]:
-    """What no single key can tell."""
+def _check_together(spec: RunSpec) -> Iterator[str]:
+    """What no single key can tell, a text for each mistake, which begins with the name of the table."""
     if bool(spec.run.parent) != bool(spec.run.parent_state):
         yield (
-            f"{source} [run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} belong "
+            f"[run]: parent = {spec.run.parent!r} and parent_state = {spec.run.parent_state!r} belong "
             "together; swarmnode successor publish fills them in"
         )
     if spec.run.weights and (spec.run.parent or not spec.needs_data):
         yield (
-            f"{source} [run]: weights has no meaning in a run that continues another one, or that is learned from "
+            "[run]: weights has no meaning in a run that continues another one, or that is learned from "
             "rollouts; leave it out"
         )
     if spec.model.width % (2 * spec.model.heads):
         yield (
-            f"{source} [model]: width = {spec.model.width} is not a multiple of twice heads = {spec.model.heads}; "
+            f"[model]: width = {spec.model.width} is not a multiple of twice heads = {spec.model.heads}; "
             "each head takes an equal part of the width, in pairs of channels that turn with the position"
         )
     if spec.exchange.deadline_floor > spec.exchange.deadline_ceiling:
         yield (
-            f"{source} [exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
+            f"[exchange]: deadline_floor = {spec.exchange.deadline_floor:g} s is above "
             f"deadline_ceiling = {spec.exchange.deadline_ceiling:g} s; lower the floor or raise the ceiling"
         )
-    yield from _check_inner(spec, source)
-    yield from _check_base(spec, source)
-    yield from _check_rollouts(spec, source)
+    yield from _check_inner(spec)
+    yield from _check_base(spec)
+    yield from _check_rollouts(spec)
     if spec.exchange.method == "btard" and spec.exchange.codec not in CHECKABLE_CODECS:
         yield (
-            f"{source} [exchange]: codec = {spec.exchange.codec!r} is too coarse for method = 'btard', whose members "
+            f"[exchange]: codec = {spec.exchange.codec!r} is too coarse for method = 'btard', whose members "
             f"check what others rounded; use {', '.join(CHECKABLE_CODECS)}, or leave codec out"
         )
     if spec.exchange.codec == "sign3" and spec.exchange.method != "open":
         yield (
-            f"{source} [exchange]: codec = 'sign3' sends another third of the model in each round, which only method = "
+            "[exchange]: codec = 'sign3' sends another third of the model in each round, which only method = "
             f"'open' does, not {spec.exchange.method!r}: two thirds would never be sent; use sign, or leave codec out"
         )
     if spec.run.trust == "open" and spec.exchange.method not in ("open", "sapo"):
         yield (
-            f"{source} [exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
+            f"[exchange]: method = {spec.exchange.method!r} checks nobody's work, and [run] trust = 'open' "
             "lets anybody take part; leave method out, or write trust = 'known' and list [run] members"
         )
     if (spec.exchange.method == "demo") != (spec.inner.optimizer == "sgd"):
         yield (
-            f"{source} [inner]: optimizer = {spec.inner.optimizer!r} does not fit [exchange] method = "
+            f"[inner]: optimizer = {spec.inner.optimizer!r} does not fit [exchange] method = "
             f"{spec.exchange.method!r}: demo is for sgd, as a rule with steps = 1, and sgd for demo"
         )
-    yield from _check_overlap(spec, source)
-    yield from _check_trust(spec, source)
+    yield from _check_overlap(spec)
+    yield from _check_trust(spec)
 
 
-def _check_overlap(spec: RunSpec, source: str) -> Iterator[str]:
+def _check_overlap(spec: RunSpec) -> Iterator[str]:
     exchange, usual = spec.exchange, ExchangeSection()
     meant: dict[str, tuple[str, ...]] = dict.fromkeys(("fragments", "alpha", "eager"), ("streaming",))
     meant |= {"tau": ("streaming", "lowrank"), "rank": ("lowrank",)}
@@ -541,44 +541,44 @@ def _check_overlap(spec: RunSpec, source: str) -> Iterator[str]:
     for key, methods in meant.items():
         if exchange.method not in methods and getattr(exchange, key) != getattr(usual, key):
             yield (
-                f"{source} [exchange]: {key} = {as_toml(getattr(exchange, key))} has no meaning with method = "
+                f"[exchange]: {key} = {as_toml(getattr(exchange, key))} has no meaning with method = "
                 f"{exchange.method!r}, only with {' and '.join(methods)}; leave it out"
             )
 
 
-def _check_inner(spec: RunSpec, source: str) -> Iterator[str]:
+def _check_inner(spec: RunSpec) -> Iterator[str]:
     inner = spec.inner
     if (inner.schedule != "constant") != bool(inner.rounds):
         yield (
-            f"{source} [inner]: schedule = {inner.schedule!r} does not fit rounds = {inner.rounds}: cosine and wsd are "
+            f"[inner]: schedule = {inner.schedule!r} does not fit rounds = {inner.rounds}: cosine and wsd are "
             "laid over the rounds of the run, and constant over none; write both or neither"
         )
     if inner.rounds and inner.warmup >= inner.steps_before(inner.rounds):
-        yield f"{source} [inner]: warmup = {inner.warmup} steps is as long as all {inner.rounds} rounds; shorten it"
+        yield f"[inner]: warmup = {inner.warmup} steps is as long as all {inner.rounds} rounds; shorten it"
     if inner.population and (inner.population == 1 or spec.exchange.method != "diloco"):
         yield (
-            f"{source} [inner]: population = {inner.population} does not fit method = {spec.exchange.method!r}: "
+            f"[inner]: population = {inner.population} does not fit method = {spec.exchange.method!r}: "
             "members try rates of their own for 2 rounds or more, and only by diloco, where nobody repeats others' "
             "steps; leave it out, or write 2 or more"
         )
     if spec.exchange.method == "seed" and not 0 < inner.lr * inner.clip <= REACH:
         yield (
-            f"{source} [inner]: lr = {inner.lr:g} and clip = {inner.clip:g} do not suit method = 'seed': a step moves "
+            f"[inner]: lr = {inner.lr:g} and clip = {inner.clip:g} do not suit method = 'seed': a step moves "
             f"parameters by up to lr * clip, which must be above 0 and at most {REACH:g}; try lr = 1e-4 and clip = 2"
         )
     if inner.precision == "bf16" and spec.audited:
         yield (
-            f"{source} [inner]: precision = 'bf16' rounds so much that honest machines end too far apart for audits to "
+            "[inner]: precision = 'bf16' rounds so much that honest machines end too far apart for audits to "
             "tell a lie; write fp32, or [trust] audit_share = 0"
         )
 
 
-def _check_base(spec: RunSpec, source: str) -> Iterator[str]:
+def _check_base(spec: RunSpec) -> Iterator[str]:
     """A model is of its own shape or begins from a base, and then other keys of [model] have a meaning."""
     model, usual = spec.model, ModelSection()
     if bool(model.base) != (spec.task.name == BASE_TASK):
         yield (
-            f"{source} [model]: base = {model.base!r} does not fit [task] name = {spec.task.name!r}: the task "
+            f"[model]: base = {model.base!r} does not fit [task] name = {spec.task.name!r}: the task "
             f"{BASE_TASK} begins from a base, and no other does"
         )
     keys = {"base", "base_sha256", "lora_rank"} | ({"lora_alpha"} if model.lora_rank or not model.base else set())
@@ -586,51 +586,51 @@ def _check_base(spec: RunSpec, source: str) -> Iterator[str]:
     for key in describe(ModelSection):
         if key not in meant and getattr(model, key) != getattr(usual, key):
             yield (
-                f"{source} [model]: {key} = {getattr(model, key)!r} has no meaning beside base = {model.base!r} and "
+                f"[model]: {key} = {getattr(model, key)!r} has no meaning beside base = {model.base!r} and "
                 f"lora_rank = {model.lora_rank}; leave it out"
             )
 
 
-def _check_rollouts(spec: RunSpec, source: str) -> Iterator[str]:
+def _check_rollouts(spec: RunSpec) -> Iterator[str]:
     rollouts, method = spec.rollouts, spec.exchange.method
     if (method == "sapo") != (spec.task.name in ROLLOUT_TASKS):
         yield (
-            f"{source} [exchange]: method = {method!r} does not fit [task] name = {spec.task.name!r}; sapo is for "
+            f"[exchange]: method = {method!r} does not fit [task] name = {spec.task.name!r}; sapo is for "
             f"tasks of rollouts ({', '.join(ROLLOUT_TASKS)}), and they for it; leave method out. A task of your own is "
             "none of these: it is learned from batches (docs/tasks.md)"
         )
     if spec.task.name == "digits-rl" and rollouts.task != "digits":
-        yield f"{source} [rollouts]: task = {rollouts.task!r} is not digits; write [task] name = 'rollouts'"
+        yield f"[rollouts]: task = {rollouts.task!r} is not digits; write [task] name = 'rollouts'"
     if rollouts != USUAL and method != "sapo":
-        yield f"{source} [rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
-    yield from wrong_in(rollouts, f"{source} [rollouts]")
+        yield f"[rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
+    yield from wrong_in(rollouts, "[rollouts]")
 
 
-def _check_trust(spec: RunSpec, source: str) -> Iterator[str]:
+def _check_trust(spec: RunSpec) -> Iterator[str]:
     trust = spec.trust
     twice = sorted(peer for peer, count in Counter(trust.validators).items() if count > 1)
     if twice:
-        yield f"{source} [trust]: validators names {', '.join(twice)} more than once; name each peer once"
+        yield f"[trust]: validators names {', '.join(twice)} more than once; name each peer once"
     strangers = sorted(set(trust.validators).difference(spec.run.members)) if spec.run.members else []
     if strangers:
         yield (
-            f"{source} [trust]: validators names {', '.join(strangers)}, not among [run] members; who judges must be "
+            f"[trust]: validators names {', '.join(strangers)}, not among [run] members; who judges must be "
             "admitted, so add them there or leave them out here"
         )
     if trust.shortest_window > trust.longest_window:
         yield (
-            f"{source} [trust]: shortest_window = {trust.shortest_window:g} s is above longest_window = "
+            f"[trust]: shortest_window = {trust.shortest_window:g} s is above longest_window = "
             f"{trust.longest_window:g} s; lower the first or raise the second"
         )
     if trust.identity_bits and spec.run.members:
         yield (
-            f"{source} [trust]: identity_bits = {trust.identity_bits} has no meaning beside [run] members, who need no "
+            f"[trust]: identity_bits = {trust.identity_bits} has no meaning beside [run] members, who need no "
             "work, while nobody else is admitted; leave one of the two out"
         )
     by_rollouts = spec.exchange.method == "sapo" and trust == TrustSection(identity_bits=trust.identity_bits)
     if trust != TrustSection() and spec.exchange.method != "open" and not by_rollouts:
         yield (
-            f"{source} [trust]: has no meaning with [exchange] method = {spec.exchange.method!r}; leave the table out, "
+            f"[trust]: has no meaning with [exchange] method = {spec.exchange.method!r}; leave the table out, "
             "or write [run] trust = 'open'"
         )
 
@@ -640,13 +640,7 @@ def encode(spec: RunSpec) -> bytes:
     tables: dict[str, Any] = {"schema": SCHEMA}
     for name, section in SECTIONS.items():
         values = getattr(spec, name)
-        table = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key in sorted(describe(section))
-            if (value := getattr(values, key)) is not None
-        }
-        if table:
-            tables[name] = table
+        tables[name] = {key: getattr(values, key) for key in sorted(describe(section))}
     packed: bytes = msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
     return packed
 
