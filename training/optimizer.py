@@ -65,35 +65,29 @@ class Optimizer:
         self.inner = inner = spec.inner
         self._precision = torch.float32 if spec.audited else torch.bfloat16
         self.updates = 0
-        parameters = [parameter for parameter in ranks.own(model).parameters() if parameter.requires_grad]
-        hidden = hidden_matrices(model) if inner.optimizer == "muon" else set()
-        self.pieces = ranks.pieces_of(with_moments(model, spec))  # of this rank's moments
-        matrices = {ranks.owned(matrix): matrix.shape for matrix in hidden if matrix.requires_grad}  # of all rows
-        device = parameters[0].device
-        plain = inner.optimizer == "sgd"
-        self._plain = [(parameter, parameter.grad) for parameter in parameters] if plain else []
-        parameters = [] if plain else parameters
-        first = sum(parameter.numel() for parameter in parameters)
-        second = sum(parameter.numel() for parameter in parameters if parameter not in matrices)
+        trained = [parameter for parameter in ranks.own(model).parameters() if parameter.requires_grad]
+        self._plain = [(parameter, parameter.grad) for parameter in trained] if inner.optimizer == "sgd" else []
+        order = with_moments(model, spec)
+        self.pieces = ranks.pieces_of(order)  # of this rank's moments
+        sizes = [ranks.owned(parameter).numel() for parameter in order]
         if moments is None:
-            moments = torch.zeros(first + second, dtype=torch.float32, device=device)
+            moments = torch.zeros(sum(sizes), dtype=torch.float32, device=trained[0].device)
         self.moments = moments  # (P + A,)
+        held: dict[nn.Parameter, list[Tensor]] = defaultdict(list)  # two moments of AdamW's, one of Muon's
+        for whole, moment in zip(order, moments.split(sizes), strict=True):
+            held[whole].append(moment)
         # By decay: each parameter, its gradient, its moments, how often it was updated. By shape: the first three.
         self._adamw: dict[float, list[tuple[Tensor, ...]]] = defaultdict(list)
         self._muon: dict[torch.Size, list[tuple[Tensor, ...]]] = defaultdict(list)
-        offset, behind = 0, first
-        for parameter in parameters:
+        for whole, both in held.items():
+            parameter = ranks.owned(whole)
             assert parameter.grad is not None
-            size, shape = parameter.numel(), parameter.shape
-            row = parameter, parameter.grad, self.moments[offset : offset + size].view(shape)
-            offset += size
-            if parameter in matrices:
-                self._muon[matrices[parameter]].append(row)
-                continue
-            updates = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            decay = inner.weight_decay if parameter.dim() >= 2 else 0.0
-            self._adamw[decay].append((*row, self.moments[behind : behind + size].view(shape), updates))
-            behind += size
+            row = parameter, parameter.grad, *(moment.view(parameter.shape) for moment in both)
+            if len(both) == 1:
+                self._muon[whole.shape].append(row)  # the shape with all ranks' rows
+            else:
+                updates = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                self._adamw[inner.weight_decay if parameter.dim() >= 2 else 0.0].append((*row, updates))
 
     def take(self, state: State) -> None:
         """Go on with these moments, of as many parameters and of this optimizer."""
