@@ -77,7 +77,7 @@ class ByteLM:
 
     def feed(self, texts: Sequence[str]) -> None:
         for path in map(Path, texts):
-            self._text.add(path.name, path)
+            self._text.add(path)
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
@@ -156,13 +156,13 @@ class Text:
         self._parts: list[tuple[str, int, Path | Tokens]] = []  # name, tokens, where they are; in order
         self._starts: list[int] = []
 
-    def add(self, name: str, part: Path | Tokens) -> None:
+    def add(self, path: Path) -> None:
         """More text, in the place that its name has among those that are there. Raises CorpusError."""
         try:
-            size = part.stat().st_size // self.dtype.itemsize if isinstance(part, Path) else len(part)
+            size = path.stat().st_size // self.dtype.itemsize
         except OSError as error:
-            raise CorpusError(f"text {part}: cannot be read: {error.strerror}; restart the node") from error
-        self._parts.insert(bisect_left(self._parts, (name,)), (name, size, part))
+            raise CorpusError(f"text {path}: cannot be read: {error.strerror}; restart the node") from error
+        self._parts.insert(bisect_left(self._parts, (path.name,)), (path.name, size, path))
         self._starts = list(accumulate((size for _, size, _ in self._parts), initial=0))
         self.size = self._starts.pop()
 

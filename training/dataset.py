@@ -329,7 +329,4 @@ def share(index: Index) -> int:
 
 
 def _is_row(row: object) -> bool:
-    if not isinstance(row, list) or len(row) != 3:
-        return False
-    shard, size, upto = row
-    return isinstance(shard, bytes) and type(size) is int and type(upto) is int
+    return isinstance(row, list) and [type(value) for value in row] == [bytes, int, int]

@@ -25,6 +25,7 @@ import numpy as np
 
 from swarmnode.training import mapped
 from swarmnode.training.codecs import Codec, codec
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import OuterState, Vector, frozen, steps_of
 
 
@@ -62,6 +63,6 @@ def gossip_step(
             step += mu * state.momentum[part]
             velocity[part] = step
         np.subtract(state.parameters[part], step, out=parameters[part])
-    if not np.isfinite(np.einsum("i,i->", parameters, parameters, dtype=np.float64)):
+    if not is_finite(parameters):
         raise ValueError("the step leads to parameters that are NaN or infinite")
     return OuterState(frozen(parameters), frozen(velocity))
