@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarmnode.training.tokens import BYTES, CorpusError, dtype_of
 
@@ -161,7 +162,7 @@ class Documents:
         wanted = dtype_of(self._vocabulary)
         try:
             if file.suffix == ".npy":
-                tokens = np.load(file, mmap_mode="r", allow_pickle=False)
+                tokens: NDArray[Any] = np.lib.format.open_memmap(file, mode="r")
             else:
                 bare = np.dtype("<u4" if self._vocabulary > 1 << 16 else "<u2")
                 tokens = np.memmap(file, dtype=bare, mode="r") if file.stat().st_size else np.empty(0, bare)

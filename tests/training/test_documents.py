@@ -115,6 +115,7 @@ def test_progress_reaches_the_end_and_work_that_nobody_waits_for_stops(tmp_path:
         ("a.txt.gz", b"no gzip", 256, "cannot be read"),
         ("a.parquet", b"no parquet", 256, "no parquet file"),
         ("a.npy", b"no array", 50_257, "does not hold tokens"),
+        ("a.npy", b"PK\5\6" + bytes(18), 50_257, "does not hold tokens"),  # an archive of no arrays
         ("a.bin", b"odd", 50_257, "does not hold tokens"),
         ("a.bin", np.array([60_000], np.uint16).tobytes(), 50_257, "set .data. vocabulary"),
         ("a.bin", np.array([60_000], np.uint16).tobytes(), 256, "set .data. vocabulary"),
