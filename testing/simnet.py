@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 
 import trio
 import trio.testing
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.identity import Identity, peer_id_of
 from swarmnode.protocols.network import Address, PeerId, Unreachable
@@ -88,10 +88,8 @@ class SimWorld:
         self._seed = seed
         self._latency, self._bandwidth, self._silence = latency, bandwidth, silence
         self._nodes: dict[PeerId, SimNetwork] = {}
-        self._names: dict[str | int, PeerId] = {}
+        self._named: dict[str | int, SimNetwork] = {}
         self._by_address: dict[str, PeerId] = {}
-        self._places: dict[PeerId, str] = {}
-        self._public_keys: dict[PeerId, Ed25519PublicKey] = {}
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
         self._connections: dict[tuple[PeerId, PeerId], Connection] = {}
         self._group: dict[PeerId, int] = {}  # peer -> its side of the partition; -1 where it is not named
@@ -105,22 +103,23 @@ class SimWorld:
 
     def node(self, name: str | int) -> SimNetwork:
         """The node of that name; a new one with the same identity where the last was killed or has stopped."""
-        peer = self._names.get(name)
-        if peer is not None and not self._nodes[peer].ended:
-            return self._nodes[peer]
-        secret = hashlib.sha256(f"simnet {self._seed} {name!r}".encode()).digest()
-        key = Ed25519PrivateKey.from_private_bytes(secret)
-        peer = peer_id_of(key.public_key().public_bytes_raw())
-        if peer not in self._public_keys:
-            number = len(self._names) + 1
-            self._names[name] = peer
-            self._public_keys[peer] = key.public_key()
-            self._places[peer] = f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"
-            self._by_address[self._places[peer]] = peer
-        place = self._places[peer]
-        self._frozen.discard(peer)
-        self._nodes[peer] = SimNetwork(self, Identity(key, peer), f"{place}/p2p/{peer}")
-        return self._nodes[peer]
+        last = self._named.get(name)
+        if last is not None and not last.ended:
+            return last
+        if last is not None:
+            identity, address = last.identity, last.address
+        else:
+            secret = hashlib.sha256(f"simnet {self._seed} {name!r}".encode()).digest()
+            key = Ed25519PrivateKey.from_private_bytes(secret)
+            identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+            number = len(self._named) + 1
+            place = f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"
+            self._by_address[place] = identity.peer_id
+            address = f"{place}/p2p/{identity.peer_id}"
+        node = SimNetwork(self, identity, address)
+        self._named[name] = self._nodes[node.me] = node
+        self._frozen.discard(node.me)
+        return node
 
     # -- what goes wrong
 
@@ -187,9 +186,6 @@ class SimWorld:
 
     def addresses_of(self, peer: PeerId) -> tuple[Address, ...]:
         return self._nodes[peer].addresses if peer in self._nodes else ()
-
-    def public_key(self, peer: PeerId) -> Ed25519PublicKey | None:
-        return self._public_keys.get(peer)
 
     def is_relayed(self, a: PeerId, b: PeerId) -> bool:
         return frozenset((a, b)) in self._relayed

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
-from cryptography.exceptions import InvalidSignature
 
+from swarmnode.node.host.addresses import verify
 from swarmnode.node.identity import Identity
 from swarmnode.protocols.network import (
     Address,
@@ -244,9 +244,9 @@ class SimNetwork:
 
     def __init__(self, world: SimWorld, identity: Identity, address: Address) -> None:
         self._world = world
-        self._identity = identity
+        self.identity = identity
         self.me: PeerId = identity.peer_id
-        self._address = address
+        self.address = address
         self._handlers: dict[str, StreamHandler] = {}
         self._learned: dict[PeerId, tuple[Address, ...]] = {}
         self._watchers: list[tuple[trio.MemorySendChannel[PeerEvent], trio.MemoryReceiveChannel[PeerEvent]]] = []
@@ -313,7 +313,7 @@ class SimNetwork:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        return (self._address,)
+        return (self.address,)
 
     def peers(self) -> tuple[PeerView, ...]:
         if self._views is None:
@@ -337,18 +337,10 @@ class SimNetwork:
         return Traffic(self.bytes_in, self.bytes_out)
 
     def sign(self, message: bytes) -> bytes:
-        return self._identity.private_key.sign(message)
+        return self.identity.private_key.sign(message)
 
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        """As promised; only peers of this world have keys."""
-        key = self._world.public_key(peer)
-        if key is None:
-            return False
-        try:
-            key.verify(signature, message)
-        except InvalidSignature:
-            return False
-        return True
+        return verify(peer, message, signature)
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
         known = self._learned.pop(peer, ())
