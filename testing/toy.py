@@ -14,12 +14,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swarmnode.training.open_step import SEQUENCES
-from swarmnode.training.outer import Layout
-
-Vector = NDArray[np.float32]
+from swarmnode.training.outer import Layout, Vector
 
 HELDOUT_SAMPLES = 256
 JUDGED_SAMPLES = HELDOUT_SAMPLES // SEQUENCES  # in the place of one of a judge's sequences

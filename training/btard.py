@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+from swarmnode.training.outer import Vector
+
 Contributions = NDArray[np.float32]  # (n, m), finite
 ONE = np.float32(1)
 

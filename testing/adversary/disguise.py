@@ -30,9 +30,10 @@ from swarmnode.protocols.methods.open.store import Contributions, id_of
 from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import Trainer
-from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen, Vector, sign_flip
+from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen, sign_flip
 from swarmnode.training.codecs.base import CodecError
 from swarmnode.training.open_step import Raw
+from swarmnode.training.outer import Vector
 from swarmnode.training.rl.groups import RolloutGroup
 
 TASKS = {"label-flip": "MislabelledByteLM", "half-steps": "HalfByteLM", "other-data": "OthersByteLM"}

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from swarmnode.training.outer import Vector
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import Question, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
-Vector = NDArray[np.float32]  # (P,)
 MARKER = "#"
 PADDING = "0000"
 DRIFT = 0.25  # of the own norm

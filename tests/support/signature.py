@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarmnode.testing.toy import ToyModel, Vector
+from swarmnode.testing.toy import ToyModel
+from swarmnode.training.outer import Vector
 
 STRIDE = 1.0 / 64
 AXES = 16
