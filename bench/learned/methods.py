@@ -454,11 +454,11 @@ class Open:
                 clip = next(clip_of)
                 if clip < CLIP_UNIT:
                     sent = left.codec.decode(raw, size)
-                    left.add(sent * np.float32(1 - clip / CLIP_UNIT), norm_of(sent))  # what was clipped
+                    left.give_back(sent * np.float32(1 - clip / CLIP_UNIT), norm_of(sent))  # what was clipped
             else:  # work that did not count is offered again
                 left.rollback()
                 left.fade()
-                left.add(delta, norm_of(delta))
+                left.give_back(delta, norm_of(delta))
         self.offered += len(raws)
         self.counted += len(roster)
         self.sent += sum(len(raw) for raw in raws) * (len(workers.peers) - 1)

@@ -414,7 +414,7 @@ class OpenSwarm:
             elif feedback.pending:
                 feedback.rollback()
                 feedback.fade()
-                feedback.add(deltas[place], norm_of(deltas[place]))
+                feedback.give_back(deltas[place], norm_of(deltas[place]))
 
 
 def _feed(task: Task, lie: Lie, liars: int) -> np.ndarray:

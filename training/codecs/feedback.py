@@ -124,36 +124,29 @@ class ErrorFeedback:
         low, high = self._used
         self._residual[low:high] *= self._decay
 
-    def add(self, vector: Vector, clip_norm: float) -> None:
-        """Return work of this node that did not count, (size,), to the residual.
-
-        The residual's norm is at most `clip_norm` (or what it was before, where that is more) afterwards, however often
-        work fails to count: old work ages, and a burst of it would be noise. Raises ValueError where `vector` has
-        another shape or is not finite, RuntimeError while a round is pending.
-        """
-        if self._pending:
-            raise RuntimeError("commit or roll back the round before returning work to the residual")
-        if vector.shape != (self.size,):
-            raise ValueError(f"work of shape {vector.shape} does not fit a residual of {self.size} elements")
-        total = np.add(self._residual, vector, out=self._after(0, self.size))
-        norm = norm_in_float64(total)
-        if not math.isfinite(norm):
-            raise ValueError("work that did not count contains NaN or infinity")
-        bound = max(clip_norm, norm_in_float64(self._residual))
-        if norm > bound:
-            total *= np.float32(bound / norm)
-        self._residual, self._next = total, self._residual
-        self._used = (0, self.size)
-
     def give_back(self, work: Vector, norm: float | None = None) -> bool:
-        """`add` work (size,) that is in no result, as long as its own norm, or `norm`, allows.
+        """Return work of this node that did not count, (size,), to the residual; False where it is worth nothing.
 
-        False for work that is zero or not finite: it is worth nothing. Raises as `add`.
+        That is work of zeros, or that is not finite. The residual's norm is at most `norm`, if not given that of
+        `work` (or what it was before, where that is more), afterwards, however often work fails to count: old work
+        ages, and a burst of it would be noise. Raises ValueError where `work` has another shape, RuntimeError while a
+        round is pending.
         """
         norm = norm_in_float64(work) if norm is None else norm
         if norm == 0 or not math.isfinite(norm):
             return False
-        self.add(work, norm)
+        if self._pending:
+            raise RuntimeError("commit or roll back the round before returning work to the residual")
+        if work.shape != (self.size,):
+            raise ValueError(f"work of shape {work.shape} does not fit a residual of {self.size} elements")
+        total = np.add(self._residual, work, out=self._after(0, self.size))
+        length, bound = norm_in_float64(total), max(norm, norm_in_float64(self._residual))
+        if not math.isfinite(length):
+            return False
+        if length > bound:
+            total *= np.float32(bound / length)
+        self._residual, self._next = total, self._residual
+        self._used = (0, self.size)
         return True
 
     def keep_only(self, *ranges: tuple[int, int]) -> None:

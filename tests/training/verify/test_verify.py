@@ -295,10 +295,10 @@ def test_what_a_round_left_over_can_be_computed_by_anybody(accepted: bool, retur
         else:
             author.feedback.rollback()
             author.feedback.fade()
-            author.feedback.add(delta, float(np.linalg.norm(delta.astype(np.float64))))
+            author.feedback.give_back(delta, float(np.linalg.norm(delta.astype(np.float64))))
         if accepted and returned:
             sent = author.feedback.codec.decode(raw, SIZE)
-            author.feedback.add(sent * np.float32(returned), float(np.linalg.norm(sent.astype(np.float64))))
+            author.feedback.give_back(sent * np.float32(returned), float(np.linalg.norm(sent.astype(np.float64))))
         left = residual_after(Offered(residual, delta, raw, author.feedback.codec, accepted, returned))
         np.testing.assert_allclose(left, author.feedback.export(), rtol=1e-6, atol=1e-7)
 

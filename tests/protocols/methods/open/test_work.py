@@ -174,7 +174,7 @@ def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(
         work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
         size = trainer.layout.parameters
         await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
-        work.feedback.add(np.full(size, 0.5, np.float32), 1e9)
+        work.feedback.give_back(np.full(size, 0.5, np.float32), 1e9)
         await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
         assert np.allclose(trainer.parameters(), -0.5)
         trainer.load(trainer.parameters() - np.float32(0.25))
@@ -198,7 +198,7 @@ def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
         work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
         size = trainer.layout.parameters
         zero = OuterState.start(np.zeros(size, np.float32))
-        work.feedback.add(np.full(size, 0.25, np.float32), 1e9)
+        work.feedback.give_back(np.full(size, 0.25, np.float32), 1e9)
         await work.stand_on(zero)
         trainer.load(trainer.parameters() - np.float32(1))
         await work.contribute(b"parent", 0)
