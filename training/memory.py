@@ -30,7 +30,7 @@ from swarmnode.training.verify.recorder import room as states_room
 from swarmnode.training.verify.recorder import shown_room
 
 FLOAT = 4  # bytes
-TOGETHER = 1 << 24  # elements that Muon orthogonalises at once
+TOGETHER = 1 << 24  # elements that Muon orthogonalises at once; each takes 8 bytes meanwhile
 DAEMON, TRAINER = 120_000_000, 160_000_000  # bytes of the two processes around a model of nothing
 STATES_SERVED = 4  # rounds whose states are kept for late comers, or …
 STATES_OF_CHAIN = 8  # … to go back to, in open runs

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from swarmnode.training.memory import TOGETHER
 from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.trace import State
@@ -32,7 +33,6 @@ MOMENTUM = 0.95  # of Muon, Nesterov's
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, as in torch.optim.Muon …
 ITERATIONS = 5  # … likewise
 RMS = 0.2  # of an update by AdamW: Muon's is made as large
-TOGETHER = 1 << 24  # elements that are orthogonalised at once; each takes 8 bytes meanwhile
 HEADS = ("head", "lm_head")  # what a model calls the layer that gives logits, and …
 ADAPTERS = "lora_"  # … what peft calls the matrices of an adapter: not for Muon
 

@@ -455,9 +455,8 @@ class Worker:
         number, op = command["id"], command["op"]
         if op in self._ranks.shared:
             self._ranks.tell(command)
-        arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         try:
-            done = getattr(self, f"do_{op}")(**arguments)
+            done = self._obey(command)
             message = {"id": number, "ok": done, "spent": self._spent, "sampling": self._sampling()}
         except (Closed, MemoryError):
             raise
@@ -472,6 +471,11 @@ class Worker:
             self._socket.sendall(msgpack.packb(message))
         except OSError as error:
             raise Closed from error
+
+    def _obey(self, command: dict[str, Any]) -> Any:
+        """Do what a command says; what came of it."""
+        arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
+        return getattr(self, f"do_{command['op']}")(**arguments)
 
     def _next(self, *, wait: bool) -> dict[str, Any]:
         """The next command; an empty one where none has come yet and nobody waits. Raises Closed."""
@@ -493,9 +497,8 @@ class Follower(Worker):
     """A rank that does what rank 0 tells it, and says nothing."""
 
     def reply(self, command: dict[str, Any]) -> None:
-        arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         try:
-            getattr(self, f"do_{command['op']}")(**arguments)
+            self._obey(command)
         except Closed:
             raise
         except Exception:
