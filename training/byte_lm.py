@@ -80,7 +80,7 @@ class ByteLM:
             self._text.add(path)
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
-        """Windows of text, (samples, context + 1) int64, at starts drawn uniformly."""
+        """Windows of text, (samples, context + 1) int64, at starts drawn uniformly. Raises CorpusError."""
         starts = self._starts(samples, generator, self._text.size)
         windows = np.stack([self._text.window(start, self._window) for start in starts])
         return torch.from_numpy(self.spelling.known(windows)).to(self.device)
@@ -88,7 +88,6 @@ class ByteLM:
     def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
         """Where `draw` reads in a text of `size` bytes: (start, stop) of each window. Raises CorpusError."""
         item = self.spelling.dtype.itemsize
-        self._check_long_enough(size // item)
         starts = self._starts(samples, generator, size // item)
         return [(start * item, (start + self._window) * item) for start in starts]
 
@@ -102,6 +101,7 @@ class ByteLM:
             self._text = own
 
     def _starts(self, samples: int, generator: torch.Generator, size: int) -> list[int]:
+        self._check_long_enough(size)
         starts: list[int] = torch.randint(size - self._window + 1, (samples, 1), generator=generator)[:, 0].tolist()
         return starts
 

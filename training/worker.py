@@ -362,7 +362,7 @@ class Worker:
         return {"life": self._recorder.life, "stretches": [row_of(stretch) for stretch in stretches]}
 
     def do_places(self, *, peer: str, round: int, steps: Sequence[int], size: int) -> dict[str, Any]:
-        """None where steps cannot be drawn from so little text, or the task cannot tell."""
+        """No places where steps cannot be drawn from so little text, or the task cannot tell."""
         with suppress(CorpusError):
             if hasattr(self._task, "places"):
                 return {"places": self._loop.places(peer, round, steps, size=size)}
@@ -373,8 +373,10 @@ class Worker:
     ) -> dict[str, Any]:
         if not hasattr(self._task, "places") or not size:
             return {"loss": None}
-        with self._timed("evaluate"), self._task.on(size, pieces):
-            return {"loss": self._loop.drawn(peer, round, steps)}
+        loss = math.nan  # where nothing can be drawn from such text
+        with suppress(CorpusError), self._timed("evaluate"), self._task.on(size, pieces):
+            loss = self._loop.drawn(peer, round, steps)
+        return {"loss": loss}
 
     def do_replay(
         self, *, peer: str, start: Any, claimed: Any, size: int, pieces: Sequence[Any], **whose: int

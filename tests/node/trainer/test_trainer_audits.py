@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import shutil
 from collections.abc import Awaitable, Callable
@@ -125,6 +126,7 @@ def test_other_process_measures_on_what_an_author_drew_from_its_text(spec: RunSp
         pieces = tuple((start, text[start:stop]) for start, stop in await auditor.places(never))
         assert await auditor.drawn(replace(never, pieces=pieces)) != pytest.approx(known.loss, rel=1e-5)
         assert await auditor.drawn(replace(own, size=0)) is None  # who brings text of its own shows none
+        assert math.isnan(await auditor.drawn(replace(own, size=5)))  # nobody trains on so little
 
     _with_trainers(spec, texts, use)
 
