@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from swarmnode.training.codecs.feedback import norm_in_float64
 from swarmnode.training.outer import Vector
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import Question, regenerate
@@ -49,7 +50,7 @@ def large_sign_flip(seen: Seen) -> Vector:
 
 def noise(seen: Seen) -> Vector:
     drawn = seen.rng.standard_normal(seen.own.size, dtype=np.float32)
-    return _of_norm(drawn, _norm(seen.own))
+    return _of_norm(drawn, norm_in_float64(seen.own))
 
 
 def free_ride(seen: Seen) -> Vector:
@@ -67,19 +68,15 @@ def stale(seen: Seen) -> Vector:
 
 def slow_drift(seen: Seen) -> Vector:
     whither = np.random.default_rng(5).standard_normal(seen.own.size, dtype=np.float32)
-    return seen.own + _of_norm(whither, DRIFT * _norm(seen.own))
+    return seen.own + _of_norm(whither, DRIFT * norm_in_float64(seen.own))
 
 
 def _nearly(vector: Vector, seen: Seen) -> Vector:
-    return vector + _of_norm(seen.rng.standard_normal(vector.size, dtype=np.float32), 1e-3 * _norm(vector))
-
-
-def _norm(vector: Vector) -> float:
-    return float(np.linalg.norm(vector.astype(np.float64)))
+    return vector + _of_norm(seen.rng.standard_normal(vector.size, dtype=np.float32), 1e-3 * norm_in_float64(vector))
 
 
 def _of_norm(vector: Vector, norm: float) -> Vector:
-    length = _norm(vector)
+    length = norm_in_float64(vector)
     return np.asarray(vector * np.float32(norm / length), np.float32) if length > 0 else vector
 
 
