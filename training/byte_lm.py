@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -76,8 +76,7 @@ class ByteLM:
         return GPT(spec.model, spec.data.vocabulary)
 
     def feed(self, texts: Sequence[str]) -> None:
-        for path in map(Path, texts):
-            self._text.add(path)
+        self._text.add(map(Path, texts))
 
     def draw(self, samples: int, generator: torch.Generator) -> Tensor:
         """Windows of text, (samples, context + 1) int64, at starts drawn uniformly. Raises CorpusError."""
@@ -156,13 +155,14 @@ class Text:
         self._parts: list[tuple[str, int, Path | Tokens]] = []  # name, tokens, where they are; in order
         self._starts: list[int] = []
 
-    def add(self, path: Path) -> None:
-        """More text, in the place that its name has among those that are there. Raises CorpusError."""
-        try:
-            size = path.stat().st_size // self.dtype.itemsize
-        except OSError as error:
-            raise CorpusError(f"text {path}: cannot be read: {error.strerror}; restart the node") from error
-        self._parts.insert(bisect_left(self._parts, (path.name,)), (path.name, size, path))
+    def add(self, paths: Iterable[Path]) -> None:
+        """More text, each file in the place that its name has among those that are there. Raises CorpusError."""
+        for path in paths:
+            try:
+                size = path.stat().st_size // self.dtype.itemsize
+            except OSError as error:
+                raise CorpusError(f"text {path}: cannot be read: {error.strerror}; restart the node") from error
+            self._parts.insert(bisect_left(self._parts, (path.name,)), (path.name, size, path))
         self._starts = list(accumulate((size for _, size, _ in self._parts), initial=0))
         self.size = self._starts.pop()
 
