@@ -11,14 +11,14 @@ import os
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, heed, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.training.options import as_toml, describe
+from swarmnode.training.options import as_toml, describe, type_of
 
 _KNOWN = describe(NodeConfig)
 _RUN_ID = re.compile(r"[0-9a-f]{32}([0-9a-f]{32})?")  # whole, or as a link has it
@@ -45,7 +45,7 @@ def _flag(key: str) -> inspect.Parameter:
     default = "none" if field.default in ((), "") else as_toml(field.default).strip('"')
     unit = f" {described.unit}" if described.unit and default != "none" else ""
     text = f"{described.help[0].upper()}{described.help[1:]}{limits}. [default: {default}{unit}]"
-    kind, name = get_type_hints(NodeConfig)[key], key.replace("_", "-")
+    kind, name = type_of(NodeConfig, key), key.replace("_", "-")
     if kind is bool:
         shown = typer.Option(f"--{name}/{_VALUES.get(key, f'--no-{name}')}", show_default=False, help=text)
     else:

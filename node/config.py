@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from swarmnode.node.host.addresses import EXPECTED, parse
-from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml
+from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml, type_of
 
 ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
@@ -364,7 +364,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]
             near = get_close_matches(variable, [*names, *SECRETS], n=1)
             hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the names"
             warnings.append(f"environment variable {variable} is not a setting and is ignored; {hint}")
-        elif environ[variable] != "" or get_type_hints(NodeConfig)[names[variable]] is str:
+        elif environ[variable] != "" or type_of(NodeConfig, names[variable]) is str:
             key = names[variable]
             where = f"environment variable {variable}"
             values[key] = coerce(NodeConfig, key, _from_text(key, environ[variable]), where=where)
@@ -373,7 +373,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]
 
 def _from_text(key: str, text: str) -> Any:
     """A variable's text as the type of its setting; what does not fit stays text, for `coerce` to refuse."""
-    wanted = get_type_hints(NodeConfig)[key]
+    wanted = type_of(NodeConfig, key)
     if wanted is bool:
         words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
         return words.get(text.lower(), text)
