@@ -76,8 +76,8 @@ class Believing(Learner):
         super().__init__(*given, **more)  # type: ignore[arg-type]
         self.claims: dict[RolloutGroup, list[float]] = {}
 
-    def scored(self, pool, refused, **how):  # type: ignore[no-untyped-def]
-        for scored in super().scored(pool, refused, **how):
+    def scored(self, pool, refused):  # type: ignore[no-untyped-def]
+        for scored in super().scored(pool, refused):
             claimed = self.claims.get(scored.group)
             rewards = scored.rewards if claimed is None else np.array(claimed, np.float32)
             yield Scored(scored.author, scored.group, scored.question, scored.texts, rewards, scored.kept)

@@ -180,7 +180,8 @@ class Learner:
         """
         self._standings = standings
         refused: Counter[str] = Counter()
-        fit = self.scored(pool, refused, readable=True)
+        fit = self._readable(self.scored(pool, refused), refused)
+        sampled = self._readable(sampled, refused)
         read_answers, refused_answers = Counter[str](), Counter[str]()
         if self.settings.gate is not None:
             fit, read_answers, refused_answers = self._gated(fit, refused)
@@ -281,30 +282,31 @@ class Learner:
             found = [token_logprobs(self.policy, part.tokens) for part, _ in batch.passes(self.policy)]
         return (torch.cat(found) * batch.mask).sum(dim=1).exp()
 
-    def scored(self, pool: Sequence[External], refused: Counter[str], *, readable: bool = False) -> list[Scored]:
-        """Groups with their rewards, with `readable` those that this policy can read; why not, goes into `refused`."""
+    def scored(self, pool: Sequence[External], refused: Counter[str]) -> list[Scored]:
+        """Groups with their rewards; why one has none goes into `refused`."""
         fit = []
         for author, group in pool:
             try:
-                scored = score(author, group, judged=self.settings.judged)
-                if readable:
-                    self._check_readable(scored)
+                fit.append(score(author, group, judged=self.settings.judged))
             except RefusedGroup as refusal:
                 refused[refusal.reason] += 1
+        return fit
+
+    def _readable(self, groups: Iterable[Scored], refused: Counter[str]) -> list[Scored]:
+        """Those of which this policy has tokens for the text, and room; how many are not goes into `refused`."""
+        vocabulary, fit = self.policy.vocabulary, []
+        for scored in groups:
+            try:
+                longest = max(len(translate(answer, scored.vocabulary, vocabulary)) for answer in scored.group.answers)
+                prompt = self._prompt(scored.question)
+            except ValueError:
+                refused["unreadable"] += 1
+                continue
+            if longest == 0 or len(prompt) + longest > self.policy.context:
+                refused["too-long"] += 1
             else:
                 fit.append(scored)
         return fit
-
-    def _check_readable(self, scored: Scored) -> None:
-        """Raises RefusedGroup for a group with text that this policy has no tokens for, or no room."""
-        source, vocabulary = scored.vocabulary, self.policy.vocabulary
-        try:
-            longest = max(len(translate(answer, source, vocabulary)) for answer in scored.group.answers)
-            prompt = self._prompt(scored.question)
-        except ValueError as error:
-            raise RefusedGroup("unreadable", str(error)) from error
-        if longest == 0 or len(prompt) + longest > self.policy.context:
-            raise RefusedGroup("too-long", f"an answer of {longest} tokens does not fit into {self.policy.context}")
 
     def _gated(self, fit: Sequence[Scored], refused: Counter[str]) -> tuple[list[Scored], Counter[str], Counter[str]]:
         """What the gate lets through; only groups that could be chosen are read, since reading is the cost.

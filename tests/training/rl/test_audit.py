@@ -16,7 +16,7 @@ from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, build, parameter_hash
 from swarmnode.training.rl.proofs import BF16, FP32, RolloutAudit, Tolerance
 from swarmnode.training.rl.sampling import Sampling, read
-from swarmnode.training.rl.tasks import NAMES, TaskRef, well_formed
+from swarmnode.training.rl.tasks import NAMES, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.rl.vocabulary import BYTES
 from swarmnode.training.runspec import parse_runspec
@@ -225,3 +225,14 @@ def test_who_gives_what_the_policy_cannot_read_is_caught() -> None:
     chances = tuple(-1.0 for _ in answer)
     lie = RolloutGroup(TaskRef("digits/swap", 5, 1), (answer,) * 2, 0, "these", BYTES.id, (chances,) * 2)
     assert task.learn([], [("liar", lie.to_map())])["caught"] == {"liar": "unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("00" * 50, "too-long"), ("hello", "unreadable")], ids=["no room", "no tokens"]
+)
+def test_what_the_policy_cannot_read_is_refused_also_where_it_is_not_looked_at(text: str, reason: str) -> None:
+    learner = Learner("trainer", build(SPEC, seed=1), Settings(), seed=1)
+    task = TaskRef("digits/swap", 5, 1)
+    answers = tuple((*BYTES.encode(words), BYTES.end) for words in (text, regenerate(task).key))
+    report = learner.learn([], [], [score("s", RolloutGroup(task, answers, 0, "these", BYTES.id))])
+    assert report.refused == {reason: 1} and not report.sampled
