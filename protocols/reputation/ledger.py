@@ -62,7 +62,7 @@ MAX_ATTESTATIONS = 16_384  # words of others: 4 MiB
 HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
-NEWCOMER_STANDING = 0.25  # of who is on probation: below choosing.ESTABLISHED, so they share one part of a batch
+NEWCOMER_STANDING = 0.25  # of who is on probation: below ESTABLISHED of the pool, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
 WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about behaviour, but for CHANCE
 OWED = 3  # audits that must hold up after one that did not: as many as a newcomer's rounds with a full score (SURE)
@@ -352,7 +352,7 @@ class Ledger:
     def standing(self, peer: str) -> float:
         """How much of its share a peer may have of what this node alone decides about, 0 to 1: its rollout pool.
 
-        From `choosing.ESTABLISHED` on for who did verified work, NEWCOMER_STANDING for others, nothing for who is
+        From `pool.ESTABLISHED` on for who did verified work, NEWCOMER_STANDING for others, nothing for who is
         contained or lied. While nobody's work was verified, everybody has all of it. As of the end of the last epoch.
         """
         view = self._view if self._view is not None else self.view()

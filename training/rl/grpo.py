@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -35,8 +34,7 @@ from torch import Tensor
 from swarmnode.training.rl.groups import Scored
 from swarmnode.training.rl.policies import Policy, rows_at_once
 
-EVERYBODY_EQUAL: Mapping[str, float] = MappingProxyType({})
-ESTABLISHED = 0.5  # standing from which on an author has a share of its own; those below have one together
+ON_PROBATION = 0.25  # of the share of an author, for one on probation
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,16 @@ class BatchLimits:
     """What may be learned from."""
 
     share: float = 0.25  # of a batch that one author may have; at least one group
-    probation: float = 0.125  # of a batch that all authors below ESTABLISHED may have together; at least one group
+    probation: float = 0.125  # of a batch that all authors on probation may have together; at least one group
     filtered: bool = True  # drop external groups without advantage; False only to show what that costs
 
 
-def poison_budget(batch: int, share: float, standing: float) -> int:
-    """How many groups one author may have in a batch of `batch`: the cap scaled by standing.
+def poison_budget(batch: int, share: float) -> int:
+    """How many groups are `share` of a batch of `batch`, at least one.
 
-    At least one while there is standing, none without: whatever else gets past the defences, an author's part in what
-    is learned is at most this.
+    Whatever else gets past the defences, an author's part in what is learned is at most this.
     """
-    return max(1, int(batch * share * standing)) if standing > 0 else 0
+    return max(1, int(batch * share))
 
 
 def choose(
@@ -80,12 +77,12 @@ def choose(
     rng: np.random.Generator,
     *,
     author: str = "",
-    standings: Mapping[str, float] = EVERYBODY_EQUAL,
+    probation: Collection[str] = (),
 ) -> tuple[list[Scored], Counter[str]]:
     """Others' groups in the batch of a round, and how many are left out, by reason.
 
-    Fewer than J come where the pool has no more. `author` is our own name. `standings`: how far authors are trusted, 0
-    to 1; 1 where nothing is said. Reasons: own, uninformative, capped, probation, not-drawn.
+    Fewer than J come where the pool has no more. `author` is our own name; `probation` are authors of whom little is
+    known yet. Reasons: own, uninformative, capped, probation, not-drawn.
     """
     refused: Counter[str] = Counter()
     fit: list[Scored] = []
@@ -98,20 +95,21 @@ def choose(
             fit.append(scored)
     taken: list[Scored] = []
     shares: Counter[str] = Counter()
-    on_probation = 0
+    of_probation = 0
     for index in rng.permutation(len(fit)).tolist():
         scored = fit[index]
-        standing = standings.get(scored.author, 1.0)
+        on_probation = scored.author in probation
+        share = limits.share * ON_PROBATION if on_probation else limits.share
         if len(taken) == split.external:
             refused["not-drawn"] += 1
-        elif shares[scored.author] >= poison_budget(split.total, limits.share, standing):
+        elif shares[scored.author] >= poison_budget(split.total, share):
             refused["capped"] += 1
-        elif standing < ESTABLISHED and on_probation >= poison_budget(split.total, limits.probation, 1.0):
+        elif on_probation and of_probation >= poison_budget(split.total, limits.probation):
             refused["probation"] += 1
         else:
             taken.append(scored)
             shares[scored.author] += 1
-            on_probation += standing < ESTABLISHED
+            of_probation += on_probation
     return taken, refused
 
 

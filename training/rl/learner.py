@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +29,6 @@ from swarmnode.training.rl.curriculum import Curriculum, Level
 from swarmnode.training.rl.defence import Suspects, TokenGate, gate
 from swarmnode.training.rl.groups import Learned, RefusedGroup, RolloutGroup, Scored, mean_reward, reward_by_task, score
 from swarmnode.training.rl.grpo import (
-    EVERYBODY_EQUAL,
     AdaptiveSplit,
     Batch,
     BatchLimits,
@@ -86,7 +85,6 @@ class Learner:
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
         self._suspects = Suspects(settings.gate or TokenGate())
         self.seed = seed
-        self._standings = EVERYBODY_EQUAL  # in the update in hand
         self.curriculum = Curriculum(settings.tasks, settings.curriculum)
         self._chosen: set[TaskRef] = set()  # of the questions asked since the last update, those that it drew
         self._rng = np.random.default_rng([seed, 1])
@@ -171,14 +169,13 @@ class Learner:
         pool: Sequence[External],
         sampled: Sequence[Scored] = (),
         *,
-        standings: Mapping[str, float] = EVERYBODY_EQUAL,
+        probation: Collection[str] = (),
     ) -> Learned:
         """Take in what others sent, choose, and take one step of policy gradient.
 
         `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
-        from, by decoupled PPO. `standings`: as in `choose`.
+        from, by decoupled PPO. `probation`: as in `choose`.
         """
-        self._standings = standings
         refused: Counter[str] = Counter()
         fit = self._readable(self.scored(pool, refused), refused)
         sampled = self._readable(sampled, refused)
@@ -186,9 +183,9 @@ class Learner:
         if self.settings.gate is not None:
             fit, read_answers, refused_answers = self._gated(fit, refused)
         if isinstance(self.split, AdaptiveSplit) and self.split.due(self.version) and any(g.informative for g in fit):
-            self.split = self.split.observe(self._trials(own, fit, self.split))
+            self.split = self.split.observe(self._trials(own, fit, self.split, probation))
         self.curriculum.saw([*own, *sampled])
-        taken, left_out = self._taken(own, fit, self.split.external)
+        taken, left_out = self._taken(own, fit, self.split.external, probation)
         refused += left_out
         informative = [scored for scored in sampled if scored.informative]
         refused["uninformative"] += len(sampled) - len(informative)
@@ -375,12 +372,16 @@ class Learner:
         self.optimizer.step()
         return loss
 
-    def _taken(self, own: Sequence[Scored], fit: Sequence[Scored], external: int) -> tuple[list[Scored], Counter[str]]:
+    def _taken(
+        self, own: Sequence[Scored], fit: Sequence[Scored], external: int, probation: Collection[str]
+    ) -> tuple[list[Scored], Counter[str]]:
         """At most `external` of others' groups, for which there is room beside own ones; the rest by reason."""
         room, limits = self.split.room(own, external), self.settings.limits
-        return choose(fit, room, limits, self._rng, author=self.author, standings=self._standings)
+        return choose(fit, room, limits, self._rng, author=self.author, probation=probation)
 
-    def _trials(self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit) -> Mapping[int, float]:
+    def _trials(
+        self, own: Sequence[Scored], fit: Sequence[Scored], adaptive: AdaptiveSplit, probation: Collection[str]
+    ) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""
         before = [parameter.detach().clone() for parameter in self.policy.parameters()]
         optimizer = copy.deepcopy(self.optimizer.state_dict())
@@ -388,7 +389,7 @@ class Learner:
         start = self.heldout(self.settings.trial_questions, seed=seed)
         gained = {}
         for external in adaptive.candidates:
-            self._update([*own, *self._taken(own, fit, external)[0]])
+            self._update([*own, *self._taken(own, fit, external, probation)[0]])
             gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
             _set(self.policy, before)
             self.optimizer.load_state_dict(optimizer)

@@ -30,7 +30,7 @@ from swarmnode.training.rl.groups import (
     score,
     told,
 )
-from swarmnode.training.rl.grpo import ESTABLISHED, AdaptiveSplit, BatchLimits, Split
+from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.hf import HFPolicy, Trained, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
@@ -162,8 +162,7 @@ class Trainee:
         external, proved = ([(who, RolloutGroup.from_map(group)) for who, group in given] for given in (pool, sampled))
         unread: Counter[str] = Counter()
         audited = self.audit.check(self.learner.scored(proved, unread))
-        standings = dict.fromkeys(probation, ESTABLISHED / 2)
-        learned = self.learner.learn(self._own, external, audited.passed, standings=standings)
+        learned = self.learner.learn(self._own, external, audited.passed, probation=frozenset(probation))
         self._own = []
         return vars(learned) | {
             "refused": dict(unread + audited.refused + Counter(learned.refused)),

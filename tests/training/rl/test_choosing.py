@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.training.rl.curriculum import Curriculum
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
-from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split, choose, poison_budget
+from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split, choose
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
@@ -71,13 +71,13 @@ def test_the_draw_is_uniform_and_follows_from_the_seed() -> None:
     assert choose(pool, Split(0, 2), LIMITS, rng()) == choose(pool, Split(0, 2), LIMITS, rng())
 
 
-def test_the_poison_budget_shrinks_with_standing_and_ends_without() -> None:
-    assert [poison_budget(8, 0.5, standing) for standing in (1.0, 0.5, 0.01, 0.0)] == [4, 2, 1, 0]
-    limits = replace(LIMITS, share=0.5)
-    pool = [scored("bad", 1), scored("good", 2)]
-    taken, refused = choose(pool, Split(4, 4), limits, rng(), standings={"bad": 0.0})
-    assert [group.author for group in taken] == ["good"]
-    assert refused == Counter({"capped": 1})
+def test_an_author_on_probation_has_a_quarter_of_the_share_of_another() -> None:
+    limits = replace(LIMITS, share=0.5, probation=1.0)
+    pool = [scored(author, seed) for author in ("new", "known") for seed in range(16)]
+    for batch, of_new in ((16, 2), (4, 1)):
+        taken, refused = choose(pool, Split(0, batch), limits, rng(), probation={"new"})
+        assert Counter(group.author for group in taken) == {"new": of_new, "known": batch // 2}
+        assert refused == {"capped": 32 - of_new - batch // 2}
 
 
 def test_adaptive_j_falls_to_none_where_others_hurt_and_rises_when_they_do_no_more() -> None:
@@ -127,13 +127,13 @@ def test_others_take_the_places_of_own_groups_that_teach_nothing() -> None:
     assert Split(4, 4).room(own, 4) == Split(3, 4)
 
 
-def test_authors_without_standing_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:
+def test_authors_on_probation_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:
     limits = replace(LIMITS, share=0.5)
-    standings = {f"new{number}": 0.25 for number in range(20)}
     sybils = [scored(f"new{number}", number) for number in range(20)]
     honest = [scored(f"good{number}", 100 + number) for number in range(3)]
     for batch in (8, 16):
-        taken, refused = choose([*sybils, *honest], Split(batch - 6, 6), limits, rng(), standings=standings)
+        new = {group.author for group in sybils}
+        taken, refused = choose([*sybils, *honest], Split(batch - 6, 6), limits, rng(), probation=new)
         authors = [group.author for group in taken]
         assert sum(author.startswith("new") for author in authors) == batch // 8
         assert sum(author.startswith("good") for author in authors) == 3

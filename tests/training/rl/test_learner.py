@@ -243,7 +243,7 @@ def test_trials_of_adaptive_j_leave_the_learner_as_it_was(warm: Callable[..., Le
     own = learner.sample()
     before, optimizer = parameter_hash(learner.policy), copy.deepcopy(learner.optimizer.state_dict())
     fit = [score(author, group) for author, group in pool()]
-    gained = learner._trials(own, fit, adaptive)
+    gained = learner._trials(own, fit, adaptive, ())
     assert set(gained) == {0, 2} and all(abs(gain) < 1 for gain in gained.values())
     assert parameter_hash(learner.policy) == before
     assert str(learner.optimizer.state_dict()) == str(optimizer)
