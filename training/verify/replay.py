@@ -171,9 +171,7 @@ class Offered:
 
 def residual_after(offer: Offered) -> Vector:
     """What error feedback keeps after that round, (P,). Raises Wrong where the contribution does not follow itself."""
-    feedback = _feedback(offer.residual, offer.codec)
-    explains(offer.raw, offer.delta, offer.residual, offer.codec)
-    feedback.encode(offer.delta)
+    feedback = explains(offer.raw, offer.delta, offer.residual, offer.codec)
     if not offer.accepted:
         feedback.rollback()
         feedback.fade()
@@ -207,13 +205,15 @@ def walk(trace: Trace, start: Vector, *, ends: Mapping[bytes, Vector], states: M
     return at
 
 
-def explains(raw: bytes | bytearray | memoryview, delta: Vector, residual: Vector, codec: Codec) -> None:
-    """Whether these bytes encode the pseudo-gradient with what was left over. Raises Wrong."""
-    feedback = _feedback(residual, codec)
+def explains(raw: bytes | bytearray | memoryview, delta: Vector, residual: Vector, codec: Codec) -> ErrorFeedback:
+    """The error feedback that made these bytes of the pseudo-gradient and what was left over. Raises Wrong."""
+    feedback = ErrorFeedback(codec, residual.size, decay=DECAY)
+    feedback.restore(np.asarray(residual, np.float32))
     expected = feedback.codec.decode(bytes(feedback.encode(delta)), feedback.size)
     told = feedback.codec.decode(raw, feedback.size)
     if apart(told, expected) > NEAR:
         raise Wrong(f"the contribution is {apart(told, expected):.3g} away from what its author's steps come to")
+    return feedback
 
 
 def apart(told: Vector, expected: Vector) -> float:
@@ -223,12 +223,6 @@ def apart(told: Vector, expected: Vector) -> float:
     if not math.isfinite(off) or not math.isfinite(length):
         return math.inf
     return 0.0 if off == 0 else off / length if length > 0 else math.inf
-
-
-def _feedback(residual: Vector, codec: Codec) -> ErrorFeedback:
-    feedback = ErrorFeedback(codec, residual.size, decay=DECAY)
-    feedback.restore(np.asarray(residual, np.float32))
-    return feedback
 
 
 class Verdict(Enum):
