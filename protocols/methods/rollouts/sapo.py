@@ -313,7 +313,6 @@ class SapoSampler(_ByRollouts):
         self._answered_at = -PATIENCE  # trio time
         self._look_at = 0.0  # trio time from which on another trainer may need this node more
         self._given = 0
-        self._counter = 0
         self._expected = -1  # counter that the trainer said it expects next; -1 where it said nothing since
 
     def peers(self) -> Sequence[PeerId]:
@@ -332,8 +331,6 @@ class SapoSampler(_ByRollouts):
             self.phase = "training"
             answered = await self._sample(weights)
             self.phase = "exchanging"
-            self.rollouts.counter = self._counter
-            self._counter += len(answered.groups)
             await self.rollouts.publish(answered.groups, trainer=weights.trainer)
             self._given += len(answered.groups)
             await trio.sleep_until(began + self._settings.pace)
@@ -500,14 +497,15 @@ class SapoSampler(_ByRollouts):
     # -- sampling
 
     async def _sample(self, weights: Weights) -> Answered:
-        if self._expected > self._counter or 0 <= self._expected < self._counter - AGAIN:
-            self._counter = self._expected
+        counter = self.rollouts.counter
+        if self._expected > counter or 0 <= self._expected < counter - AGAIN:
+            self.rollouts.counter = counter = self._expected
         self._expected = -1
         tasks = [
             assigned_task(
                 self._parts.run_id,
                 self._parts.me,
-                self._counter + number,
+                counter + number,
                 version=weights.version,
                 policy=weights.policy,
                 tasks=self._tasks,
