@@ -117,7 +117,7 @@ class Worker:
         except Exception as error:  # `init` says what is wrong, if anything is; to weigh is not needed to train
             print(f"the model's memory is not known: {_bug(error)}", flush=True)
             weight = None
-        on_device = settings["device"] != "cpu" and run.needs_data and torch.cuda.is_available()
+        on_device = _wanted_device(run, settings) != "cpu" and torch.cuda.is_available()
         free = min(torch.cuda.mem_get_info()[0], settings["device_memory"] or math.inf) if on_device else None
         return {"weight": None if weight is None else asdict(weight), "free": free}
 
@@ -134,7 +134,6 @@ class Worker:
         from swarmnode.training.inner import InnerLoop, layout_of, trained
         from swarmnode.training.optimizer import with_moments
         from swarmnode.training.probes import Probes
-        from swarmnode.training.rl.section import hf_model
         from swarmnode.training.runspec import decode
         from swarmnode.training.tasks import Assignment, load_task
 
@@ -143,11 +142,10 @@ class Worker:
         run = decode(spec)
         self._inner = run.inner
         keep_in(Path(settings["scratch"]) if settings["scratch"] else None)
-        is_large = run.needs_data or hf_model(settings["policy"] or run.rollouts.policy) is not None
-        on_gpu = is_large and settings["sampling"] != "vllm"  # whose place is the CPU
+        is_large = run.needs_data or _is_language_model(run, settings)
         threads = settings["threads"] or (os.cpu_count() if is_large else 1) or 1
         torch.set_num_threads(max(1, threads // self._ranks.count))
-        self._device, why = _device(settings["device"] if on_gpu or settings["device"] == "cuda" else "cpu")
+        self._device, why = _device(_wanted_device(run, settings))
         self._check_ranks(run, sharded=settings["sharded"])
         if self._device == "cuda":
             torch.cuda.set_device(self._ranks.rank)
@@ -552,6 +550,17 @@ def _pin(vector: Any) -> None:
         print("the GPU's driver does not pin the parameters' memory, so that copies take longer", file=sys.stderr)
         with suppress(RuntimeError):  # the error would be found by whoever looks next
             torch.zeros(1, device="cuda")
+
+
+def _is_language_model(run: RunSpec, settings: dict[str, Any]) -> bool:  # that is the policy of a run by rollouts
+    from swarmnode.training.rl.section import hf_model
+
+    return not run.needs_data and hf_model(settings["policy"] or run.rollouts.policy) is not None
+
+
+def _wanted_device(run: RunSpec, settings: dict[str, Any]) -> str:  # small policies stay on the CPU, and vLLM does
+    may_leave_cpu = run.needs_data or (_is_language_model(run, settings) and settings["sampling"] != "vllm")
+    return "cpu" if settings["device"] == "auto" and not may_leave_cpu else settings["device"]
 
 
 def _device(wanted: str) -> tuple[str, str]:  # what trains, and what an owner should hear of that

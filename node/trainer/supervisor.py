@@ -370,7 +370,8 @@ class TrainerProcess(Trainer):
 
     def _may_take_vllm(self) -> bool:
         policy = self._settings.policy or self._spec.rollouts.policy
-        return self._settings.sampling == "auto" and hf_model(policy) is not None and find_spec("vllm") is not None
+        on_cpu, wanted = self.free is None, self._settings.sampling == "auto"
+        return on_cpu and wanted and hf_model(policy) is not None and find_spec("vllm") is not None
 
     def _tell_sandbox(self, told: dict[str, Any]) -> None:
         """Say what holds the trainer and what does not; once, unless it changes."""

@@ -11,6 +11,7 @@ import trio
 from swarmnode.node.trainer import supervisor as trainer_module
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.training import worker
 from swarmnode.training.runspec import parse_runspec
 
 # Builds a task that any program can hold, and dies, as a program does that was made for another processor.
@@ -60,9 +61,38 @@ def test_a_trainer_that_dies_with_vllm_as_it_starts_goes_on_in_torch_and_tells_w
     assert said.count("vLLM failed while it sampled") == 1
 
 
-@pytest.mark.parametrize(("installed", "sampling"), [(False, "auto"), (True, "vllm")])
+@pytest.mark.parametrize(
+    ("method", "policy", "sampling", "wanted"),
+    [
+        ("sapo", "", "auto", "cpu"),
+        ("sapo", "hf:m", "auto", "auto"),
+        ("sapo", "hf:m", "vllm", "cpu"),
+        ("diloco", "", "vllm", "auto"),
+    ],
+)
+def test_small_policies_and_vllm_stay_on_the_cpu_and_nothing_else_does(
+    method: str, policy: str, sampling: str, wanted: str
+) -> None:
+    task = "digits-rl" if method == "sapo" else "byte-lm"
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": task}, "exchange": {"method": method}}, source="test")
+    asked = {"policy": policy, "sampling": sampling}
+    assert worker._wanted_device(spec, {**asked, "device": "auto"}) == wanted
+    for device in ("cpu", "cuda"):
+        assert worker._wanted_device(spec, {**asked, "device": device}) == device
+
+
+@pytest.mark.parametrize(
+    ("installed", "sampling", "free"),
+    [(False, "auto", None), (True, "vllm", None), (True, "auto", 1e9)],
+    ids=["not installed", "asked for", "on a GPU"],
+)
 def test_a_trainer_that_dies_otherwise_is_not_said_to_have_died_of_vllm(
-    installed: bool, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    installed: bool,
+    sampling: str,
+    free: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(trainer_module, "MAX_FAILED_STARTS", 1)
     monkeypatch.setattr(trainer_module, "find_spec", lambda name: installed or None)
@@ -75,6 +105,7 @@ def test_a_trainer_that_dies_otherwise_is_not_said_to_have_died_of_vllm(
 
     async def main() -> None:
         trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+        trainer.free = free
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
 
