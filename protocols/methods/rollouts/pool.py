@@ -252,8 +252,10 @@ class RolloutPool:
         for author, deck in by_author.items():
             rng.shuffle(deck)
             (on_probation if self.on_probation(author) else established).append(deck)
-        some = _in_turn(on_probation, max(1, int(count * self.limits.probation)), rng)
-        chosen = _in_turn(established, count - len(some), rng)
+        rng.shuffle(on_probation)
+        rng.shuffle(established)
+        some = in_turn(on_probation, max(1, int(count * self.limits.probation)))
+        chosen = in_turn(established, count - len(some))
         part = self.limits.probation / (1 - self.limits.probation)  # to one of those who are not on probation
         return (*chosen, *some[: max(1, int(part * len(chosen) + 1e-9))])
 
@@ -382,12 +384,10 @@ class RolloutPool:
         self._seen[id] = None
 
 
-def _in_turn(decks: list[list[SignedGroup]], count: int, rng: random.Random) -> list[SignedGroup]:
-    """Up to `count` groups, one of each deck in turn."""
-    left = [deck for deck in decks if deck]
-    rng.shuffle(left)
+def in_turn(decks: Sequence[list[SignedGroup]], count: int) -> list[SignedGroup]:
+    """Take up to `count` groups, the last of each deck in turn."""
     chosen: list[SignedGroup] = []
-    while left and len(chosen) < count:
+    while len(chosen) < count and any(decks):
+        left = [deck for deck in decks if deck]
         chosen += [deck.pop() for deck in left[: count - len(chosen)]]
-        left = [deck for deck in left if deck]
     return chosen

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
+from swarmnode.protocols.methods.rollouts.pool import in_turn
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
@@ -170,10 +171,7 @@ class Samplers:
             fresh = [group for group in author.waiting if self._is_fresh(group, version)]
             author.tally.refuse("stale", len(author.waiting) - len(fresh))
             author.waiting = sorted(fresh, key=lambda group: group.version)
-        decks, chosen = [author.waiting for author in self._authors.values()], list[SignedGroup]()
-        while len(chosen) < most and any(decks):
-            chosen += [deck.pop() for deck in [deck for deck in decks if deck][: most - len(chosen)]]
-        return tuple(chosen)
+        return tuple(in_turn([author.waiting for author in self._authors.values()], most))
 
     def put_back(self, groups: Sequence[SignedGroup]) -> None:
         """Keep these, which were taken and not looked at; of who was caught lying meanwhile none."""
