@@ -45,7 +45,7 @@ class Tolerance:
 
     logprobs: float  # nats, mean |claimed − recomputed| of a group's tokens
     margins: float  # nats, of all tokens together; for each thousand of them where there are more
-    edge: float  # nats, of the last of the top k (`sampling.Drawn`)
+    edge: float  # nats, of the last of the top k (`sampling.read_tokens`)
 
 
 # Both compute in 32 bits: of log-probabilities, 8e-5 is seen, most of which is the 16 bits with which they travel.

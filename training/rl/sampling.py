@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -153,8 +153,8 @@ def read(
 ) -> list[list[TokenReading | None]]:
     """Every answer of these groups, as likely as `policy` finds it when it samples as `how` says.
 
-    With `edge`, also how far each token is from the one that the noise of its author picks (`Drawn`). An answer that
-    cannot be written in the policy's vocabulary, or does not fit into its context, is read as None.
+    With `edge`, also how far each token is from the one that the noise of its author picks (`read_tokens`). An answer
+    that cannot be written in the policy's vocabulary, or does not fit into its context, is read as None.
     """
     prompts, answers, places, noise = [], [], [], []
     for number, scored in enumerate(groups):
@@ -172,22 +172,10 @@ def read(
                 places.append((number, index))
                 noise.append((seed, index))
     found: list[list[TokenReading | None]] = [[None] * len(scored.texts) for scored in groups]
-    readings = read_tokens(policy, prompts, answers, how, None if edge is None else Drawn(noise, edge))
+    readings = read_tokens(policy, prompts, answers, how, noise, edge=edge)
     for (number, index), reading in zip(places, readings, strict=True):
         found[number][index] = reading
     return found
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """By what noise answers were drawn.
-
-    `edge`: nats by which the last of the top k may look likelier or less so to another machine. A token that is more
-    than that below it cannot be drawn, and has a margin of inf; one that is not above by as much is not missed.
-    """
-
-    noise: Sequence[tuple[int, int]]  # of each answer its group's seed, and which of the group's answers it is
-    edge: float = 0.0
 
 
 @torch.no_grad()
@@ -196,27 +184,30 @@ def read_tokens(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     how: Sampling = HONEST,
-    drawn: Drawn | None = None,
+    noise: Sequence[tuple[int, int]] = (),
+    *,
+    edge: float | None = None,
 ) -> list[TokenReading]:
     """How likely `policy` finds answers in its own tokens, none of them empty, each to the prompt at its place.
 
-    With `drawn`, readings have margins.
+    With `edge`, readings have margins; `noise` is then of each answer its group's seed, and which of the group's
+    answers it is. `edge`: nats by which the last of the top k may look likelier or less so to another machine. A token
+    that is more than that below it cannot be drawn, and has a margin of inf; one that is not above by as much is not
+    missed.
     """
     texts = list(zip(prompts, answers, strict=True))
     longest = max((len(prompt) + len(answer) for prompt, answer in texts), default=1)
     rows = rows_at_once(policy, longest)
     passes = [slice(first, first + rows) for first in range(0, len(texts), rows)]
-    parts = [None if drawn is None else replace(drawn, noise=drawn.noise[cut]) for cut in passes]
-    return [
-        reading for cut, part in zip(passes, parts, strict=True) for reading in _one_pass(policy, texts[cut], how, part)
-    ]
+    return [reading for cut in passes for reading in _one_pass(policy, texts[cut], how, noise[cut], edge)]
 
 
 def _one_pass(
     policy: Policy,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     how: Sampling,
-    drawn: Drawn | None,
+    noise: Sequence[tuple[int, int]],
+    edge: float | None,
 ) -> Iterator[TokenReading]:
     longest = max(len(prompt) + len(answer) for prompt, answer in texts)
     padded = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer in texts]
@@ -236,10 +227,10 @@ def _one_pass(
     logprobs = logits.gather(1, following)
     ranks = (logits > logprobs).sum(dim=-1).cpu().numpy()
     margins = None
-    if drawn is not None:
-        each = [(*drawn.noise[row], place) for row, (_, answer) in enumerate(texts) for place in range(len(answer))]
+    if edge is not None:
+        each = [(*noise[row], place) for row, (_, answer) in enumerate(texts) for place in range(len(answer))]
         streams = streams_of(*zip(*each, strict=True)).to(logits.device)
-        margins = _margins(logits, following, streams, least, drawn.edge).cpu().numpy()
+        margins = _margins(logits, following, streams, least, edge).cpu().numpy()
     numbers, end = logprobs[:, 0].cpu().numpy(), 0
     for _, answer in texts:
         cut = slice(end, end := end + len(answer))

@@ -10,7 +10,7 @@ import torch
 
 from swarmnode.training.rl.noise import gumbel, noise_seed, numbers, streams_of
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
-from swarmnode.training.rl.sampling import Completion, Drawn, Sampling, draw, read_tokens, sample
+from swarmnode.training.rl.sampling import Completion, Sampling, draw, read_tokens, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.vocabulary import DIGITS
 
@@ -88,10 +88,11 @@ def test_a_reader_finds_each_token_to_be_the_drawn_one(policy: TinyGPT | TinyGRU
     answers = sample(policy, PROMPTS, how, SEEDS)
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     drawn = [(seed, answer) for seed in SEEDS for answer in range(4)]
-    for reading in read_tokens(policy, prompts, tokens(answers), how, Drawn(drawn)):
+    for reading in read_tokens(policy, prompts, tokens(answers), how, drawn, edge=0.0):
         assert reading.margins is not None and reading.margins.max() < 1e-4
     others = [(seed + 100, answer) for seed, answer in drawn]
-    apart = np.concatenate([each.margins for each in read_tokens(policy, prompts, tokens(answers), how, Drawn(others))])
+    readings = read_tokens(policy, prompts, tokens(answers), how, others, edge=0.0)
+    apart = np.concatenate([each.margins for each in readings])
     assert np.mean(apart > 0.01) > 0.5
 
 
@@ -103,10 +104,10 @@ def test_a_margin_is_what_a_token_falls_short_of_the_best_and_infinite_out_of_th
         best, _ = draw(policy(torch.tensor([prompt]))[:, -1], Sampling(), streams_of([5], [2], [0]))
     assert int(best) == int(scores.argmax())
     for token in range(DIGITS.size):
-        (reading,) = read_tokens(policy, [prompt], [[token]], drawn=Drawn([(5, 2)]))
+        (reading,) = read_tokens(policy, [prompt], [[token]], noise=[(5, 2)], edge=0.0)
         assert reading.margins is not None
         np.testing.assert_allclose(reading.margins, [scores.max() - scores[token]], atol=1e-5)
-    (reading,) = read_tokens(policy, [prompt], [[int(logprobs.argmin())]], Sampling(top_k=3), Drawn([(5, 2)], edge=0.1))
+    (reading,) = read_tokens(policy, [prompt], [[int(logprobs.argmin())]], Sampling(top_k=3), [(5, 2)], edge=0.1)
     assert reading.margins is not None and np.isinf(reading.margins[0])
 
 
@@ -137,9 +138,9 @@ def test_who_finds_another_token_to_be_the_last_of_the_top_k_is_borne() -> None:
     asked, answers, noise = [[0]] * 300, [[token] for token in drawn], [(seed, 0) for seed in range(300)]
 
     def worst(edge: float) -> float:
-        readings = read_tokens(reader, asked, answers, how, Drawn(noise, edge))  # type: ignore[arg-type]
+        readings = read_tokens(reader, asked, answers, how, noise, edge=edge)  # type: ignore[arg-type]
         return float(np.concatenate([reading.margins for reading in readings]).max())
 
     assert 3 in drawn and np.isinf(worst(0.0)) and worst(0.05) < 0.05
-    cannot = read_tokens(reader, [[0]], [[4]], how, Drawn([(1, 0)], 0.05))  # type: ignore[arg-type]
+    cannot = read_tokens(reader, [[0]], [[4]], how, [(1, 0)], edge=0.05)  # type: ignore[arg-type]
     assert np.isinf(cannot[0].margins)
