@@ -213,8 +213,9 @@ class Sapo(_ByRollouts):
             raise LostPlace(f"the trainer died and is restarted: {error}") from error
         finally:
             self.phase = "waiting"
-        stands = await self._stand_after(place.round + 1)
-        await self._broadcast_weights(stands)
+        words = await self._stand_after(place.round + 1)
+        stands = self._stands()
+        await self._broadcast_weights(stands, words)
         return RoundResult(
             round=place.round,
             state_hash=stands.state_hash,
@@ -275,25 +276,27 @@ class Sapo(_ByRollouts):
                 pool.note(author, "strange-answer", count)
         return learned
 
-    async def _broadcast_weights(self, place: Place) -> None:
-        """Put out the parameters that the trainer has, if somebody samples with them."""
+    async def _broadcast_weights(self, place: Place, words: Words) -> None:
+        """Put out the policy of this place, if somebody samples with it."""
         if not self.broadcast.wanted:
             return
         try:
-            words = await self._parts.runner(self._words)
             await self.broadcast.publish(words, version=place.round, policy=place.state_hash)
         except ShardError as error:
             self._parts.observer.warn("weights", f"those who sample for this node get no new weights: {error}")
         else:
             self._parts.observer.warn("weights", None)
 
-    async def _stand_after(self, round: int) -> Place:
-        """Having done so many rounds, with the parameters that the trainer has."""
-        return self._stand(round, await self._parts.runner(lambda: hash_of(self._words())))
+    async def _stand_after(self, round: int) -> Words:
+        """Having done so many rounds, with the parameters that the trainer has: these, as others sample with them."""
 
-    def _words(self) -> Words:
-        """The policy as others sample with it."""
-        return rounded(self._trainer.parameters())
+        def work() -> tuple[Words, str]:
+            words = rounded(self._trainer.parameters())
+            return words, hash_of(words)
+
+        words, state_hash = await self._parts.runner(work)
+        self._stand(round, state_hash)
+        return words
 
 
 class SapoSampler(_ByRollouts):
