@@ -269,7 +269,10 @@ class Trainer(ABC):
         raise self._cannot("train a policy")
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
-        """Answers to these questions with proofs, for whoever trains the policy. Raises TrainerDied."""
+        """Answers with proofs to these questions, up to one that cannot be made, for whoever trains the policy.
+
+        Raises TrainerDied.
+        """
         raise self._cannot("train a policy")
 
     async def learn(

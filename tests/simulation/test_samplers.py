@@ -24,6 +24,7 @@ from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import NAMES, TaskRef
 
 STALENESS = 4  # the run's bound, by default
+BATCH = 8  # questions of a batch, by default
 Body = Callable[[SimSwarm], Awaitable[None]]
 Make = Callable[[str], SimPolicy]
 
@@ -41,6 +42,14 @@ class PicksQuestions(SimPolicy):
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         easy = [TaskRef("digits/swap", 5, seed) for seed in range(len(tasks))]
         return await super().answer(easy, version=version, policy=policy)
+
+
+class CannotAskAll(SimPolicy):
+    """Answers what comes before the first question that it cannot make: every eighth, by its seed."""
+
+    async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
+        first = next((place for place, task in enumerate(tasks) if not task.seed % 8), len(tasks))
+        return await super().answer(tasks[:first], version=version, policy=policy)
 
 
 def simulate(
@@ -376,3 +385,16 @@ def test_a_sampler_that_is_cut_off_comes_back_with_new_weights_and_counters_that
         assert not tally(swarm, "c").caught
 
     simulate(body, trainers="a", samplers="c")
+
+
+def test_a_question_that_cannot_be_made_is_left_out_by_who_samples() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        sampler = sampler_of(swarm, "c")
+        await swarm.round_done(1, "c")
+        first = sampler.rollouts.counter
+        await swarm.round_done(21, "c")
+        assert sampler.rollouts.counter == first + 20 * BATCH, "whatever could be asked"
+        found = tally(swarm, "c")
+        assert 3 * BATCH < found.accepted < 20 * BATCH and not found.caught and "cherry-picked" not in found.refused
+
+    simulate(body, trainers="a", samplers="c", odd={"c": CannotAskAll})

@@ -146,8 +146,12 @@ class Learner:
         return self._answered([*others, *chosen], self.settings.answers)
 
     def answer(self, tasks: Sequence[TaskRef], *, policy: str) -> list[RolloutGroup]:
-        """Answers to these questions for whoever trains this policy, called `policy`."""
-        return self._groups([regenerate(ref) for ref in tasks], self.settings.answers, policy)
+        """Answers to these questions, up to one that cannot be made, for the trainer of the policy called `policy`."""
+        questions = []
+        with suppress(UnknownTask):
+            for ref in tasks:
+                questions.append(regenerate(ref))
+        return self._groups(questions, self.settings.answers, policy) if questions else []
 
     def shareable(self, own: Sequence[Scored]) -> list[RolloutGroup]:
         """What others can use of these groups of its own: without the answers that its own gate refuses.

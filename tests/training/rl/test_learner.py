@@ -17,7 +17,7 @@ from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks import TaskRef, regenerate, well_formed
+from swarmnode.training.rl.tasks import TASKS, RolloutTask, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS
 
 SPEC = PolicySpec(layers=1, width=32, heads=4)
@@ -282,3 +282,27 @@ def test_heldout_is_measured_on_the_same_questions_where_a_seed_is_given(warm: C
     assert learner.heldout(50) != learner.heldout(50)
     worked = warm(replace(SETTINGS, tasks=(("digits/worked", 2),)))
     assert 0 <= worked.heldout(20, seed=1) == worked.heldout(20, seed=1) <= 1
+
+
+class Even(RolloutTask):
+    """Has no question of an odd seed."""
+
+    def generate(self, seed: int, difficulty: int) -> int:
+        if seed % 2:
+            raise ValueError("that is odd")
+        return seed
+
+    def prompt(self, problem: int) -> str:
+        return f"{problem}="
+
+    def verify(self, problem: int, answer: str) -> float:
+        return float(answer == "0")
+
+
+@pytest.mark.parametrize(("seeds", "answered"), [((2, 4, 3, 6), 2), ((1, 2), 0)])
+def test_for_another_those_questions_are_answered_that_come_before_one_that_cannot_be_made(
+    seeds: tuple[int, ...], answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "own/Even", Even())
+    tasks = [TaskRef("own/Even", 5, seed) for seed in seeds]
+    assert [group.task for group in a_learner(warm=False).answer(tasks, policy="p")] == tasks[:answered]
