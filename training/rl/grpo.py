@@ -198,16 +198,12 @@ def pack(
     """Texts of unequal length as one batch; where `behaviour` is None, the writer's chances are unknown."""
     lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
     N, T = len(lengths), max(lengths)
-    mask, chances = torch.zeros(N, T - 1), torch.zeros(N, T - 1)
-    known = torch.zeros(N, dtype=torch.bool)
-    rows: list[int] = []
-    columns: list[int] = []
     padded = [[*prompt, *answer, *[0] * (T - n)] for prompt, answer, n in zip(prompts, answers, lengths, strict=True)]
     tokens = torch.tensor(padded)
-    for row, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
-        rows.extend([row] * (n - len(prompt)))
-        columns.extend(range(len(prompt) - 1, n - 1))
-    mask[rows, columns] = 1.0
+    following = torch.arange(1, T)
+    begins = torch.tensor([[len(prompt)] for prompt in prompts])
+    mask = ((begins <= following) & (following < torch.tensor(lengths)[:, None])).float()
+    chances, known = torch.zeros(N, T - 1), torch.zeros(N, dtype=torch.bool)
     for row, given in enumerate(behaviour or ()):
         if given is not None:
             begin = len(prompts[row]) - 1
