@@ -24,7 +24,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ MAX_QUESTION = 1 << 16  # characters
 MAX_ANSWER = 4096  # characters that a check is given; longer answers earn nothing
 CHECK_SECONDS = 1.0  # for checking an answer of a stranger; what takes longer earns nothing
 MAKE_SECONDS = 10.0  # for making a question whose seed a stranger may have chosen
+TRIED = 64  # texts of the form of an answer, for one that a task of somebody's own can make
 ALPHABET = "0123456789abcdefghij=:#!"  # of the digit tasks
 DEFAULT_BASE = 5
 WORKED = "worked"
@@ -198,7 +199,11 @@ def tasks_of_run(rollouts: RolloutsSection) -> tuple[tuple[str, int], ...]:
 
 def well_formed(ref: TaskRef, rng: np.random.Generator) -> str:
     """A random answer of the right form: what a policy is warmed up on, which teaches it the form and nothing else."""
-    return find(ref.name).form(ref.difficulty, rng)
+    task = find(ref.name)
+    for _ in range(TRIED):
+        with suppress(Exception, SystemExit):  # a task of somebody's own may fail at a seed
+            return task.form(ref.difficulty, rng)
+    return ""
 
 
 def assigned_task(

@@ -298,6 +298,9 @@ class Even(RolloutTask):
     def verify(self, problem: int, answer: str) -> float:
         return float(answer == "0")
 
+    def key(self, problem: int) -> str:
+        return "0"
+
 
 @pytest.mark.parametrize(("seeds", "answered"), [((2, 4, 3, 6), 2), ((1, 2), 0)])
 def test_for_another_those_questions_are_answered_that_come_before_one_that_cannot_be_made(
@@ -306,3 +309,12 @@ def test_for_another_those_questions_are_answered_that_come_before_one_that_cann
     monkeypatch.setitem(TASKS, "own/Even", Even())
     tasks = [TaskRef("own/Even", 5, seed) for seed in seeds]
     assert [group.task for group in a_learner(warm=False).answer(tasks, policy="p")] == tasks[:answered]
+
+
+def test_a_task_of_which_some_questions_cannot_be_made_is_warmed_up_on_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(TASKS, "own/Even", Even())
+    learner = a_learner(replace(SETTINGS, tasks=(("own/Even", 5),)), warm=False)
+    first = learner.warm_up(well_formed, steps=1)
+    assert learner.warm_up(well_formed, steps=8) < first
