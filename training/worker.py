@@ -21,6 +21,7 @@ import math
 import mmap
 import os
 import select
+import shutil
 import socket
 import sys
 import time
@@ -41,7 +42,7 @@ from swarmnode.training.tokens import CorpusError
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import Point, State, Stretch, point_of, row_of
-from swarmnode.training.verify.vectors import FREE_SHARE, Vectors, free, states_in
+from swarmnode.training.verify.vectors import FREE_SHARE, Vectors, states_in
 
 if TYPE_CHECKING:
     from swarmnode.training.runspec import RunSpec
@@ -194,7 +195,7 @@ class Worker:
         shows = run.audited and settings["shared"] and not self._ranks.rank
         has_same = self._texts or not getattr(self._task, "needs_text", False)  # else nobody has what it trains on
         if shows and has_same and hasattr(self._task, "places"):
-            left = min(free(settings["scratch"]), settings["disk"] or math.inf)
+            left = min(shutil.disk_usage(settings["scratch"]).free, settings["disk"] or math.inf)
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": left}
             self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
             every = stretch_steps(run.inner.steps, layout.parameters)  # in short rounds as well: who waits trains on

@@ -38,11 +38,6 @@ def states_in(scratch: str) -> tuple[Path, Path, Path]:
     return own, offered, fetched
 
 
-def free(folder: str) -> int:
-    """Bytes that the disk has left."""
-    return shutil.disk_usage(folder).free
-
-
 class Vectors:
     """One process's view of a folder. Blocking; raises OSError where the disk takes nothing."""
 
