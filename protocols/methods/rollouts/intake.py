@@ -278,7 +278,7 @@ class GroupIntake:
                 self.counts["received_bytes"] += group.size
             elif refused == "duplicate":
                 self.counts["duplicate"] += 1
-        return self._pool.get(group.id) is not None
+        return group.id in self._pool
 
     def _checked(self, group: SignedGroup) -> str:
         try:

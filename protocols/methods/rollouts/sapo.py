@@ -36,21 +36,23 @@ import numpy as np
 import trio
 
 from swarmnode.crdt.envelope import Envelope
+from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts.intake import informative
-from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, SignedGroup
-from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
+from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, TIMEOUT, SignedGroup
+from swarmnode.protocols.methods.rollouts.pool import RolloutLimits, SharingRules
 from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.rollouts.weights import (
+    HELD_FOR,
+    WEIGHTS,
     Newest,
     NoWeights,
     Weights,
     WeightsBroadcast,
     WeightsFetch,
     WeightsQuery,
-    ask,
     hash_of,
     open_weights,
 )
@@ -76,8 +78,8 @@ LEAST_BETWEEN = 0.5  # seconds between questions to a trainer that answers when 
 AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
 
 
-class _ByRollouts(Method):
-    """What both roles have alike. It implements `SharingRules` as a method that takes no groups."""
+class _ByRollouts(Method, SharingRules):
+    """What both roles have alike."""
 
     name = "sapo"
     phase = "waiting"
@@ -123,17 +125,8 @@ class _ByRollouts(Method):
     def peers(self) -> Sequence[PeerId]:
         return self._parts.membership.connected()
 
-    def standing(self, author: PeerId) -> float:
-        return 1.0
-
-    def check(self, group: SignedGroup) -> str:
-        return ""
-
     async def score(self, groups: Sequence[SignedGroup], *, texts: bool = False) -> list[dict[str, Any]]:
         return await self._trainer.score([(signed.author, signed.group) for signed in groups], texts=texts)
-
-    def insert_sampled(self, group: SignedGroup) -> str:
-        return "for-another"
 
     def _stand(self, round: int, state_hash: str) -> Place:
         """Having done so many rounds, with the policy of this hash."""
@@ -449,7 +442,13 @@ class SapoSampler(_ByRollouts):
             self._go_to(None)
 
     async def _query(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
-        return await ask(self._parts.rpc, peer, WeightsQuery(self._parts.run_id, samples, after))
+        """What a peer says of its weights; None where it does not answer, or trains nothing."""
+        query, timeout = WeightsQuery(self._parts.run_id, samples, after), TIMEOUT + (HELD_FOR if after >= 0 else 0)
+        try:
+            return await self._parts.rpc.call(peer, WEIGHTS, query, Newest, timeout=timeout)
+        except CallError as error:
+            log.debug("%s does not tell of weights: %s", peer, error)
+            return None
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
         shapes = sorted({newest.shape for newest in found.values()})

@@ -31,10 +31,10 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
-from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
+from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, TIMEOUT, Digest
+from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, Digest
 from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
 from swarmnode.protocols.methods.rollouts.sharing import admit
 from swarmnode.protocols.network import PeerId
@@ -279,12 +279,3 @@ class WeightsBroadcast:
         payload, signature = self._newest[1] if self._newest is not None else (b"", b"")
         samplers = sum(asker != peer for asker in self._askers())
         return Newest(self._shape, payload, signature, samplers, self._samplers.tally(peer))
-
-
-async def ask(rpc: Rpc, peer: PeerId, query: WeightsQuery) -> Newest | None:
-    """What a peer says of its weights; None where it does not answer, or trains nothing."""
-    try:
-        return await rpc.call(peer, WEIGHTS, query, Newest, timeout=TIMEOUT + (HELD_FOR if query.after >= 0 else 0))
-    except CallError as error:
-        log.debug("%s does not tell of weights: %s", peer, error)
-        return None
