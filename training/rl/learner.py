@@ -98,10 +98,9 @@ class Learner:
         Supervised, with an optimizer of its own. What is learned becomes the gate's reference.
         """
         rng = np.random.default_rng([self.seed, 3])
-        self.reference = copy.deepcopy(self.policy)
         chance = np.random.default_rng(self.seed)
         if not form(self._question(chance).ref, chance):
-            return 0.0  # nobody knows what an answer looks like
+            steps = 0  # nobody knows what an answer looks like
         optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
         vocabulary = self.policy.vocabulary
         loss = 0.0

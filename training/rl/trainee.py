@@ -86,7 +86,7 @@ class Trainee:
         self.engine = Engine(policy, assignment.sampling)
         own_seed = seed_of(spec.run.seed, assignment.peer_id)
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
-        self.learner.start_from(beginning)
+        self.learner.reference = beginning.reference
         self.audit = RolloutAudit(
             policy,
             share=rollouts.audit,
