@@ -135,14 +135,14 @@ class RunsApi:
         """What is held of whom, and what of each was refused."""
         _, rollouts = self._sharing()
         pool = rollouts.pool
-        return {"pool": asdict(pool.stats()), "authors": [asdict(author) for author in pool.by_author()]}
+        return {"pool": pool.stats(), "authors": [asdict(author) for author in pool.by_author()]}
 
     async def rollouts_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What sharing and learning came to since this node started."""
         session, rollouts = self._sharing()
         by_task = session.rewards_by_task.items()
         return {
-            **asdict(rollouts.stats()),
+            **rollouts.stats(),
             "samplers": [],
             **learning_of(session),
             "reward_by_task": {task: [[r, reward] for r, reward in course] for task, course in by_task},

@@ -154,8 +154,8 @@ def test_what_teaches_nothing_is_neither_shared_nor_kept() -> None:
         policy_of(swarm, "a").load(policy_of(swarm, "a").parameters() * 0 + 1)  # all of its answers are right now
         method = swarm.nodes["a"].method
         assert isinstance(method, Sapo)
-        published = method.rollouts.stats().events["published"]
+        published = method.rollouts.stats()["events"]["published"]
         await swarm.round_done(max(swarm.nodes["a"].rounds) + 5, "a")
-        assert method.rollouts.stats().events["published"] == published
+        assert method.rollouts.stats()["events"]["published"] == published
 
     simulate(body, "a", "b")

@@ -120,22 +120,6 @@ class AuthorStats:
     refused: dict[str, int] = field(default_factory=dict)  # by reason
 
 
-@dataclass(frozen=True)
-class PoolStats:
-    """The pool now, and what was refused or let go of since the start."""
-
-    groups: int
-    bytes: int
-    own_groups: int
-    own_bytes: int
-    unused: int
-    authors: int
-    greatest_share: float  # of the groups held, of the author who has most
-    oldest: float  # seconds since the oldest came, 0 where there is none
-    refused: Mapping[str, int]  # by reason
-    dropped: Mapping[str, int]  # by reason: old, stale, no-standing, quota, probation, full
-
-
 class RolloutPool:
     """Bounded, and fair among authors. Its clock is `now`, in ms; nothing here blocks or waits."""
 
@@ -145,14 +129,14 @@ class RolloutPool:
         self.me, self._rules, self._now = me, rules, now
         self.limits = limits or PoolLimits()
         self._held: OrderedDict[bytes, PooledGroup] = OrderedDict()  # the oldest arrival first
-        self._size = 0
+        self.size = 0  # bytes of these
         self._own: OrderedDict[bytes, SignedGroup] = OrderedDict()  # the oldest first
-        self._own_size = 0
+        self.own_size = 0
         self._authors: OrderedDict[PeerId, AuthorStats] = OrderedDict()  # the one active last at the end
         self._seen = Recent[bytes, None](MAX_SEEN)
         self.lacking = 0  # groups that the last who asked for candidates did not get
         self.refused: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()  # by reason: old, stale, no-standing, refused, quota, probation, full
 
     def __len__(self) -> int:
         return len(self._held)
@@ -179,10 +163,10 @@ class RolloutPool:
         """Keep a group of this node's own; the oldest ones make room."""
         self.remember(group.id)
         self._own[group.id] = group
-        self._own_size += group.size
+        self.own_size += group.size
         limits = self.limits
-        while len(self._own) > 1 and (len(self._own) > limits.own_groups or self._own_size > limits.own_bytes):
-            self._own_size -= self._own.popitem(last=False)[1].size
+        while len(self._own) > 1 and (len(self._own) > limits.own_groups or self.own_size > limits.own_bytes):
+            self.own_size -= self._own.popitem(last=False)[1].size
 
     def own(self) -> tuple[SignedGroup, ...]:
         """This node's groups, the oldest first."""
@@ -221,7 +205,7 @@ class RolloutPool:
         author.groups += 1
         author.bytes += group.size
         self._held[group.id] = PooledGroup(group, self._now())
-        self._size += group.size
+        self.size += group.size
         self._make_room(author)
         if self.on_probation(group.author):
             self._make_room_on_probation()
@@ -301,21 +285,22 @@ class RolloutPool:
 
     # -- statistics
 
-    def stats(self) -> PoolStats:
+    def stats(self) -> dict[str, Any]:
+        """The pool now, and what was refused or let go of since the start, by reason; for the control API."""
         now = self._now()
         counts = [author.groups for author in self._authors.values() if author.groups]
-        return PoolStats(
-            groups=len(self._held),
-            bytes=self._size,
-            own_groups=len(self._own),
-            own_bytes=self._own_size,
-            unused=sum(not held.used for held in self._held.values()),
-            authors=len(counts),
-            greatest_share=max(counts, default=0) / max(1, len(self._held)),
-            oldest=max((now - held.came_at for held in self._held.values()), default=0) / 1000,
-            refused=dict(self.refused),
-            dropped=dict(self.dropped),
-        )
+        return {
+            "groups": len(self._held),
+            "bytes": self.size,
+            "own_groups": len(self._own),
+            "own_bytes": self.own_size,
+            "unused": sum(not held.used for held in self._held.values()),
+            "authors": len(counts),
+            "greatest_share": max(counts, default=0) / max(1, len(self._held)),  # of the author who has most
+            "oldest": max((now - held.came_at for held in self._held.values()), default=0) / 1000,  # s since it came
+            "refused": dict(self.refused),
+            "dropped": dict(self.dropped),
+        }
 
     def by_author(self) -> tuple[AuthorStats, ...]:
         """Everybody of whom something is remembered, who has most here first."""
@@ -339,7 +324,7 @@ class RolloutPool:
         peer = author.author
         while author.groups > max(1, self.allowed(peer)) or author.bytes > self._allowed_bytes(peer):
             self._drop_oldest(author, "quota")
-        while len(self._held) > self.limits.groups or self._size > self.limits.bytes:
+        while len(self._held) > self.limits.groups or self.size > self.limits.bytes:
             by_bytes = len(self._held) <= self.limits.groups
             most = max(self._authors.values(), key=lambda each: each.bytes if by_bytes else each.groups)
             self._drop_oldest(most, "full")
@@ -360,7 +345,7 @@ class RolloutPool:
 
     def _drop(self, id: bytes, reason: str) -> int:
         signed = self._held.pop(id).signed
-        self._size -= signed.size
+        self.size -= signed.size
         author = self._authors[signed.author]
         author.groups -= 1
         author.bytes -= signed.size

@@ -43,7 +43,7 @@ from swarmnode.protocols.methods.rollouts.messages import (
     SignedGroup,
     seal,
 )
-from swarmnode.protocols.methods.rollouts.pool import PoolStats, RolloutLimits, RolloutPool, SharingRules
+from swarmnode.protocols.methods.rollouts.pool import RolloutLimits, RolloutPool, SharingRules
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -74,16 +74,6 @@ SHARE_SECONDS = Metric(
     "CPU seconds of signing, checking and choosing rollout groups; neither transport nor learning",
 )
 REFUSED = Metric("swarmnode_rollouts_refused_total", COUNTER, "rollout groups of others not learned from", "why")
-
-
-@dataclass(frozen=True)
-class RolloutStats:
-    """What sharing came to since this node started."""
-
-    pool: PoolStats
-    alone: bool  # no other member is connected now: this node learns from its own rollouts only
-    waiting: int  # groups that are still to be handed on
-    events: dict[str, int]
 
 
 @dataclass
@@ -184,15 +174,17 @@ class Rollouts:
 
     @property
     def alone(self) -> bool:
-        """Whether no other member is connected now."""
+        """Whether no other member is connected now: this node learns from its own rollouts only."""
         return not self._rules.peers()
 
-    def stats(self) -> RolloutStats:
-        return RolloutStats(self.pool.stats(), self.alone, len(self._loads), dict(self.counts))
+    def stats(self) -> dict[str, Any]:
+        """What sharing came to since this node started, for the control API; `waiting` are groups to be handed on."""
+        events = dict(self.counts)
+        return {"pool": self.pool.stats(), "alone": self.alone, "waiting": len(self._loads), "events": events}
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(HELD, lambda: {"own": len(self.pool.own()), "others": len(self.pool)})
-        metrics.show(HELD_BYTES, lambda: {"own": self.pool.stats().own_bytes, "others": self.pool.stats().bytes})
+        metrics.show(HELD_BYTES, lambda: {"own": self.pool.own_size, "others": self.pool.size})
         metrics.show(EVENTS, lambda: self.counts)
         metrics.show(SHARE_SECONDS, lambda: self.runner.seconds)
         metrics.show(REFUSED, lambda: self.pool.refused)

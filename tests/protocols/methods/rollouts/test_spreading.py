@@ -96,7 +96,7 @@ def test_everybody_in_a_small_swarm_hears_of_everything(simulated: Simulated) ->
             others = {each.id for author, groups in published.items() if author != node.me for each in groups}
             assert held_by(node) == others
             assert {own.id for own in node.rollouts.pool.own()} == {each.id for each in published[node.me]}
-            assert not node.rollouts.violations.totals.total() and not node.rollouts.stats().waiting
+            assert not node.rollouts.violations.totals.total() and not node.rollouts.stats()["waiting"]
 
     simulated(main)
 
@@ -124,7 +124,7 @@ def test_groups_that_do_not_fit_one_message_come_one_after_another(simulated: Si
         assert published[0].size < MAX_GIVEN < published[1].size
         await trio.sleep(20)
         assert held_by(second) == {each.id for each in published}
-        assert not second.rollouts.violations.totals.total() and not first.rollouts.stats().waiting
+        assert not second.rollouts.violations.totals.total() and not first.rollouts.stats()["waiting"]
 
     simulated(main)
 
@@ -134,7 +134,7 @@ def test_a_node_alone_keeps_its_own_says_so_and_is_heard_when_others_come(simula
         alone, other = await start(nursery, world, 2)
         published = await alone.rollouts.publish([group(1), group(2)])
         await trio.sleep(60)
-        assert alone.rollouts.alone and len(alone.rollouts.pool.own()) == 2 and alone.rollouts.stats().waiting == 2
+        assert alone.rollouts.alone and len(alone.rollouts.pool.own()) == 2 and alone.rollouts.stats()["waiting"] == 2
         await connect([(alone, other)])
         await trio.sleep(5)
         assert held_by(other) == {each.id for each in published} and not alone.rollouts.alone
@@ -149,7 +149,7 @@ def test_whoever_comes_hears_of_what_is_recent_by_asking_one_neighbour(simulated
         for number, node in enumerate(nodes[:3]):
             await node.rollouts.publish([group(10 * number + k) for k in range(3)])
         await trio.sleep(60)
-        assert not any(node.rollouts.stats().waiting for node in nodes[:3])  # nothing spreads any more
+        assert not any(node.rollouts.stats()["waiting"] for node in nodes[:3])  # nothing spreads any more
         await connect([(nodes[3], nodes[0])])
         await trio.sleep(5)
         assert len(held_by(nodes[3])) == 9 and nodes[3].rollouts.counts["asked_recent"] == 1
@@ -188,7 +188,7 @@ def test_what_is_not_its_authors_is_neither_kept_nor_passed_on_and_costs_who_bro
         assert (await liar.offers(victim, offer_of(honest))).wants == (0,)
         await liar.gives(victim, Give(RUN, ((payload, signature),)))
         assert not held_by(victim) and victim.rollouts.counts["invalid"] == 1
-        assert victim.rollouts.violations.count(node.me) == 1 and not victim.rollouts.stats().waiting
+        assert victim.rollouts.violations.count(node.me) == 1 and not victim.rollouts.stats()["waiting"]
 
     simulated(main)
 
