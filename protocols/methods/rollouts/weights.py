@@ -124,7 +124,7 @@ class Newest(Message):
 
 def hash_of(words: Words) -> str:
     """sha-256 of a policy's words (P,) in hex, little-endian."""
-    return hashlib.sha256(words.astype("<u2").tobytes()).hexdigest()
+    return hashlib.sha256(words.astype("<u2", copy=False).data).hexdigest()
 
 
 def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> Envelope:
@@ -160,24 +160,25 @@ class WeightsFetch:
         held = self._held
         way = weights.since(held[0].policy) if held is not None else ()
         try:
-            words = await self._patched(held[1], way, weights) if held is not None and way else await self._all(weights)
+            found = await self._patched(held[1], way, weights) if held is not None and way else await self._all(weights)
         except (ShardError, NoWeights, BadPatch) as error:
             if not way:
                 raise
             log.info("version %d is fetched as a whole, since patches lead nowhere: %s", weights.version, error)
-            words = await self._all(weights)
+            found = await self._all(weights)
+        words, parameters = found
         self._held = weights, words
         for shard in (held[0].shards if held is not None else set()) - weights.shards:
             await self._shards.drop(shard)
-        return from_bf16(words)
+        return parameters
 
-    async def _patched(self, words: Words, way: Sequence[Patch], weights: Weights) -> Words:
+    async def _patched(self, words: Words, way: Sequence[Patch], weights: Weights) -> tuple[Words, Vector]:
         raw = [await self._content(patch.shard, weights, range(1, weights.size)) for patch in way]
         after = await self._runner(lambda: _checked(functools.reduce(applied, raw, words), weights))
         self.patched += 1
         return after
 
-    async def _all(self, weights: Weights) -> Words:
+    async def _all(self, weights: Weights) -> tuple[Words, Vector]:
         content = await self._content(weights.shard, weights, range(weights.size, weights.size + 1))
         return await self._runner(lambda: _checked(np.frombuffer(content, "<u2"), weights))
 
@@ -186,13 +187,14 @@ class WeightsFetch:
         return await self._shards.content(shard)
 
 
-def _checked(words: Words, weights: Weights) -> Words:
-    """These words, if they are those that were signed. Raises NoWeights."""
+def _checked(words: Words, weights: Weights) -> tuple[Words, Vector]:
+    """These words, and the parameters that they are, if they are those that were signed. Raises NoWeights."""
     if hash_of(words) != weights.policy:
         raise NoWeights(f"the weights that {weights.trainer} signed do not have their hash")
-    if not np.isfinite(from_bf16(words)).all():
+    parameters = from_bf16(words)
+    if not np.isfinite(parameters).all():
         raise NoWeights(f"the weights of {weights.trainer} are not all numbers")
-    return words
+    return words, parameters
 
 
 class WeightsBroadcast:
@@ -227,7 +229,7 @@ class WeightsBroadcast:
         if newest is not None and newest.policy == policy:  # an update that changed nothing
             shard = newest.shard
         else:
-            shard = await self._put(words.astype("<u2").tobytes())
+            shard = await self._put(words.astype("<u2", copy=False).data)
             before = self._words
             patch = await runner(lambda: between(before, words)) if newest is not None and before is not None else b""
             if newest is not None and 0 < len(patch) < WORTH_IT * words.nbytes:
@@ -247,7 +249,7 @@ class WeightsBroadcast:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _put(self, content: bytes) -> bytes:
+    async def _put(self, content: bytes | memoryview) -> bytes:
         """The shard that these bytes are now."""
         runner = self._parts.runner
         try:
