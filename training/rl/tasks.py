@@ -24,7 +24,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -199,11 +199,13 @@ def tasks_of_run(rollouts: RolloutsSection) -> tuple[tuple[str, int], ...]:
 
 def well_formed(ref: TaskRef, rng: np.random.Generator) -> str:
     """A random answer of the right form: what a policy is warmed up on, which teaches it the form and nothing else."""
-    task = find(ref.name)
+    task, failure = find(ref.name), None
     for _ in range(TRIED):
-        with suppress(Exception, SystemExit):  # a task of somebody's own may fail at a seed
+        try:
             return task.form(ref.difficulty, rng)
-    return ""
+        except (Exception, SystemExit) as error:  # a task of somebody's own may fail at a seed
+            failure = error
+    raise UnknownTask(f"in {TRIED} tries no answer in the form of task {ref.name!r} was made: {failure}") from failure
 
 
 def assigned_task(

@@ -17,7 +17,7 @@ from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build, parameter_hash
 from swarmnode.training.rl.sampling import Sampling
-from swarmnode.training.rl.tasks import TASKS, RolloutTask, TaskRef, regenerate, well_formed
+from swarmnode.training.rl.tasks import TASKS, RolloutTask, TaskRef, UnknownTask, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS
 
 SPEC = PolicySpec(layers=1, width=32, heads=4)
@@ -318,3 +318,13 @@ def test_a_task_of_which_some_questions_cannot_be_made_is_warmed_up_on_the_other
     learner = a_learner(replace(SETTINGS, tasks=(("own/Even", 5),)), warm=False)
     first = learner.warm_up(well_formed, steps=1)
     assert learner.warm_up(well_formed, steps=8) < first
+
+
+def test_a_task_of_which_no_answer_can_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Even, difficulty: int, rng: object) -> str:
+        raise ZeroDivisionError("never")
+
+    monkeypatch.setattr(Even, "form", fail)
+    monkeypatch.setitem(TASKS, "own/Even", Even())
+    with pytest.raises(UnknownTask, match=r"'own/Even' was made: never"):
+        well_formed(TaskRef("own/Even", 5, 1), np.random.default_rng(0))
