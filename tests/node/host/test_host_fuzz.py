@@ -17,7 +17,7 @@ from hosts import echo, network, running, until
 from swarmnode.node.host import libp2p_host
 from swarmnode.node.host.limits import ConnectionLimits
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.patches.yamux_frames import DATA, GO_AWAY, HEADER, PING, SYN, WINDOW_UPDATE
+from swarmnode.node.host.patches.yamux_session import DATA, GO_AWAY, HEADER, PING, SYN, WINDOW_UPDATE
 
 SEED = 20
 MAX_PEERS = 8  # of a host that is flooded

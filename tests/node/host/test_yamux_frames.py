@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.node.host.patches.yamux_frames import (
+from swarmnode.node.host.patches.yamux_session import (
     BATCH,
     HEADER,
     MAX_BODY,
