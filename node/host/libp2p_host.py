@@ -158,7 +158,8 @@ class _PeerStore(PeerStore):
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
         super().add_addrs(peer_id, addrs, ttl)
-        del self.peer_data_map[peer_id].addrs[:-MAX_PLACES]
+        if (known := self.peer_data_map.get(peer_id)) is not None:  # else it was the oldest, and made room just now
+            del known.addrs[:-MAX_PLACES]
 
     def _enforce_peer_limit(self) -> None:
         while len(self.peer_data_map) > self.max_peers:

@@ -34,6 +34,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host import muxed
 from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
+from swarmnode.node.host.libp2p_host import _PeerStore
 from swarmnode.node.host.limits import ConnectionLimits
 from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
 from swarmnode.node.host.patches.yamux_session import YamuxSession
@@ -323,6 +324,17 @@ def test_stock_peer_store_still_forgets_its_own_key() -> None:
     for number in range(4):
         store.add_addrs(ID(bytes([number])), [Multiaddr("/ip4/192.0.2.1/tcp/1")], 60)
     assert not store.has_peer(me), GONE.format("libp2p_host._PeerStore")
+
+
+def test_peer_store_that_forgets_the_peer_at_hand_goes_on() -> None:
+    me, oldest, silent = (ID(bytes([number])) for number in range(3))
+    store = _PeerStore(me)
+    store.max_peers, store.connected = 2, {silent: None}
+    store.add_protocols(me, [])
+    store.add_addrs(oldest, [Multiaddr("/ip4/192.0.2.1/tcp/1")], 60)
+    store.add_protocols(silent, ["/test/1"])  # one that tells no addresses: nobody is forgotten yet
+    store.add_addrs(oldest, [Multiaddr("/ip4/192.0.2.1/tcp/2")], 60)
+    assert store.peer_ids() == [me, silent]
 
 
 # circuit addresses: basic_host.keep_relays
