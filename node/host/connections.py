@@ -222,8 +222,9 @@ class Connections(INotifee):
         """Why the peer's new connection is closed, one of TURNED; None where there is room, or another makes some."""
         if self._scoring.standing(peer) is Standing.BANNED:
             return "banned"
-        staying = sum(not known.leaving for known in self._peers.values())
-        if peer in self._peers or staying < self._limits.peers:
+        if (known := self._peers.get(peer)) is not None:
+            return "enough peers" if known.leaving else None
+        if sum(not other.leaving for other in self._peers.values()) < self._limits.peers:
             return None
         other = self._to_displace(group)
         if other is None:

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import hosts
+import pytest
 import trio
-from hosts import identity
+from hosts import identity, network, running, until
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.discovery.finder import MAX_PEERS, AddressBook
 from swarmnode.node.discovery.kademlia import ANCHORS, CLOSER, PER_PREFIX, PER_RELAY, Kademlia
-from swarmnode.node.host.connections import Connections
+from swarmnode.node.host.connections import Connection, Connections
 
 
 def connected_from(group_of: Any) -> Connections:
@@ -49,6 +50,28 @@ def test_what_a_peer_claims_counts_only_where_it_is_not_connected() -> None:
     table.network = cast(Any, SimpleNamespace(known_addresses=lambda peer: claims[peer]))
     table._connections = connected_from({"a": "1.1.1.0/24", "b": None}.__getitem__)
     assert (table._group_of("a"), table._group_of("b")) == ("1.1.1.0/24", "9.9.9.0/24")
+
+
+def test_who_makes_room_for_another_gets_no_second_place_by_dialling_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, *crowd, newcomer = (network(max_peers=3) for _ in range(5))
+    places = {peer.me: "8.8.8.0/24" for peer in crowd}
+    monkeypatch.setattr(Connection, "group", property(lambda self: places.get(self.session.peer, "elsewhere")))
+    ending: list[Any] = []
+
+    async def main() -> None:
+        async with running(full, *crowd, newcomer):
+            for peer in crowd:
+                await peer.connect(full.addresses[0])
+                await until(lambda peer=peer: peer.me in full.connections)
+            monkeypatch.setattr(full.connections, "_close", ending.append)  # closing takes a while
+            await newcomer.connect(full.addresses[0])
+            await until(lambda: newcomer.me in full.connections)
+            assert ending == [each.conn for each in full.connections.of(crowd[-1].me)]
+            assert await crowd[-1].connect_from_listening_port(full.me) is not None
+            await until(lambda: len(ending) == 2)
+            assert len(full.connections.of(crowd[-1].me)) == 1
+
+    trio.run(main)
 
 
 def test_the_book_forgets_the_crowd_before_anybody_else_and_else_the_oldest() -> None:
