@@ -41,7 +41,7 @@ from swarmnode.node.host.quic import QuicSession
 from swarmnode.node.host.stream import multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.limits import Recent
-from swarmnode.protocols.network import Address, PeerId, Unreachable
+from swarmnode.protocols.network import Address, Network, PeerId, Unreachable
 from swarmnode.protocols.peers.scoring import PeerScoring, Standing
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class Dialler:
     """Dials run in the nursery of `connections`; callers that come while a dial is under way share its result."""
 
     def __init__(
-        self, me: PeerId, swarm: Swarm, connections: Connections, scoring: PeerScoring, relays: RelayClient
+        self, network: Network, swarm: Swarm, connections: Connections, scoring: PeerScoring, relays: RelayClient
     ) -> None:
-        self._me = me
+        self._network = network
         self._swarm = swarm
         self._connections = connections
         self._scoring = scoring
@@ -72,6 +72,8 @@ class Dialler:
         self._looked = Recent[PeerId, float](MAX_KNOWN)  # when a faster way was looked for, trio time
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+        if peer == self._network.me:
+            return
         fresh = [with_peer(address, peer) for address in addresses if parse(address)]
         known = tuple(dict.fromkeys(fresh + list(self._known.get(peer, ()))))[:MAX_ADDRESSES]
         if known:
@@ -79,7 +81,10 @@ class Dialler:
             self._swarm.peerstore.add_addrs(peer_id(peer), multiaddrs_of(map(without_peer, known)), KEPT)
 
     def known(self, peer: PeerId) -> tuple[Address, ...]:
-        places = list(self._known.get(peer, ()))
+        """Where a peer may be dialled; first where it was, if this node dialled it."""
+        oldest = self._connections.of(peer)[:1]
+        places = [with_peer(each.address, peer) for each in oldest if not each.inbound]
+        places += self._known.get(peer, ())
         store = self._swarm.peerstore
         try:
             if store.has_peer(peer_id(peer)):
@@ -88,10 +93,10 @@ class Dialler:
             log.debug("no stored addresses of %s: %s", peer, error)
         return tuple(address for address in dict.fromkeys(places) if parse(address))[:MAX_ADDRESSES]
 
-    async def dial(self, target: PeerId | Address, mine: tuple[Address, ...]) -> PeerId:
+    async def dial(self, target: PeerId | Address) -> PeerId:
         """Connect to a peer where it is known to be, or to whoever answers at a multiaddr without a peer.
 
-        Returns the peer. `mine` are this node's own addresses. Raises Unreachable, also where the peer is banned.
+        Returns the peer. Raises Unreachable, also where the peer is banned.
         """
         if self._scoring.standing(target) is Standing.BANNED:
             await trio.lowlevel.checkpoint()
@@ -105,7 +110,7 @@ class Dialler:
             if self._connections.nursery is None:
                 raise Unreachable("the network is not running")
             dial = self._under_way[target] = _Dial()
-            self._connections.nursery.start_soon(self._carry_out, target, mine, dial)
+            self._connections.nursery.start_soon(self._carry_out, target, dial)
         dial.waiting += 1
         try:
             await dial.done.wait()
@@ -120,7 +125,7 @@ class Dialler:
             return target
         raise Unreachable(dial.error)
 
-    async def dial_each(self, peer: PeerId, mine: tuple[Address, ...]) -> dict[Address, str]:
+    async def dial_each(self, peer: PeerId) -> dict[Address, str]:
         """Dial every place where the peer may be, for itself: why each failed, "" where it did not.
 
         All at once, but those through relays only where none else answered.
@@ -138,7 +143,7 @@ class Dialler:
                 results[address] = f"no answer within {TRY_WITHIN:g} s"
 
         try:
-            candidates = self._candidates(peer, mine)
+            candidates = self._candidates(peer)
         except Unreachable:
             candidates = []
         for relayed in (False, True):
@@ -150,13 +155,13 @@ class Dialler:
                         nursery.start_soon(attempt, address)
         return results
 
-    async def _carry_out(self, target: PeerId | Address, mine: tuple[Address, ...], dial: _Dial) -> None:
+    async def _carry_out(self, target: PeerId | Address, dial: _Dial) -> None:
         try:
             with dial.scope:
                 if target.startswith("/"):
                     dial.answered = await self._race([target], None)
                 else:
-                    dial.answered = await self._race(self._candidates(target, mine), target)
+                    dial.answered = await self._race(self._candidates(target), target)
         except Unreachable as error:
             dial.error = str(error)
         except _Failed as failed:
@@ -179,23 +184,17 @@ class Dialler:
 
     async def _try_too(self, there: Connection, over: str) -> None:
         """Dial the peer of a direct connection over the other transport as well."""
-        peer = there.session.peer
         if there.host is not None:
-            await self.dial_beside(peer, self.known(peer), there.host, over)
+            await self.dial_beside(there.session.peer, there.host, over)
 
     async def dial_beside(
-        self,
-        peer: PeerId,
-        addresses: Iterable[Address],
-        host: str,
-        over: str,
-        source: tuple[str, int] | None = None,
+        self, peer: PeerId, host: str, over: str, source: tuple[str, int] | None = None
     ) -> MuxedSession | None:
-        """One more connection to a peer, over "tcp" or "quic", at those of its `addresses` that are at an IP address.
+        """One more connection to a peer, over "tcp" or "quic", at those of its addresses that are at the IP address.
 
         From `source`, an address and port of this machine, where that is given. None where it failed.
         """
-        for address in addresses:
+        for address in self.known(peer):
             endpoint = parse(address)
             if endpoint is None or (endpoint.host, endpoint.over, endpoint.relay) != (host, over, None):
                 continue
@@ -213,10 +212,10 @@ class Dialler:
         if self._under_way.get(target) is dial:
             del self._under_way[target]
 
-    def _candidates(self, peer: PeerId, mine: tuple[Address, ...]) -> list[Address]:
+    def _candidates(self, peer: PeerId) -> list[Address]:
         """Where to dial the peer. Raises Unreachable where nothing is known."""
         # Nobody else is where this node listens; but others are behind the same relays.
-        own = {without_peer(address) for address in mine if CIRCUIT not in address}
+        own = {without_peer(address) for address in self._network.addresses if CIRCUIT not in address}
         candidates = [address for address in self.known(peer) if without_peer(address) not in own]
         if not candidates:
             raise Unreachable(f"no address of {peer} is known")
@@ -307,7 +306,7 @@ class Dialler:
 
     def _check(self, peer: PeerId, endpoint: Endpoint) -> None:
         """Raises Unreachable where whoever answered is not to be connected."""
-        if peer == self._me:
+        if peer == self._network.me:
             raise Unreachable("it is this node itself")
         if not key_hex(peer).startswith(endpoint.begins):
             raise Unreachable(f"answers as another peer than the one that made the link, {peer}")

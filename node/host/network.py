@@ -98,7 +98,7 @@ class Libp2pNetwork:
         self.handlers = Handlers()
         self._listening: list[Multiaddr] = []  # once it is known: closed sockets cannot tell where they were
         self.relay_client = RelayClient(self, self.swarm, self._allowance)
-        self._dialler = Dialler(self.me, self.swarm, self.connections, self.scoring, self.relay_client)
+        self._dialler = Dialler(self, self.swarm, self.connections, self.scoring, self.relay_client)
         self._failures: Counter[str] = Counter()
         self.kademlia = Kademlia(self._host, self, self.connections, settings.limits.dht)
         kad = str(PROTOCOL_ID)
@@ -107,6 +107,8 @@ class Libp2pNetwork:
         self._routing = ContentRouting(self.kademlia)
         # What a part of the network does by itself.
         self.watch_peers = self.connections.watch
+        self.learn, self.known_addresses = self._dialler.learn, self._dialler.known
+        self.dial_each = self._dialler.dial_each
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
         self.find_providers = self._routing.find_providers
 
@@ -181,11 +183,6 @@ class Libp2pNetwork:
             for peer, first in self.connections.peers()
         )
 
-    def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
-        oldest = self.connections.of(peer)[:1]
-        dialled = (with_peer(first.address, peer) for first in oldest if first.address and not first.inbound)
-        return tuple(dict.fromkeys((*dialled, *self._dialler.known(peer))))
-
     def is_direct(self, peer: PeerId) -> bool:
         """Whether there is a connection to `peer` without a relay."""
         return any(connection.direct for connection in self.connections.of(peer))
@@ -228,13 +225,13 @@ class Libp2pNetwork:
         host = self.host_of(peer)
         if host is None or (source := self.dial_source(host)) is None:
             return None
-        return await self._dialler.dial_beside(peer, self.known_addresses(peer), host, "tcp", source)
+        return await self._dialler.dial_beside(peer, host, "tcp", source)
 
     async def connect_over_quic(self, peer: PeerId, host: str) -> MuxedSession | None:
         """The connection to a peer over QUIC at an IP address, or one more; None where it failed."""
         there = (c.session for c in self.connections.of(peer) if c.is_quic and c.host == host)
         session = next(there, None)
-        return session or await self._dialler.dial_beside(peer, self.known_addresses(peer), host, "quic")
+        return session or await self._dialler.dial_beside(peer, host, "quic")
 
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""
@@ -261,27 +258,19 @@ class Libp2pNetwork:
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
         return verify(peer, message, signature)
 
-    def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        if peer != self.me:
-            self._dialler.learn(peer, addresses)
-
     async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(timeout):
             endpoint = parse(target)
             if endpoint is not None and endpoint.peer is None:
-                return await self._dialler.dial(endpoint.place + endpoint.who, self.addresses)
+                return await self._dialler.dial(endpoint.place + endpoint.who)
             peer = self._peer_of(target)
             if self.connections.best(peer) is not None:
                 return peer
             if endpoint is not None:
                 self.learn(peer, (target,))
-            return await self._dialler.dial(peer, self.addresses)
+            return await self._dialler.dial(peer)
         raise Unreachable(f"{target} did not answer within {timeout:g} s")
-
-    async def dial_each(self, peer: PeerId) -> dict[Address, str]:
-        """Dial each place where a peer may be; why each failed, "" for those that answered."""
-        return await self._dialler.dial_each(peer, self.addresses)
 
     def _peer_of(self, target: PeerId | Address) -> PeerId:
         try:
