@@ -21,6 +21,7 @@ import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import OTHER, HostAllowance
 from swarmnode.protocols.network import PeerId, StreamBroken
@@ -44,6 +45,11 @@ RATE_AGE = 120.0  # seconds for which a rate is believed
 
 class UdpAddress(tuple[str, int]):
     """Host and port at the other end of a QUIC connection, told apart from those of a TCP connection."""
+
+    @property
+    def multiaddr(self) -> Multiaddr:
+        host, port = self
+        return Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/udp/{port}/quic-v1")
 
 
 class StreamReset(StreamBroken, MuxedStreamReset):

@@ -28,6 +28,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance
+from swarmnode.node.host.certificates import peer_in
 from swarmnode.node.host.handshakes import Handshake
 from swarmnode.node.host.muxed import KEEPALIVE, MAX_WINDOW, MuxedSession, MuxedStream, StreamReset, UdpAddress
 from swarmnode.protocols.network import PeerId, Unreachable
@@ -145,8 +146,6 @@ class Carrier(Protocol):
 
     host: HostAllowance
 
-    def peer_in(self, certificate: Any) -> PeerId: ...
-
     def add(self, known_as: bytes, link: QuicLink) -> None: ...
 
     def remove(self, known_as: bytes, link: QuicLink) -> None: ...
@@ -252,7 +251,7 @@ class QuicLink:
     def _meet(self) -> None:
         """The handshake is done: find out who is there."""
         try:
-            peer = self.endpoint.peer_in(self.quic.certificate)
+            peer = peer_in(self.quic.certificate)
             if self._expected is not None and peer != self._expected:
                 raise Unreachable(f"answers as another peer, {peer}")
         except (ValueError, Unreachable) as error:
@@ -523,8 +522,7 @@ class QuicSession(MuxedSession):
         await trio.lowlevel.checkpoint()
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        host, port = self.link.get_remote_address()
-        return [Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/udp/{port}/quic-v1")]
+        return [self.link.get_remote_address().multiaddr]
 
     def get_connection_type(self) -> ConnectionType:
         return ConnectionType.DIRECT

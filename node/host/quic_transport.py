@@ -1,8 +1,5 @@
 """QUIC for libp2p (`/quic-v1`): one UDP socket at the port of TCP that listens, dials and punches holes.
 
-Who is there is told by certificates, as https://github.com/libp2p/specs/blob/master/tls/tls.md says: a self-signed one
-carries the peer's key and its signature over the certificate's.
-
 Datagrams find their connection by the connection id in them. Those that find none and begin none are counted and
 forgotten. Before its handshake is done an inbound connection has one of the places among `Handshakes`, with those of
 TCP. Its address may be forged, so once a quarter of the places is taken a newcomer must show first that it
@@ -18,93 +15,37 @@ import socket
 import ssl
 from collections import Counter
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 
 import trio
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
 from aioquic.quic.retry import QuicRetryTokenHandler
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from libp2p.abc import IListener, ITransport
 from libp2p.custom_types import THandler
-from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.addresses import ED25519_PREFIX, public_key
 from swarmnode.node.host.allowances import HostAllowance
+from swarmnode.node.host.certificates import certificate_for
 from swarmnode.node.host.congestion import ALGORITHM
 from swarmnode.node.host.handshakes import Handshakes
-from swarmnode.node.host.muxed import INITIAL_WINDOW, SILENCE
+from swarmnode.node.host.muxed import INITIAL_WINDOW, SILENCE, UdpAddress
 from swarmnode.node.host.quic import FIRST_CREDIT, QuicLink, QuicSession, Windowed
-from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId, Unreachable
 
 log = logging.getLogger(__name__)
 
 PLACE = re.compile(r"/ip(4|6)/([0-9a-fA-F:.]+)/udp/([0-9]+)/quic-v1(?:/p2p/(\w+))?")
-EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
-SIGNED = b"libp2p-tls-handshake:"  # stands before the certificate's key in what the peer's key signs
-ED25519_KEY = ED25519_PREFIX[2:]  # protobuf of a public key: the type, and the length of what follows
 ID_SIZE = 8  # bytes of the connection ids of this side
 AT_ONCE = 64  # datagrams taken off the socket before others have their turn
 BUFFERS = 2 << 20  # bytes that the kernel keeps for the socket each way, where it grants so many
-VALID = timedelta(days=36500)  # of a certificate; it lives as long as the program
 
 STRAYS = Metric("swarmnode_datagrams_dropped_total", COUNTER, "UDP datagrams that led to nothing", "why")
 WHY = ("no QUIC", "no connection", "handshakes that failed", "asked to come again")
-
-
-def certificate_for(key: Ed25519PrivateKey) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A certificate that names `key` as its owner's, with the certificate's own key, made for it."""
-    own = ec.generate_private_key(ec.SECP256R1())
-    named = own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    identity = ED25519_KEY + key.public_key().public_bytes_raw()
-    signature = key.sign(SIGNED + named)
-    content = b"".join(bytes([4, len(part)]) + part for part in (identity, signature))  # OCTET STRINGs
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "libp2p")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=own.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + VALID)
-        .add_extension(x509.UnrecognizedExtension(EXTENSION, bytes([0x30, len(content)]) + content), critical=False)
-        .sign(own, SHA256())
-    )
-    return made, own
-
-
-def peer_in(certificate: x509.Certificate | None) -> PeerId:
-    """Whose certificate it is. Raises ValueError where it does not prove it, or is not that of an Ed25519 key."""
-    if certificate is None:
-        raise ValueError("there is none")
-    if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
-        raise ValueError("it is not valid at this time")
-    try:
-        extension = certificate.extensions.get_extension_for_oid(EXTENSION).value
-        assert isinstance(extension, x509.UnrecognizedExtension)
-        raw = extension.value
-        head = len(ED25519_KEY)
-        if len(raw) != 4 + head + 32 + 2 + 64 or raw[:4] != bytes([0x30, len(raw) - 2, 4, head + 32]):
-            raise ValueError("it names no Ed25519 key")
-        if raw[4 : 4 + head] != ED25519_KEY or raw[36 + head : 38 + head] != b"\x04\x40":
-            raise ValueError("it names no Ed25519 key")
-        peer = peer_id_of(raw[4 + head : 36 + head])
-        named = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        public_key(peer).verify(raw[38 + head :], SIGNED + named)
-        certificate.verify_directly_issued_by(certificate)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, InvalidSignature, TypeError) as error:
-        raise ValueError(f"{type(error).__name__}") from error
-    return peer
 
 
 class QuicTransport(ITransport):
@@ -150,47 +91,57 @@ class QuicTransport(ITransport):
         if found is None or endpoint is None:
             raise OpenConnectionError(f"{maddr} cannot be dialled: this node listens on no UDP port of that family")
         link = endpoint.dial((found[2], int(found[3])), found[4])
-        try:
-            with trio.move_on_after(self.handshakes.patience):
-                await link.known.wait()
-        finally:
-            if link.session is None and not link.known.is_set():
-                link.abort()
-        if link.session is None:
-            raise OpenConnectionError(f"no QUIC connection to {maddr}") from (link.error or Unreachable("no answer"))
-        return link.session
+        return await self._session_of(link)
 
     async def dial_from(self, made: socket.socket, remote: tuple[str, int], peer: PeerId, swarm: Swarm) -> None:
-        """Connect to `peer` from a socket of its own, which is closed with the connection. Raises SwarmException."""
-        beside = self.endpoint_for(remote[0])
-        if beside is None:
-            made.close()
-            raise SwarmException("the host listens no more")
-        endpoint = UdpSocket(self, made, beside.handler, beside.nursery, for_one=True)
-        beside.nursery.start_soon(endpoint.run)
-        link = endpoint.dial(remote, peer)
+        """Connect to `peer` from a socket of its own, which is closed with the connection.
+
+        Raises OpenConnectionError or SwarmException.
+        """
+        endpoint = self._beside(remote[0], made)
+        session = await self._session_of(endpoint.dial(remote, peer))
         try:
-            with trio.move_on_after(self.handshakes.patience):
-                await link.known.wait()
-            if link.session is None:
-                raise SwarmException(f"no answer from {remote[0]}") from link.error
-            await swarm.add_conn(link.session, direction="outbound")
+            await swarm.add_conn(session, direction="outbound")
         except BaseException:
-            link.abort()
+            session.link.abort()
             raise
 
     async def answer_from(self, made: socket.socket) -> None:
-        """Wait to be dialled at a socket of its own, which is closed with that connection, or where nobody comes."""
-        beside = self.endpoint_for(made.getsockname()[0])
-        if beside is None:
-            made.close()
-            return
-        endpoint = UdpSocket(self, made, beside.handler, beside.nursery, for_one=True)
-        beside.nursery.start_soon(endpoint.run)
+        """Wait to be dialled at a socket of its own, which is closed with that connection, or where nobody comes.
+
+        Raises OpenConnectionError.
+        """
+        endpoint = self._beside(made.getsockname()[0], made)
         try:
             await trio.sleep(self.handshakes.patience)
         finally:
             endpoint.close_if_unused()
+
+    async def _session_of(self, link: QuicLink) -> QuicSession:
+        """The session once its peer is known. Raises OpenConnectionError."""
+        try:
+            with trio.move_on_after(self.handshakes.patience):
+                await link.known.wait()
+        finally:
+            if not link.known.is_set():
+                link.abort()
+        if link.session is None:
+            host, _ = link.get_remote_address()
+            raise OpenConnectionError(f"no QUIC connection to {host}") from (link.error or Unreachable("no answer"))
+        return link.session
+
+    def _beside(self, host: str, made: socket.socket) -> UdpSocket:
+        """Run one more socket, for one connection, beside that from which `host` can be dialled.
+
+        Raises OpenConnectionError where there is none any more.
+        """
+        beside = self.endpoint_for(host)
+        if beside is None:
+            made.close()
+            raise OpenConnectionError("the host listens no more")
+        endpoint = UdpSocket(self, made, beside.handler, beside.nursery, for_one=True)
+        beside.nursery.start_soon(endpoint.run)
+        return endpoint
 
     def endpoint_for(self, host: str) -> UdpSocket | None:
         """The socket from which `host` can be dialled; None where there is none of its family."""
@@ -236,8 +187,7 @@ class QuicListener(IListener):
     def get_addrs(self) -> tuple[Multiaddr, ...]:
         if self.endpoint is None or self.endpoint.socket.fileno() < 0:
             return ()
-        host, port = self.endpoint.socket.getsockname()[:2]
-        return (Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/udp/{port}/quic-v1"),)
+        return (UdpAddress(self.endpoint.socket.getsockname()[:2]).multiaddr,)
 
     async def close(self) -> None:
         if self.endpoint is not None:
@@ -378,9 +328,6 @@ class UdpSocket:
         quic.connect(remote, trio.current_time())
         self.nursery.start_soon(link.run)
         return link
-
-    def peer_in(self, certificate: x509.Certificate | None) -> PeerId:
-        return peer_in(certificate)
 
     # --- what links call --------------------------------------------------------------------------------------------
 

@@ -104,10 +104,7 @@ def tell_transport(remote: tuple[str, int] | None) -> Multiaddr | None:
     would have others dial a port that leads nowhere.
     No longer needed when `test_stock_identify_still_calls_every_port_one_of_tcp` fails.
     """
-    if not isinstance(remote, UdpAddress):
-        return _to_multiaddr(remote)
-    host, port = remote
-    return Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/udp/{port}/quic-v1")
+    return remote.multiaddr if isinstance(remote, UdpAddress) else _to_multiaddr(remote)
 
 
 def tell_stream(self: NetStream, protocol: TProtocol) -> None:

@@ -17,13 +17,13 @@ from libp2p.network.exceptions import SwarmException
 
 from swarmnode.node.host import quic, quic_transport
 from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.certificates import certificate_for, peer_in
 from swarmnode.node.host.connections import Connection
 from swarmnode.node.host.dialling import HEAD_START
 from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.muxed import BULK, INITIAL_WINDOW, RATE_AGE, BulkRate, StreamReset
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.host.quic import QuicSession, QuicStream
-from swarmnode.node.host.quic_transport import certificate_for, peer_in
 from swarmnode.node.nat.reachability import seen_by
 from swarmnode.protocols.network import PeerEvent, Stream, Unreachable
 
