@@ -50,7 +50,7 @@ MAX_REMEMBERED = 1024  # peers that could not be punched through to
 class HolePuncher:
     """Tries to replace relayed connections by direct ones, at the places where the two may be met."""
 
-    def __init__(self, network: Libp2pNetwork, reachability: Reachability, udp: UdpPuncher | None = None) -> None:
+    def __init__(self, network: Libp2pNetwork, reachability: Reachability, udp: UdpPuncher) -> None:
         self._network = network
         self._reachability = reachability
         self._udp = udp
@@ -175,7 +175,7 @@ class HolePuncher:
         with trio.move_on_after(WITHIN if udp and udp.probes(places) else DIAL_WITHIN):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(came_in, nursery.cancel_scope)
-                for endpoint in map(parse, places[:MAX_ADDRESSES]):
+                for endpoint in map(parse, places):
                     if endpoint is not None:
                         self._reachability.contacted(endpoint.host)
                 for place in places:
@@ -189,14 +189,13 @@ class HolePuncher:
 
     async def _look(self) -> None:
         """Ask once more how the router treats UDP, where too few have told."""
-        if self._udp is not None:
-            with trio.move_on_after(LOOK_WITHIN):
-                await self._udp.look_around()
+        with trio.move_on_after(LOOK_WITHIN):
+            await self._udp.look_around()
 
     def _packed(self) -> list[bytes]:
         places = self._reachability.places(self._network.own_addresses)
         over_tcp = [place for place in places if "/quic-v1" not in place][: MAX_ADDRESSES // 2]
-        over_udp = self._udp.places(self._reachability.mapped_udp)[: MAX_ADDRESSES // 2] if self._udp else ()
+        over_udp = self._udp.places(self._reachability.mapped_udp)[: MAX_ADDRESSES // 2]
         return [place.to_bytes() for place in multiaddrs_of(map(without_peer, (*over_tcp, *over_udp)))]
 
     def _remember(self, peer: PeerId) -> float:

@@ -153,14 +153,15 @@ class NatTraversal:
 
     async def _look_from_outside(self, host: str, peer: PeerId) -> None:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
-        if host not in self.reachability.observers and not ipaddress.ip_address(host).is_loopback:
+        if ipaddress.ip_address(host).is_loopback:
+            return
+        if host not in self.reachability.observers:
             self.reachability.contacted(host)
             session = await self._network.connect_from_listening_port(peer)
             place = await seen_by(session) if session is not None else None
             if place is not None:
                 self.reachability.saw(host, place)
-        if not ipaddress.ip_address(host).is_loopback:
-            await self.udp.look(host, peer)
+        await self.udp.look(host, peer)
 
     def _enter(self, nursery: trio.Nursery) -> None:
         """End what the old state did, and start what the new one asks for."""

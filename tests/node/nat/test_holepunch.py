@@ -96,8 +96,10 @@ class Punching:
 def side(network: SimNetwork, place: str, **how: Any) -> Side:
     dials = Dials(**how)
     punching: Any = Punching(network, dials)
-    reachability: Any = SimpleNamespace(places=lambda own: (f"{place}/p2p/{network.me}",), contacted=lambda host: None)
-    return Side(network, dials, HolePuncher(punching, reachability))
+    places = (f"{place}/p2p/{network.me}",)
+    reachability: Any = SimpleNamespace(places=lambda own: places, mapped_udp=(), contacted=lambda host: None)
+    without_udp: Any = SimpleNamespace(look_around=trio.lowlevel.checkpoint, places=lambda mapped: ())
+    return Side(network, dials, HolePuncher(punching, reachability, without_udp))
 
 
 @asynccontextmanager
@@ -332,7 +334,7 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
     async def main() -> None:
         at, a, b = hosts.network(), hosts.network(), hosts.network()
         async with hosts.running(at, a, b, RelayServer(at, at.policy)):
-            punchers = [HolePuncher(node, Reachability()) for node in (a, b)]
+            punchers = [HolePuncher(node, Reachability(), udp.UdpPuncher(node)) for node in (a, b)]
             for network in (a, b):
                 await network.connect(at.addresses[0])
             await b.relay_client.reserve(at.me)
