@@ -100,6 +100,7 @@ class MuxedSession(IMuxedConn):
         self._initiator = is_initiator
         self._streams: dict[int, Any] = {}  # of the transport's own kind
         self._opened, self._to_accept = trio.open_memory_channel[Any](math.inf)  # by the peer
+        self._unaccepted: set[MuxedStream] = set()  # of these; each keeps its place, even where it was reset
         self._rtts: deque[float] = deque(maxlen=RTTS)
         self._widened = 0  # bytes of all streams' windows beyond their first
         self._closing = False
@@ -116,6 +117,8 @@ class MuxedSession(IMuxedConn):
         self._closing, self.ended = True, self.ended or why
         for stream in tuple(self._streams.values()):
             stream.break_off()
+        for stream in tuple(self._unaccepted):
+            self._count_accepted(stream)
         self._opened.close()
         self.event_closed.set()
         return True
@@ -124,8 +127,21 @@ class MuxedSession(IMuxedConn):
     def widen(self, by: int) -> bool:
         """Whether a receive window may grow by `by` bytes: once a round trip, if all that it lets in has room."""
 
+    def _let_in(self, stream: MuxedStream) -> None:
+        """The peer opened a stream and has a place for it: until it is accepted at least, even where it is reset."""
+        self._streams[stream.stream_id] = stream
+        self._unaccepted.add(stream)
+        self._opened.send_nowait(stream)
+
+    def _count_accepted(self, stream: MuxedStream) -> None:
+        if stream in self._unaccepted:
+            self._unaccepted.remove(stream)
+            if stream.broken:
+                self.allowance.close()
+
     def forget(self, stream: MuxedStream) -> None:
-        if self._streams.pop(stream.stream_id, None) is not None and self._is_theirs(stream.stream_id):
+        gone = self._streams.pop(stream.stream_id, None)
+        if gone is not None and self._is_theirs(stream.stream_id) and stream not in self._unaccepted:
             self.allowance.close()
         self.used_at = trio.current_time()
         self._widened -= stream.widened
@@ -167,9 +183,11 @@ class MuxedSession(IMuxedConn):
 
     async def accept_stream(self) -> Any:
         try:
-            return await self._to_accept.receive()
+            stream = await self._to_accept.receive()
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection ended") from None
+        self._count_accepted(stream)
+        return stream
 
 
 class MuxedStream(IMuxedStream):

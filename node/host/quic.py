@@ -368,8 +368,8 @@ class QuicSession(MuxedSession):
         if not self.allowance.open():
             self.drop(stream_id, sending=True, receiving=True)
             return None
-        stream = self._streams[stream_id] = QuicStream(self, stream_id)
-        self._opened.send_nowait(stream)
+        stream = QuicStream(self, stream_id)
+        self._let_in(stream)
         return stream
 
     def was_reset(self, stream_id: int) -> None:

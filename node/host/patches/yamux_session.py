@@ -285,9 +285,9 @@ class YamuxSession(MuxedSession):
         if not self.allowance.open():
             self.answer(HEADER.pack(0, WINDOW_UPDATE, RST, stream_id, 0))
             return None
-        stream = self._streams[stream_id] = YamuxStream(self, stream_id)
+        stream = YamuxStream(self, stream_id)
         self.answer(HEADER.pack(0, WINDOW_UPDATE, ACK, stream_id, 0))
-        self._opened.send_nowait(stream)
+        self._let_in(stream)
         return stream
 
     def _on_ping(self, flags: int, nonce: int) -> None:

@@ -629,16 +629,40 @@ def test_peer_cannot_open_more_streams_than_the_limit() -> None:
     run(main)
 
 
+def test_streams_that_were_reset_take_their_places_until_they_are_accepted_or_the_connection_ends() -> None:
+    async def main() -> None:
+        async with pair(YamuxSession) as (left, right, _, _):
+            most = ConnectionLimits().streams
+            for _ in range(most + 5):
+                (await left.open_stream()).abort()
+            await trio.sleep(1)
+            assert right._to_accept.statistics().current_buffer_used == right.allowance.streams == most
+            for _ in range(most):
+                assert (await right.accept_stream()).broken
+            assert is_idle(right.allowance)
+            (await left.open_stream()).abort()
+            await trio.sleep(1)
+            assert right.allowance.streams == 1
+            await left.close()
+            await trio.sleep(1)
+            assert is_idle(right.allowance)
+
+    run(main)
+
+
 def test_two_connections_of_a_peer_have_one_allowance_of_streams_and_bytes() -> None:
     async def main() -> None:
         limits = ConnectionLimits(streams=8, unread=1 << 20)
         host = HostAllowance(limits)
         share = host.of(str(PEER))
-        async with pair(YamuxSession, host=host) as (left, *_), pair(YamuxSession, host=host) as (far, *_):
+        one, two = pair(YamuxSession, host=host), pair(YamuxSession, host=host)
+        async with one as (left, right, *_), two as (far, near, *_):
             streams = [await session.open_stream() for session in (left, far) for _ in range(6)]
             await trio.sleep(1)
             assert (share.streams, host.streams) == (8, 8)
             assert sum(stream.broken for stream in streams) == 4
+            for session in (*[right] * 6, *[near] * 2):
+                await session.accept_stream()
             assert host.violations.totals == {Kind.LOAD: 4}
             for stream in streams:
                 if not stream.broken:
