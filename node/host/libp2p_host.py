@@ -19,6 +19,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify import identify
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
@@ -112,7 +113,7 @@ def make_host(
     store.connected = swarm.connections
     swarm.retry_config = RetryConfig(max_retries=0)
     swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
-    swarm.auto_connector = _NoAutoConnector()  # type: ignore[assignment]
+    swarm.auto_connector = _NoAutoConnector(swarm)
     return host, swarm, quic
 
 
@@ -166,15 +167,9 @@ class _PeerStore(PeerStore):
             self.clear_peerdata(next(p for p in self.peer_data_map if p != self._me and p not in self.connected))
 
 
-class _NoAutoConnector:
-    """Takes the place of py-libp2p's own re-dialling of known peers, which `node.discovery` decides here."""
+class _NoAutoConnector(AutoConnector):
+    """Never starts py-libp2p's own re-dialling of known peers, which `node.discovery` decides here."""
 
     async def start(self) -> None: ...
 
-    async def stop(self) -> None: ...
-
-    async def maybe_connect(self) -> None: ...
-
-    async def run_background_task(self, nursery: object) -> None: ...
-
-    def record_disconnect(self, peer: ID) -> None: ...
+    def record_disconnect(self, peer_id: ID) -> None: ...  # who comes and goes is not remembered
