@@ -455,16 +455,6 @@ class QuicSession(MuxedSession):
         await self.allowance.sending(size)
         await self._host.up.take(size)
 
-    def open_window(self, stream: QuicStream, increment: int) -> None:
-        inner = self._quic.stream(stream.stream_id)
-        if inner is not None and not self._closing:
-            inner.max_stream_data_local += increment
-            self.link.wake()
-
-    def room_of(self, stream: QuicStream) -> int:
-        """Bytes that a stream may still queue: as many as are on the way twice."""
-        return max(LEAST_BUFFER, min(MAX_WINDOW, 2 * self._quic.window)) - self._quic.unsent(stream.stream_id)
-
     def drop(self, stream_id: int, *, sending: bool, receiving: bool) -> None:
         """Reset a stream on the wire: what this side sends, and what it receives."""
         if self._quic.stream(stream_id) is None or self._closing:
@@ -536,7 +526,7 @@ class QuicStream(MuxedStream):
 
     def __init__(self, session: QuicSession, stream_id: int) -> None:
         super().__init__(session, stream_id)
-        self._session = session
+        self._session, self._quic = session, session.link.quic
         self._stopped = False  # the other side reads no more
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -571,8 +561,8 @@ class QuicStream(MuxedStream):
             raise self._closed()
 
     def room(self) -> int:
-        """Bytes that may be queued."""
-        return self._session.room_of(self)
+        """Bytes that may still be queued: as many as are on the way twice."""
+        return max(LEAST_BUFFER, min(MAX_WINDOW, 2 * self._quic.window)) - self._quic.unsent(self.stream_id)
 
     def go_on(self) -> None:
         """There is room again, or no more sense in waiting for it."""
@@ -597,4 +587,7 @@ class QuicStream(MuxedStream):
             self.go_on()
 
     def _open_window(self, increment: int) -> None:
-        self._session.open_window(self, increment)
+        inner = self._quic.stream(self.stream_id)
+        if inner is not None and not self._session.is_closed:
+            inner.max_stream_data_local += increment
+            self._session.link.wake()
