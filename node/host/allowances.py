@@ -29,6 +29,7 @@ WAITED = Metric("swarmnode_paced_seconds_total", COUNTER, "seconds that peers be
 IN, OUT = "in", "out"
 OTHER = "other"  # what libp2p says of itself, and what comes before two sides agree on a protocol
 WIDE_PIECE = 256 * 1024  # bytes read or written at once: each piece costs as much as encrypting 64 KiB, for calls
+CAPPED_PIECE = 64 * 1024  # bytes read or written at once where the volunteer set a cap, and so let through in one go
 SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once, or written: 16 times a second
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
 
@@ -62,6 +63,11 @@ class TokenBucket:
         self.rate = rate
         self._tokens = rate * BURST
         self._filled_at = -float("inf")
+
+    @property
+    def piece(self) -> int:
+        """Bytes to let through at once."""
+        return CAPPED_PIECE if self.rate else WIDE_PIECE
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes may pass. Debts are allowed, so callers queue up in the order in which they came."""
@@ -152,9 +158,9 @@ class PeerAllowance:
 
     # --- bytes a second ---------------------------------------------------------------------------------------------
 
-    def piece(self) -> int:
+    def piece(self, cap: TokenBucket) -> int:
         """Bytes to read or write at once: few for a slowed peer, so that it is not read in bursts a second apart."""
-        return WIDE_PIECE if self._host.scoring.standing(self._peer) is Standing.GOOD else SLOW_PIECE
+        return cap.piece if self._host.scoring.standing(self._peer) is Standing.GOOD else SLOW_PIECE
 
     def send_now(self, size: int) -> bool:
         """Whether so much may be written without waiting; then it counts as written."""

@@ -92,6 +92,7 @@ class MuxedSession(IMuxedConn):
         self.on_close: Callable[[], Awaitable[Any]] | None = None  # py-libp2p sets it, and hears from accept_stream
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
+        self.host = host
         self.allowance = host.of(self.peer)  # the same for all connections of the peer
         self.used_at = trio.current_time()  # when a stream last ended
         self.pace = BulkRate()

@@ -42,7 +42,6 @@ AT_ONCE = 64  # of them, taken before other connections have their turn
 LEAST_BUFFER = 128 * 1024  # bytes of one stream that wait to be sent or acknowledged, at least
 PAY_FROM = 16 * 1024  # bytes that came, from which on their peer's rate is asked
 FLUSH = 0.5  # seconds that a polite close waits for what was queued
-PIECE = 64 * 1024  # bytes written at once where the volunteer set a cap
 RESET = 0  # the error code of streams
 REFUSED = 0x12A  # the error code of a connection whose peer shows no sound certificate (TLS: bad certificate)
 
@@ -311,8 +310,7 @@ class QuicSession(MuxedSession):
     def __init__(self, link: QuicLink, peer: PeerId) -> None:
         self.link = link
         self._quic = link.quic
-        self._host: HostAllowance = link.endpoint.host
-        super().__init__(ID.from_string(peer), self._host, is_initiator=link.quic.configuration.is_client)
+        super().__init__(ID.from_string(peer), link.endpoint.host, is_initiator=link.quic.configuration.is_client)
         self.arrived = self.sent = 0  # bytes at the socket
         self._paid_in = self._paid_out = 0  # of them, those for which somebody waited
         self._waits = 0  # bytes that wait for others before them, as they count as the peer's
@@ -413,14 +411,14 @@ class QuicSession(MuxedSession):
             await self._to_pay.wait()
             self._to_pay = trio.Event()
             size = self.arrived - self._paid_in
-            await self._host.down.take(size)
+            await self.host.down.take(size)
             await self.allowance.received(size)
             self._paid_in += size
             self._credit()
 
     def _credit(self) -> None:
-        free = not self._host.down.rate and self.allowance.piece() == WIDE_PIECE
-        width = self._host.limits.unread if free else FIRST_CREDIT
+        free = self.allowance.piece(self.host.down) == WIDE_PIECE
+        width = self.host.limits.unread if free else FIRST_CREDIT
         credit = self._quic.credit
         value = credit.used - self._quic.out_of_order() + width - max(0, self.arrived - self._paid_in)
         if value - credit.value >= width // 4:
@@ -436,14 +434,9 @@ class QuicSession(MuxedSession):
             self._quic.send_stream_data(stream.stream_id, data, end_stream=end)  # type: ignore[arg-type]
             self.link.wake()
 
-    def piece(self) -> int:
-        """Bytes to write at once."""
-        own = self.allowance.piece()
-        return min(own, PIECE) if self._host.up.rate else own
-
     def goes_freely(self, size: int) -> bool:
         """Whether `size` bytes may be written without waiting for a rate; then they are paid for."""
-        if self._host.up.rate or not self.allowance.send_now(size):
+        if self.host.up.rate or not self.allowance.send_now(size):
             return False
         self._paid_out += size
         return True
@@ -453,7 +446,7 @@ class QuicSession(MuxedSession):
         size += max(0, self.sent - self._paid_out)
         self._paid_out += size
         await self.allowance.sending(size)
-        await self._host.up.take(size)
+        await self.host.up.take(size)
 
     def drop(self, stream_id: int, *, sending: bool, receiving: bool) -> None:
         """Reset a stream on the wire: what this side sends, and what it receives."""
@@ -538,7 +531,7 @@ class QuicStream(MuxedStream):
                 self._session.waiting.add(self)
                 await self._writable.park()
                 self._check()
-            size = min(room, self._session.piece(), len(view) - offset)
+            size = min(room, self._allowance.piece(self._session.host.up), len(view) - offset)
             if not self._session.goes_freely(size):
                 await self._session.pay_for(size)
                 self._check()

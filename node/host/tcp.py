@@ -28,7 +28,6 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance, PeerAllowance, TokenBucket
 from swarmnode.node.host.handshakes import Handshake, Handshakes
 
-PIECE = 64 * 1024  # bytes written or read at once where the volunteer set a cap, and so what it lets through in one go
 CONGESTION = b"bbr"  # how fast to send, where the kernel has that and lets us choose it
 WRITE_STALL = 12.0  # seconds in which the socket must take something, whatever caps have a write wait for
 UNSENT = 128 * 1024  # bytes that the kernel keeps unsent: what is written after them waits behind them
@@ -189,8 +188,7 @@ class MeteredStream(ExactReader):
 
     def _piece(self, cap: TokenBucket) -> int:
         """How many bytes to read or write at once."""
-        own = WIDE_PIECE if self._allowance is None else self._allowance.piece()
-        return min(own, PIECE) if cap.rate else own
+        return cap.piece if self._allowance is None else self._allowance.piece(cap)
 
     async def speaks(self) -> bool:
         """Whether there is something to read, as soon as there is; False where the connection was closed here."""

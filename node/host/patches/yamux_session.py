@@ -179,7 +179,7 @@ class YamuxSession(MuxedSession):
                     return
             # TCP sees itself whether its socket stalls; what goes through a relay may wait for the owner's cap.
             own = math.inf if isinstance(self.raw, MeteredStream) else WRITE_STALL
-            patience = own * (10 if self.raw.host.up.rate else 1)
+            patience = own * (10 if self.host.up.rate else 1)
             try:
                 with trio.move_on_after(patience) as scope:
                     await self._transport.write(self.outbox.batch())
