@@ -118,7 +118,7 @@ class HostAllowance:
         self.streams = 0
         self.bytes_in = 0  # at all sockets, since the start
         self.bytes_out = 0
-        self.received_of, self.sent_of = (Counter[str](), Counter[str]())  # bytes, by protocol
+        self.bytes_of = {direction: Counter[str]() for direction in (IN, OUT)}  # of streams, by protocol
         self.up, self.down = TokenBucket(up), TokenBucket(down)
         self.scratch = bytearray(0)  # what a socket gave, until its reader runs on: one for all connections
         self._peers: WeakValueDictionary[PeerId, PeerAllowance] = WeakValueDictionary()
@@ -132,8 +132,8 @@ class HostAllowance:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {IN: self.bytes_in, OUT: self.bytes_out})
-        metrics.show(RECEIVED, lambda: self.received_of)
-        metrics.show(SENT, lambda: self.sent_of)
+        metrics.show(RECEIVED, lambda: self.bytes_of[IN])
+        metrics.show(SENT, lambda: self.bytes_of[OUT])
         metrics.show(STREAMS, lambda: self.streams)
         metrics.show(UNREAD, lambda: self.unread)
         metrics.show(WAITED, lambda: self.waited)
@@ -149,12 +149,17 @@ class PeerAllowance:
         self._own = {direction: TokenBucket(0.0) for direction in (IN, OUT)}
         self.unread = 0  # bytes, with what a chunk costs beside its length
         self.streams = 0  # that the peer opened
-        self.received_of, self.sent_of = Counter[str](), Counter[str]()  # bytes, by protocol, while it is connected
+        self.bytes_of = {direction: Counter[str]() for direction in (IN, OUT)}  # of its streams, while it is connected
         self.chunk_cost = host.limits.unread_chunk  # bytes that each chunk costs beside its length
 
     def offended(self, what: str, kind: Kind) -> None:
         """The peer did something wrong on a connection."""
         self._host.violations.note(self._peer, what, kind)
+
+    def count(self, direction: str, protocol: str, size: int) -> None:
+        """So many bytes of a stream came, or are to be sent."""
+        self.bytes_of[direction][protocol] += size
+        self._host.bytes_of[direction][protocol] += size
 
     # --- bytes a second ---------------------------------------------------------------------------------------------
 

@@ -96,8 +96,6 @@ class MuxedSession(IMuxedConn):
         self.allowance = host.of(self.peer)  # the same for all connections of the peer
         self.used_at = trio.current_time()  # when a stream last ended
         self.pace = BulkRate()
-        self._received_of, self._sent_of = host.received_of, host.sent_of
-        self._received_here, self._sent_here = self.allowance.received_of, self.allowance.sent_of
         self._initiator = is_initiator
         self._streams: dict[int, Any] = {}  # of the transport's own kind
         self._opened, self._to_accept = trio.open_memory_channel[Any](math.inf)  # by the peer

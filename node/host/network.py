@@ -39,7 +39,7 @@ from swarmnode.node.host.addresses import (
     with_peer,
     without_peer,
 )
-from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
+from swarmnode.node.host.allowances import IN, OUT, HostAllowance, PeerPolicy
 from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
 from swarmnode.node.host.handlers import Handlers
@@ -250,7 +250,7 @@ class Libp2pNetwork:
     def traffic_of(self, peer: PeerId | None) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """Bytes of streams received and sent, by protocol: of a peer while it is connected, of all since the start."""
         of = self._allowance if peer is None else self._allowance.of(peer)
-        return of.received_of, of.sent_of
+        return of.bytes_of[IN], of.bytes_of[OUT]
 
     def sign(self, message: bytes) -> bytes:
         return self._identity.private_key.sign(message)

@@ -27,7 +27,7 @@ from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance
+from swarmnode.node.host.allowances import IN, OUT, WIDE_PIECE, HostAllowance
 from swarmnode.node.host.certificates import peer_in
 from swarmnode.node.host.handshakes import Handshake
 from swarmnode.node.host.muxed import KEEPALIVE, MAX_WINDOW, MuxedSession, MuxedStream, StreamReset, UdpAddress
@@ -352,8 +352,7 @@ class QuicSession(MuxedSession):
         if stream is None or stream.broken:
             return
         if data:
-            self._received_of[stream.protocol] += len(data)
-            self._received_here[stream.protocol] += len(data)
+            self.allowance.count(IN, stream.protocol, len(data))
             stream.feed(data)
         if end and not stream.broken:
             stream.feed_eof()
@@ -429,8 +428,7 @@ class QuicSession(MuxedSession):
 
     def write(self, stream: QuicStream, data: bytes | memoryview, *, end: bool = False) -> None:
         if not self._closing:
-            self._sent_of[stream.protocol] += len(data)
-            self._sent_here[stream.protocol] += len(data)
+            self.allowance.count(OUT, stream.protocol, len(data))
             self._quic.send_stream_data(stream.stream_id, data, end_stream=end)  # type: ignore[arg-type]
             self.link.wake()
 

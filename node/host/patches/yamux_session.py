@@ -36,6 +36,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer import muxer_multistream
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.allowances import IN, OUT
 from swarmnode.node.host.muxed import (
     INITIAL_WINDOW,
     KEEPALIVE,
@@ -110,9 +111,7 @@ class YamuxSession(MuxedSession):
     def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, a long body by itself."""
         if not self._closing:
-            size = len(frame) + len(body)
-            self._sent_of[stream.protocol] += size
-            self._sent_here[stream.protocol] += size
+            self.allowance.count(OUT, stream.protocol, len(frame) + len(body))
             self.outbox.put(stream, frame, body)
             self._write_now()
 
@@ -265,8 +264,7 @@ class YamuxSession(MuxedSession):
             raise _ProtocolViolation(f"sent {length} bytes where its window allows fewer")
         if stream is not None:
             stream.receive_window -= length
-            self._received_of[stream.protocol] += HEADER.size + length
-            self._received_here[stream.protocol] += HEADER.size + length
+            self.allowance.count(IN, stream.protocol, HEADER.size + length)
         while length:
             if self._at >= len(self._received) and not await self._receive(1):
                 return False
