@@ -12,6 +12,7 @@ import random
 import re
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -20,6 +21,7 @@ import trio
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
 
@@ -85,12 +87,8 @@ class Dialler:
         oldest = self._connections.of(peer)[:1]
         places = [with_peer(each.address, peer) for each in oldest if not each.inbound]
         places += self._known.get(peer, ())
-        store = self._swarm.peerstore
-        try:
-            if store.has_peer(peer_id(peer)):
-                places += [with_peer(str(address), peer) for address in store.addrs(peer_id(peer))]
-        except Exception as error:  # PeerStoreError: all its addresses expired
-            log.debug("no stored addresses of %s: %s", peer, error)
+        with suppress(PeerStoreError, ValueError):  # nothing is stored, all of it expired, or that is no peer id
+            places += [with_peer(str(address), peer) for address in self._swarm.peerstore.addrs(peer_id(peer))]
         return tuple(address for address in dict.fromkeys(places) if parse(address))[:MAX_ADDRESSES]
 
     async def dial(self, target: PeerId | Address) -> PeerId:

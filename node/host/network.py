@@ -360,7 +360,6 @@ class Libp2pNetwork:
         return multiaddrs_of(map(without_peer, self.addresses))
 
     def _agent_of(self, peer: PeerId) -> str:
-        store = self.swarm.peerstore
-        with contextlib.suppress(Exception):  # PeerStoreError: nothing stored yet
-            return str(store.get(peer_id(peer), AGENT))
+        with contextlib.suppress(PeerStoreError):  # nothing stored yet
+            return str(self.swarm.peerstore.get(peer_id(peer), AGENT))
         return ""
