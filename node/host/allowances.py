@@ -221,7 +221,10 @@ class PeerAllowance:
     def open(self) -> bool:
         """Account for one stream more; False, and an offence, where the peer may not open it."""
         limits = self._host.limits
-        if self.streams >= limits.streams or self._host.streams >= limits.streams_in_all:
+        most = limits.streams
+        if self._host.streams >= limits.streams_in_all:
+            most = min(most, limits.streams_in_all // limits.peers)
+        if self.streams >= most:
             self.offended(f"more than {self.streams} streams", Kind.LOAD)
             return False
         self.streams += 1

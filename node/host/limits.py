@@ -27,7 +27,7 @@ class ConnectionLimits:
     handshakes: int = 64  # connections whose peer is not known yet: what 5 s each allow is 13 newcomers a second
     handshake: float = 5.0  # seconds for it: six round trips of a slow satellite link
     streams: int = 128  # of one peer, on all its connections. An honest one has about 30
-    streams_in_all: int = 4096  # of all peers: 48 MiB of tasks
+    streams_in_all: int = 4096  # of all peers: 48 MiB of tasks. Beyond it each peer has an equal share, as much in all
     unread: int = 16 * MIB  # bytes of one peer that no reader has taken yet: four streams at their widest window
     unread_in_all: int = 128 * MIB  # beyond half of it each peer has an equal share
     unread_chunk: int = 64  # bytes that a piece costs beside its length: a peer may send them one byte at a time

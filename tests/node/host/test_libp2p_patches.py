@@ -715,6 +715,18 @@ def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
     assert second.keep(60)
 
 
+def test_peers_that_take_all_streams_leave_every_other_peer_its_share() -> None:
+    async def main() -> None:
+        host = HostAllowance(ConnectionLimits(peers=4, streams=8, streams_in_all=16))
+        for greedy in (host.of("one"), host.of("two")):
+            assert all(greedy.open() for _ in range(8))
+        late = host.of("late")
+        assert [late.open() for _ in range(5)] == [True] * 4 + [False]
+        assert host.violations.totals == {Kind.LOAD: 1}
+
+    run(main)
+
+
 def test_window_grows_for_a_stream_that_it_limits() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _), trio.open_nursery() as nursery:
