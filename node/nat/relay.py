@@ -57,7 +57,7 @@ INTRODUCED_WITHIN = 1.0  # s that a peer has to become one that is served: ident
 LIMITS = RelayLimits()
 AHEAD = 0.25  # of standing, by which a peer must be ahead to get the place of another
 PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all that a circuit keeps in memory here
-MAX_INBOUND = 64  # circuits to this node at a time
+MAX_INBOUND = 64  # circuits to this node at a time, of each relay where it has a place, and of all others together
 RELAY_KEY = hashlib.sha256(b"swarmnode/relays/1").digest()  # public nodes provide it in the DHT
 WANTED = 2  # places kept: the loss of one relay leaves the node reachable
 RENEW_BEFORE = 600.0  # s before a place expires
@@ -286,7 +286,7 @@ class RelayClient:
         self._swarm = swarm
         self._host = host
         self._random = random.Random(network.me)
-        self._inbound = 0
+        self._inbound: Counter[PeerId | None] = Counter()  # circuits by the relay; None: where it has no place
         self.beside: tuple[Address, ...] = ()  # where this node was reached without a relay all the same
         self._held: dict[PeerId, Reservation] = {}
         self._rests: dict[PeerId, float] = {}  # relays left alone, until when, trio time
@@ -328,22 +328,23 @@ class RelayClient:
             self.lose(stream.peer)
             await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
             return
-        if request.type != pb.StopMessage.CONNECT or self._inbound >= MAX_INBOUND:
+        relay = stream.peer if stream.peer in self._held else None
+        if request.type != pb.StopMessage.CONNECT or self._inbound[relay] >= MAX_INBOUND:
             status = pb.UNEXPECTED_MESSAGE if request.type != pb.StopMessage.CONNECT else pb.RESOURCE_LIMIT_EXCEEDED
             await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=status))
             return
         source = peer_in(request.peer.id)
-        await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
         circuit = CircuitStream(stream, self._host)
         raw = _raw(circuit, stream.peer, initiator=False)
-        self._inbound += 1
+        self._inbound[relay] += 1
         try:
+            await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
             await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
             await circuit.ended.wait()
         except SwarmException as error:
             logger.debug("a circuit from %s through %s came to nothing: %s", source, stream.peer, error)
         finally:
-            self._inbound -= 1
+            self._inbound -= Counter([relay])  # drops who has none
             await stream.aclose()
 
     @property

@@ -18,8 +18,8 @@ from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.stream import send
-from swarmnode.node.nat.relay import HOP, RelayClient, RelayRefused, RelayServer
+from swarmnode.node.host.stream import peer_bytes, receive, send
+from swarmnode.node.nat.relay import HOP, STOP, RelayClient, RelayRefused, RelayServer
 from swarmnode.protocols.network import StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
@@ -116,6 +116,26 @@ def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> 
                 (attested,) = ledger.to_attest(members=3)
                 assert (attested.subject, attested.found) == (at.me, (Finding(Saw.SERVED, 6, 0),))
                 assert (attested.score, attested.work) == (0, 0) and ledger.standing(at.me) == 1.0
+
+    trio.run(main)
+
+
+def test_who_begins_circuits_and_does_not_go_on_keeps_out_none_through_the_relays_of_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarmnode.node.nat.relay.MAX_INBOUND", 2)
+    connect = pb.StopMessage.CONNECT
+
+    async def main() -> None:
+        async with relayed(3) as (at, _, a, b, c):
+            a.circuits._held[at.me] = await a.circuits.reserve(at.me)
+            await b.network.connect(a.network.addresses[0])
+            for status in (pb.OK, pb.OK, pb.RESOURCE_LIMIT_EXCEEDED):
+                stream = await b.network.open_stream(a.network.me, STOP)
+                await send(stream, pb.StopMessage(type=connect, peer=pb.PeerId(id=peer_bytes(b.network.me))))
+                assert (await receive(stream, pb.StopMessage)).status == status
+            await c.circuits.dial(at.me, a.network.me)
+            assert c.network.connections.path(a.network.me) == "relayed"
 
     trio.run(main)
 
