@@ -341,8 +341,8 @@ class RelayClient:
             await send(stream, pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK))
             await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
             await circuit.ended.wait()
-        except SwarmException as error:
-            logger.debug("a circuit from %s through %s came to nothing: %s", source, stream.peer, error)
+        except Exception as error:  # whoever dials may say anything
+            logger.debug("a circuit from %s through %s came to nothing: %r", source, stream.peer, error)
         finally:
             self._inbound -= Counter([relay])  # drops who has none
             await stream.aclose()

@@ -140,6 +140,25 @@ def test_who_begins_circuits_and_does_not_go_on_keeps_out_none_through_the_relay
     trio.run(main)
 
 
+@pytest.mark.parametrize("garbage", [b"", b"\xff" * 64, b"\x13/multistream/1.0.0\n\x07/noise\n\0\x05hello"])
+def test_garbage_on_a_circuit_is_no_fault_of_the_handler(garbage: bytes) -> None:
+    async def main() -> None:
+        a, b = network(), network()
+        async with running(a, b):
+            await b.connect(a.addresses[0])
+            stream = await b.open_stream(a.me, STOP)
+            await send(stream, pb.StopMessage(type=pb.StopMessage.CONNECT, peer=pb.PeerId(id=peer_bytes(b.me))))
+            assert (await receive(stream, pb.StopMessage)).status == pb.OK
+            await stream.send_all(garbage)
+            await stream.send_eof()
+            with pytest.raises(StreamBroken):
+                while await stream.receive_some(1000):
+                    pass
+            assert not a._failures and not a.relay_client._inbound
+
+    trio.run(main)
+
+
 def test_without_a_place_at_the_relay_nobody_is_reached() -> None:
     async def main() -> None:
         async with relayed() as (at, _relay, a, b):
