@@ -100,7 +100,7 @@ class DialVerdict:
 
     host: str  # where the peer is; verdicts of one host count once
     reached: bool
-    at: float  # s
+    at: float  # s, trio time
     place: Address | None = None  # where it got through
 
 
@@ -308,14 +308,6 @@ def local_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | 
     return next((network for network in LOCAL if ip_of(host) in network), None)
 
 
-@dataclass(frozen=True)
-class DialBack:
-    """A helper's answer to one question."""
-
-    reached: bool | None  # None where the helper did not try
-    place: Address | None = None  # where it got through, one of those asked about
-
-
 class AutoNat:
     """Both sides of AutoNAT."""
 
@@ -325,8 +317,11 @@ class AutoNat:
         self._asked = Recent[PeerId, float](MAX_ASKERS)  # trio time of the last dial for each asker
         network.serve(AUTONAT, self._serve)
 
-    async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
-        """Whether and where `helper` reached this node. Raises NetworkError where it does not answer sensibly."""
+    async def ask(self, helper: PeerId, host: str, places: tuple[Address, ...]) -> DialVerdict | None:
+        """Whether and at which of `places` `helper`, who is at `host`, reached this node; None where it did not try.
+
+        Raises NetworkError where it does not answer sensibly.
+        """
         asked = tuple(dict.fromkeys(place.partition("/p2p/")[0] for place in places if "/tcp/" in place))
         readable = [place.to_bytes() for place in multiaddrs_of(asked)]
         me = pb.Message.PeerInfo(id=peer_bytes(self._network.me), addrs=readable)
@@ -336,14 +331,15 @@ class AutoNat:
             raise BadMessage(f"{helper} answered no DIAL_RESPONSE")
         status = answer.dialResponse.status
         if status != pb.Message.OK:
-            return DialBack(False if status == pb.Message.E_DIAL_ERROR else None)
+            failed = status == pb.Message.E_DIAL_ERROR
+            return DialVerdict(host, False, trio.current_time()) if failed else None
         try:
             reached = str(Multiaddr(answer.dialResponse.addr)).partition("/p2p/")[0]
         except ValueError as error:
             raise BadMessage(f"{helper} reached an address that is none: {error}") from error
         if reached not in asked:
             raise BadMessage(f"{helper} reached {reached}, where it was not asked to dial")
-        return DialBack(True, reached)
+        return DialVerdict(host, True, trio.current_time(), reached)
 
     async def _serve(self, stream: Stream) -> None:
         request = await receive(stream, pb.Message)

@@ -31,7 +31,6 @@ from swarmnode.node.nat.reachability import (
     AUTONAT,
     ENOUGH,
     AutoNat,
-    DialBack,
     DialVerdict,
     Reach,
     Reachability,
@@ -115,28 +114,28 @@ class NatTraversal:
     async def _ask_some(self, by_host: dict[str, PeerId]) -> int:
         """Ask until there are enough verdicts; how many hosts are left to be asked."""
         hosts = self._random.sample(sorted(by_host), len(by_host))
-        verdicts, asked = 0, 0
-        while hosts and verdicts < ENOUGH and asked < ASK_AT_MOST:
-            batch = [hosts.pop() for _ in range(min(ENOUGH - verdicts, len(hosts)))]
-            answers: list[DialBack] = []
+        verdicts: list[DialVerdict] = []
+        asked = 0
+        while hosts and len(verdicts) < ENOUGH and asked < ASK_AT_MOST:
+            batch = [hosts.pop() for _ in range(min(ENOUGH - len(verdicts), len(hosts)))]
             async with trio.open_nursery() as asking:
                 for host in batch:
-                    asking.start_soon(self._ask, host, by_host[host], answers)
+                    asking.start_soon(self._ask, host, by_host[host], verdicts)
             asked += len(batch)
-            verdicts += sum(answer.reached is not None for answer in answers)
         return len(hosts)
 
-    async def _ask(self, host: str, helper: PeerId, answers: list[DialBack]) -> None:
+    async def _ask(self, host: str, helper: PeerId, verdicts: list[DialVerdict]) -> None:
         try:
             await self._look_from_outside(host, helper)
             places = self.reachability.places(self._network.own_addresses)
-            answer = await self._autonat.ask(helper, tuple(p for p in places if p.startswith("/ip6/") == (":" in host)))
+            of_family = tuple(place for place in places if place.startswith("/ip6/") == (":" in host))
+            verdict = await self._autonat.ask(helper, host, of_family)
         except NetworkError as error:
             logger.debug("%s does not help to find out about NATs: %s", helper, error)
             return
-        answers.append(answer)
-        if answer.reached is not None:
-            self.reachability.record(DialVerdict(host, answer.reached, trio.current_time(), answer.place))
+        if verdict is not None:
+            verdicts.append(verdict)
+            self.reachability.record(verdict)
 
     def _helpers(self) -> dict[str, PeerId]:
         """The peers to ask, by host: those of the local network only where there are no others."""

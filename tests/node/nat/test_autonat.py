@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import reachability
-from swarmnode.node.nat.reachability import AUTONAT, AutoNat, DialBack
+from swarmnode.node.nat.reachability import AUTONAT, AutoNat
 from swarmnode.protocols.network import Address, NetworkError, Stream, StreamBroken
 
 
@@ -34,6 +34,12 @@ class Node:
 def make() -> Node:
     network = hosts.network()
     return Node(network, AutoNat(network))
+
+
+async def ask(asker: Node, helper: Node, places: tuple[Address, ...]) -> tuple[bool | None, Address | None]:
+    """Whether, and where, the helper reached the asker."""
+    verdict = await asker.autonat.ask(helper.network.me, "127.0.0.1", places)
+    return (verdict.reached, verdict.place) if verdict is not None else (None, None)
 
 
 @asynccontextmanager
@@ -61,8 +67,8 @@ async def count(listener: trio.SocketListener, accepted: list[int]) -> None:
 def test_who_answers_at_its_address_is_told_so_and_where() -> None:
     async def main() -> None:
         async with nodes() as (helper, asker):
-            answer = await asker.autonat.ask(helper.network.me, asker.network.addresses)
-            assert answer == DialBack(True, asker.place)
+            answer = await ask(asker, helper, asker.network.addresses)
+            assert answer == (True, asker.place)
 
     trio.run(main)
 
@@ -80,7 +86,7 @@ def test_a_dial_back_is_a_new_connection_that_does_not_stay() -> None:
                 return await dial(where, *rest, **more)
 
             transport.dial = noting  # type: ignore[method-assign, assignment]
-            await asker.autonat.ask(helper.network.me, asker.network.addresses)
+            await ask(asker, helper, asker.network.addresses)
             assert dialled == [asker.place]
             assert sum(map(len, helper.network.swarm.connections.values())) == 1
 
@@ -92,8 +98,8 @@ def test_an_open_connection_does_not_make_a_deaf_node_public() -> None:
         async with nodes() as (helper, asker):
             listener, port, _ = await listening()
             await listener.aclose()
-            answer = await asker.autonat.ask(helper.network.me, (f"/ip4/127.0.0.1/tcp/{port}",))
-            assert answer == DialBack(False)
+            answer = await ask(asker, helper, (f"/ip4/127.0.0.1/tcp/{port}",))
+            assert answer == (False, None)
 
     trio.run(main)
 
@@ -104,10 +110,10 @@ def test_no_address_but_the_askers_own_is_dialled() -> None:
             listener = (await trio.open_tcp_listeners(0, host="127.0.0.9"))[0]
             victim, accepted = listener.socket.getsockname()[1], [0]
             nursery.start_soon(count, listener, accepted)
-            only = await asker.autonat.ask(helper.network.me, (f"/ip4/127.0.0.9/tcp/{victim}",))
-            assert only == DialBack(None)
-            both = await asker.autonat.ask(helper.network.me, (f"/ip4/127.0.0.9/tcp/{victim}", asker.place))
-            assert both == DialBack(True, asker.place) and accepted == [0]
+            only = await ask(asker, helper, (f"/ip4/127.0.0.9/tcp/{victim}",))
+            assert only == (None, None)
+            both = await ask(asker, helper, (f"/ip4/127.0.0.9/tcp/{victim}", asker.place))
+            assert both == (True, asker.place) and accepted == [0]
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -116,8 +122,8 @@ def test_no_address_but_the_askers_own_is_dialled() -> None:
 def test_somebody_else_at_the_address_is_not_the_asker() -> None:
     async def main() -> None:
         async with nodes(3) as (helper, asker, other):
-            answer = await asker.autonat.ask(helper.network.me, (other.place,))
-            assert answer == DialBack(False)
+            answer = await ask(asker, helper, (other.place,))
+            assert answer == (False, None)
 
     trio.run(main)
 
@@ -128,9 +134,9 @@ def test_a_mute_listener_is_not_the_asker(monkeypatch: pytest.MonkeyPatch) -> No
     async def main() -> None:
         async with nodes() as (helper, asker):
             listener, port, _ = await listening()
-            answer = await asker.autonat.ask(helper.network.me, (f"/ip4/127.0.0.1/tcp/{port}",))
+            answer = await ask(asker, helper, (f"/ip4/127.0.0.1/tcp/{port}",))
             await listener.aclose()
-            assert answer == DialBack(False)
+            assert answer == (False, None)
 
     trio.run(main)
 
@@ -138,9 +144,9 @@ def test_a_mute_listener_is_not_the_asker(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_second_question_too_soon_is_declined_and_others_are_served() -> None:
     async def main() -> None:
         async with nodes(3) as (helper, asker, other):
-            assert (await asker.autonat.ask(helper.network.me, asker.network.addresses)).reached is True
-            assert (await asker.autonat.ask(helper.network.me, asker.network.addresses)).reached is None
-            assert (await other.autonat.ask(helper.network.me, other.network.addresses)).reached is True
+            assert (await ask(asker, helper, asker.network.addresses))[0] is True
+            assert (await ask(asker, helper, asker.network.addresses))[0] is None
+            assert (await ask(other, helper, other.network.addresses))[0] is True
 
     trio.run(main)
 
@@ -150,7 +156,7 @@ def test_dials_for_all_askers_together_are_bounded(monkeypatch: pytest.MonkeyPat
 
     async def main() -> None:
         async with nodes() as (helper, asker):
-            assert (await asker.autonat.ask(helper.network.me, asker.network.addresses)).reached is None
+            assert (await ask(asker, helper, asker.network.addresses))[0] is None
 
     trio.run(main)
 
@@ -159,7 +165,7 @@ def test_only_a_few_addresses_are_dialled_for_one_question() -> None:
     async def main() -> None:
         async with nodes() as (helper, asker):
             nobody = tuple(f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 1 + reachability.MAX_ADDRESSES))
-            assert await asker.autonat.ask(helper.network.me, (*nobody, asker.place)) == DialBack(False)
+            assert await ask(asker, helper, (*nobody, asker.place)) == (False, None)
 
     trio.run(main)
 
@@ -174,7 +180,7 @@ def test_a_malformed_question_harms_nobody(raw: bytes) -> None:
             with contextlib.suppress(StreamBroken):
                 while await stream.receive_some(1 << 16):
                     pass
-            assert (await asker.autonat.ask(helper.network.me, asker.network.addresses)).reached is True
+            assert (await ask(asker, helper, asker.network.addresses))[0] is True
             assert not helper.network._failures
 
     trio.run(main)
@@ -218,7 +224,7 @@ def test_an_answer_that_makes_no_sense_is_no_verdict(answer: pb.Message) -> None
         async with nodes() as (helper, asker):
             helper.network.serve(AUTONAT, lie)
             with pytest.raises(BadMessage):
-                await asker.autonat.ask(helper.network.me, asker.network.addresses)
+                await ask(asker, helper, asker.network.addresses)
 
     trio.run(main)
 
@@ -231,6 +237,6 @@ def test_a_helper_that_hangs_up_is_a_network_error() -> None:
         async with nodes() as (helper, asker):
             helper.network.serve(AUTONAT, hang_up)
             with pytest.raises(NetworkError):
-                await asker.autonat.ask(helper.network.me, asker.network.addresses)
+                await ask(asker, helper, asker.network.addresses)
 
     trio.run(main)

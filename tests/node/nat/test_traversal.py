@@ -15,7 +15,7 @@ from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, receive, send
 from swarmnode.node.nat import traversal
-from swarmnode.node.nat.reachability import AUTONAT, DialBack, Mapping
+from swarmnode.node.nat.reachability import AUTONAT, DialVerdict, Mapping
 from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayClient, RelayRefused, Reservation
 from swarmnode.node.nat.traversal import CHECK_AGAIN, CHECK_EVERY, NatTraversal
 from swarmnode.protocols.network import Address, PeerEvent, PeerId, PeerView, StreamHandler
@@ -145,15 +145,15 @@ class Helpers:
         self.seconds = 0.1  # that an answer takes
         self.asked: list[tuple[PeerId, tuple[Address, ...]]] = []
 
-    async def ask(self, helper: PeerId, places: tuple[Address, ...]) -> DialBack:
+    async def ask(self, helper: PeerId, host: str, places: tuple[Address, ...]) -> DialVerdict | None:
         self.asked.append((helper, places))
         await trio.sleep(self.seconds)
         if helper in self.mute:
             raise BadMessage(f"{helper} says nothing")
         if helper in self.decline:
-            return DialBack(None)
+            return None
         through = (self.place is None) if helper in self.liars else (self.place is not None)
-        return DialBack(through, (self.place or OWN) if through else None)
+        return DialVerdict(host, through, trio.current_time(), (self.place or OWN) if through else None)
 
 
 class Lab:
