@@ -7,7 +7,6 @@ each way to one peer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -27,14 +26,6 @@ OPEN, CLOSED = "open", "port-dependent"
 OPENED, FIREWALL, MAPPED, FULL_CONE = "no NAT", "firewall", "mapped", "full cone"
 ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC = "address-restricted", "port-restricted", "symmetric"
 CLASSES = (OPENED, FIREWALL, MAPPED, FULL_CONE, ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something to improve, and how."""
-
-    what: str
-    do: str
 
 
 def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]) -> dict[str, Any]:
@@ -84,7 +75,7 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
     kind = class_of(answer)
     udp = any("/quic" in address for address in network.own_addresses)
     works = [{"class": other, "path": path_between(kind, other, udp=udp)} for other in CLASSES]
-    told = [{"problem": p.what, "advice": p.do} for p in problems(answer)]
+    told = [{"problem": what, "advice": do} for what, do in problems(answer)]
     return answer | {"class": kind, "works_with": works, "problems": told}
 
 
@@ -197,25 +188,25 @@ def filtering(reachability: str) -> str:
     return CLOSED if reachability in ("private", "relayed") else UNKNOWN
 
 
-def problems(answer: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong by a report, the worst first."""
+def problems(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong by a report, the worst first, and what to do about each."""
     reachability, relays = answer["reachability"], answer["relays"]
     endpoints = [endpoint for address in answer["listens"] if (endpoint := parse(address)) is not None]
     port = endpoints[0].port if endpoints else 4077
     forward = f"forward TCP port {port} to this machine on the router"
     if not answer["peers"]["connected"]:
-        yield Problem("no peer is connected, so nothing could be tried", "join one: swarmnode join LINK")
+        yield "no peer is connected, so nothing could be tried", "join one: swarmnode join LINK"
     elif reachability == "unknown":
-        yield Problem("no peer has tried to dial this node yet", "wait a minute and look again")
+        yield "no peer has tried to dial this node yet", "wait a minute and look again"
     if endpoints and all(endpoint.host in ("127.0.0.1", "::1") for endpoint in endpoints):
-        yield Problem("the node listens for this machine only", "start it with --listen ::")
+        yield "the node listens for this machine only", "start it with --listen ::"
     if reachability == "private":
-        yield Problem(
+        yield (
             "peers cannot dial this node, and no relay has a place for it: it works with those that it dials",
             f"{forward}, or have somebody with a public address run: swarmnode run --role relay --join ADDRESS",
         )
     if reachability == "relayed" and len(relays) == 1:
-        yield Problem(
+        yield (
             "there is a place at one relay only; if it goes, peers lose this node until another is found",
             "one more node with a public address mends that: swarmnode run --role relay --join ADDRESS",
         )
@@ -223,25 +214,25 @@ def problems(answer: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _closed(answer, forward)
 
 
-def _closed(answer: Mapping[str, Any], forward: str) -> Iterator[Problem]:
-    """Why peers cannot dial in, as far as that is known."""
+def _closed(answer: Mapping[str, Any], forward: str) -> Iterator[tuple[str, str]]:
+    """Why peers cannot dial in, as far as that is known, and what to do."""
     mapping = answer["port_mapping"]
     outer = _host(mapping["address"]) if mapping["address"] else None
     seen = {_host(place) for place in answer["observed"] if place.startswith("/ip4/")}
     if outer is not None and (is_local(outer) or (seen and outer not in seen)):
-        yield Problem(
+        yield (
             f"there are two NATs: the router's own outer address, {outer}, is not on the internet",
             "set one of the two routers to bridge mode, or ask the provider for a public address",
         )
     elif outer is not None:
-        yield Problem("the router mapped a port, and peers still cannot dial in", "look for a firewall: " + forward)
+        yield "the router mapped a port, and peers still cannot dial in", "look for a firewall: " + forward
     elif not mapping["asked"]:
-        yield Problem("the router is not asked for a port", "set upnp = true, or " + forward)
+        yield "the router is not asked for a port", "set upnp = true, or " + forward
     else:
         switch = "switch on UPnP, NAT-PMP or PCP in the router, or " + forward
-        yield Problem(f"the router opens no port ({mapping['state']})", switch)
+        yield f"the router opens no port ({mapping['state']})", switch
     if answer["nat"] == DEPENDENT:
-        yield Problem(
+        yield (
             "the router shows this node at another port to each peer, so peers behind such routers stay relayed",
             forward + "; nothing else makes those connections direct",
         )

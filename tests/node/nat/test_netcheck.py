@@ -55,7 +55,7 @@ def mapping(address: str | None = None, *, asked: bool = True, state: str = "NAT
 
 
 def told(**other: Any) -> str:
-    return "\n".join(f"{problem.what} -> {problem.do}" for problem in problems(report(**other)))
+    return "\n".join(f"{what} -> {do}" for what, do in problems(report(**other)))
 
 
 TWO = [{"peer_id": "a", "rtt_ms": 1.0}, {"peer_id": "b", "rtt_ms": None}]
