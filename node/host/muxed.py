@@ -422,6 +422,3 @@ class MuxedStream(IMuxedStream):
 
     async def __aenter__(self) -> MuxedStream:
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.send_eof_nowait()
