@@ -136,14 +136,11 @@ class Dialler:
                     await self._race([address], peer)
                 results[address] = ""
             except _Failed as failed:
-                results[address] = "; ".join(failed.reasons)
+                results[address] = str(failed)
             except trio.TooSlowError:
                 results[address] = f"no answer within {TRY_WITHIN:g} s"
 
-        try:
-            candidates = self._candidates(peer)
-        except Unreachable:
-            candidates = []
+        candidates = self._candidates(peer)
         for relayed in (False, True):
             if "" in results.values():
                 break
@@ -154,17 +151,18 @@ class Dialler:
         return results
 
     async def _carry_out(self, target: PeerId | Address, dial: _Dial) -> None:
+        nameless = target.startswith("/")
+        candidates = [target] if nameless else self._candidates(target)
         try:
             with dial.scope:
-                if target.startswith("/"):
-                    dial.answered = await self._race([target], None)
-                else:
-                    dial.answered = await self._race(self._candidates(target), target)
-        except Unreachable as error:
-            dial.error = str(error)
+                dial.answered = await self._race(candidates, None if nameless else target)
         except _Failed as failed:
-            reasons = "; ".join(failed.reasons)
-            dial.error = reasons if target.startswith("/") else f"{target} could not be reached ({reasons})"
+            if nameless:
+                dial.error = str(failed)
+            elif candidates:
+                dial.error = f"{target} could not be reached ({failed})"
+            else:
+                dial.error = f"no address of {target} is known"
         finally:
             self._forget(target, dial)
             dial.done.set()
@@ -211,13 +209,9 @@ class Dialler:
             del self._under_way[target]
 
     def _candidates(self, peer: PeerId) -> list[Address]:
-        """Where to dial the peer. Raises Unreachable where nothing is known."""
-        # Nobody else is where this node listens; but others are behind the same relays.
+        """Where to dial the peer: nobody else is where this node listens, but others are behind the same relays."""
         own = {without_peer(address) for address in self._network.addresses if CIRCUIT not in address}
-        candidates = [address for address in self.known(peer) if without_peer(address) not in own]
-        if not candidates:
-            raise Unreachable(f"no address of {peer} is known")
-        return candidates
+        return [address for address in self.known(peer) if without_peer(address) not in own]
 
     async def _race(self, addresses: Iterable[Address], peer: PeerId | None, depth: int = 0) -> PeerId:
         """Dial `addresses` STAGGER apart and return with the first that works. Raises _Failed with a reason for each.
