@@ -169,7 +169,6 @@ class QuicLink:
         self.ended = trio.Event()
         self.error: Exception | None = None  # why it ended before
         self.handshake: Handshake | None = None  # of an inbound connection
-        self.ids: set[bytes] = {quic.host_cid}  # under which datagrams for it arrive
         self._remote = remote
         self._expected = expected
         self._inbox: deque[tuple[bytes, tuple[str, int]]] = deque()

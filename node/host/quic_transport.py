@@ -333,16 +333,13 @@ class UdpSocket:
 
     def add(self, known_as: bytes, link: QuicLink) -> None:
         self._links[known_as] = link
-        link.ids.add(known_as)
 
     def remove(self, known_as: bytes, link: QuicLink) -> None:
         if self._links.get(known_as) is link:
             del self._links[known_as]
-        link.ids.discard(known_as)
 
     def forget(self, link: QuicLink) -> None:
-        for known_as in tuple(link.ids):
-            self.remove(known_as, link)
+        self._links = {known_as: other for known_as, other in self._links.items() if other is not link}
         if self._for_one:
             self.close()
 
