@@ -139,9 +139,10 @@ class MuxedSession(IMuxedConn):
                 self.allowance.close()
 
     def forget(self, stream: MuxedStream) -> None:
-        gone = self._streams.pop(stream.stream_id, None)
-        if gone is not None and self._is_theirs(stream.stream_id) and stream not in self._unaccepted:
-            self.allowance.close()
+        if self._streams.get(stream.stream_id) is stream:  # and not another that came after it
+            del self._streams[stream.stream_id]
+            if self._is_theirs(stream.stream_id) and stream not in self._unaccepted:
+                self.allowance.close()
         self.used_at = trio.current_time()
         self._widened -= stream.widened
         stream.widened = 0

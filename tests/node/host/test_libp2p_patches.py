@@ -617,6 +617,25 @@ def test_aborted_stream_breaks_at_the_other_side_and_is_forgotten() -> None:
     run(main)
 
 
+def test_a_stream_under_the_number_of_one_that_is_over_ends_with_the_connection_all_the_same() -> None:
+    async def main() -> None:
+        async with pair(YamuxSession) as (left, right, _, _):
+            out, first = await open_pair(left, right)
+            for side in (out, first):
+                side.send_eof_nowait()
+            await trio.sleep(1)
+            left.answer(struct.pack("!BBHII", 0, 1, 1, out.stream_id, 0))  # SYN
+            second = await right.accept_stream()
+            first.abort()
+            await left.close()
+            with pytest.raises(MuxedStreamReset), trio.fail_after(5):
+                await second.receive_some(1)
+            await trio.sleep(1)
+            assert is_idle(right.allowance)
+
+    run(main)
+
+
 def test_peer_cannot_open_more_streams_than_the_limit() -> None:
     async def main() -> None:
         async with pair(YamuxSession) as (left, right, _, _):
