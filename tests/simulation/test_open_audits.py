@@ -22,7 +22,7 @@ from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.verify.recorder import stretch_steps
+from swarmnode.training.verify.recorder import SPARE, WINDOWS, stretch_steps
 from swarmnode.training.verify.replay import SAVED, Audit, Verdict
 
 pytestmark = pytest.mark.slow
@@ -221,6 +221,31 @@ def test_who_hears_of_rosters_later_than_its_auditors_is_no_liar() -> None:
         assert found[Verdict.HELD] >= 3 and not found[Verdict.LIED], found
         refused = {audit.why for audit in swarm.audits("d") if audit.verdict is Verdict.NOT_SHOWN}
         assert refused <= {"it does not show what its work follows from"}, "as of all, where a roster was undone"
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_who_keeps_states_of_two_contributions_is_no_liar_to_a_slow_auditor(seconds: float) -> None:
+    """As of a large model, where the steps after the next contribution take the room of the first one's states."""
+
+    async def body(swarm: AuditedSwarm) -> None:
+        for name in NAMES:
+            trainer = swarm.nodes[name].trainer
+            assert isinstance(trainer, SimTrainer) and trainer._recorder is not None
+            trainer._recorder._vectors.budget = 4 * 64 * WINDOWS * (-(-STEPS // stretch_steps(STEPS, 64)) + SPARE)
+        slow = method_of(swarm, "a").audits
+        assert slow is not None
+        fetch = slow._fetch
+
+        async def late(*arguments: Any, **options: Any) -> memoryview:
+            await trio.sleep(seconds)
+            return await fetch(*arguments, **options)
+
+        slow._fetch = late  # type: ignore[method-assign]
+        await swarm.round_done(12, *NAMES)
+        refused = {audit.why for name in NAMES for audit in swarm.audits(name) if audit.verdict is not Verdict.HELD}
+        assert refused <= {"it does not show what its work follows from"}, refused
 
     simulate(body)
 

@@ -21,9 +21,11 @@ On the wire an auditor asks an author for the record of its work and for states 
 The author answers whom the round's draw names as its auditor, and others of that round who heard that nothing is shown
 to that one, a few times for each. Nobody else costs it anything but a call. What is fetched is checked by its id, so an
 author can show what it signed or nothing. An author that did not hear of the roster yet waits for it before it answers,
-so that who is slow is not taken for a liar. Who may fail when, and what is then true: an author that answers nothing,
-shows nothing or is too slow has not lied, it has *not shown*; what it shows and what contradicts it is a lie; what the
-auditor itself lacks (a shared state, text, a trainer) or gets wrong says nothing of the author.
+so that who is slow is not taken for a liar. It keeps states until its next steps need their room, so an auditor first
+asks for these, and what is gone where it comes too late to ask counts for nobody. Who may fail when, and what is then
+true: an author that answers nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows and
+what contradicts it is a lie; what the auditor itself lacks (a shared state, text, a trainer) or gets wrong says nothing
+of the author.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit
 AT_ONCE = 64  # auditors whom something is shown: one a round, and all where that one says that nothing is
 DONE_WITHIN = 5.0  # seconds for an author to hear that its auditor needs nothing more
 PATIENCE = 2  # audits in a row in which an author may show nothing
-PROMPT = 1  # rosters since the one that lists the work, up to which an author must show it
+PROMPT = 1  # rosters since the one that lists the work, up to which an author must send what it was asked for before
 CALIBRATIONS = 2  # of the own replays that are remembered
 REMEMBERED = 1024  # authors who did not show something, and accusations
 
@@ -184,6 +186,7 @@ class Audits(WorkCheck):
         self._shown_bytes = 0
         self._vectors_here, self._have = Vectors(parts.trainer.states[2]), dict[bytes, Vector]()  # of the audit in hand
         self._records: dict[bytes, bytes] = {}  # likewise
+        self._promised = set[bytes]()  # likewise: ids of vectors that the author offers
         self._one = trio.Lock()  # audit at a time
         self._bare = Recent[PeerId, int](REMEMBERED)  # contributions in a row that are bound to no record
         self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
@@ -325,6 +328,7 @@ class Audits(WorkCheck):
                         await self._ask(work, ())
                 self._have.clear()
                 self._records.clear()
+                self._promised.clear()
                 await self._parts.runner(self._vectors_here.clear)
 
     async def _accuse(self, work: _Work, *, shown: bool) -> None:
@@ -363,14 +367,16 @@ class Audits(WorkCheck):
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
-        audit = self._blank(work)
-        tolerance = await self._tolerance()
+        audit, tolerance = self._blank(work), await self._tolerance()
+        in_time = work.source != work.author or self._store.block.chain.round <= work.block.chain.round
         try:
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
             trace = await self._record(work, work.reveal.trace)
             stretch = which(work.seed, work.auditor, work.author, trace)
             self._check_form(work, trace)
+            if stretch is not None:
+                await self._reserve(work, {*stretch.start.vectors, *stretch.end.vectors})
             linked = await self._check_residual(work, trace)
             if stretch is not None:
                 place = stretch.round, stretch.step, stretch.steps
@@ -383,7 +389,7 @@ class Audits(WorkCheck):
             if not linked:
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
-            if self._store.block.chain.round > work.block.chain.round + PROMPT:
+            if not in_time or self._store.block.chain.round > work.block.chain.round + PROMPT:
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
             if isinstance(error, Withheld) and work.auditor == self._parts.me:
                 await self._accuse(work, shown=False)
@@ -432,10 +438,8 @@ class Audits(WorkCheck):
         """Parameters (P,) and moments (P to 2 P,) or (0,) by their ids, all finite, mapped. Raises NotShown, Wrong."""
         found, size = {}, self._local.feedback.size
         ids = parameters.union(moments)
-        missing = sorted(id for id in ids if id not in self._have)
-        if missing:
-            await self._ask(work, tuple(missing))
-        for id in missing:
+        await self._reserve(work, ids)
+        for id in sorted(ids - self._have.keys()):
             into = await self._parts.runner(lambda: self._vectors_here.room(8 * size))
             came = await self._fetch(work, id, 8 * size, into=into)
             vector = np.frombuffer(came[: len(came) // 4 * 4], "<f4")
@@ -450,6 +454,12 @@ class Audits(WorkCheck):
             if not np.isfinite(vector).all():
                 raise Wrong("states that are not finite")
         return found
+
+    async def _reserve(self, work: _Work, ids: set[bytes]) -> None:
+        """Have the author offer these vectors before its next steps take their room. Raises NotShown."""
+        if missing := ids - self._have.keys() - self._promised:
+            await self._ask(work, tuple(sorted(missing)))
+            self._promised |= missing
 
     async def _ask(self, work: _Work, ids: tuple[bytes, ...]) -> None:
         """Have the author offer what it signed; who accuses it offers all it has. Raises NotShown."""
@@ -495,6 +505,7 @@ class Audits(WorkCheck):
             return False
         raw = self._contribution(work.reveal.root)
         ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
+        await self._reserve(work, ends)
         before = await self._before(work, trace) if trace.origin is Origin.AFTER else None
         wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
         vectors = await self._vectors(work, wanted)

@@ -24,7 +24,7 @@ class Looks(ABC):
 
     def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer) -> None:
         self._parts, self._store, self._local = parts, store, local
-        self._followed, self._blocks = trio.open_memory_channel[Block](1)
+        self._followed, self._blocks = trio.open_memory_channel[Block](0)
 
     def consider(self, block: Block) -> None:
         """A roster was followed: somebody in it may be looked at. Returns at once."""

@@ -15,11 +15,11 @@ from openspec import open_spec
 
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.open.checks import audits as checks
-from swarmnode.protocols.methods.open.checks.audits import Accusation, Audits, Showing, ShowQuery
+from swarmnode.protocols.methods.open.checks.audits import Accusation, Audits, Showing, ShowQuery, Unknown, Withheld
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.runner import inline
 from swarmnode.training.outer import OuterState
-from swarmnode.training.verify.replay import Wrong
+from swarmnode.training.verify.replay import Verdict, Wrong
 from swarmnode.training.verify.trace import Origin, Trace, vector_id
 
 RUN, ROSTER, TRACE, STATE = "ab" * 32, b"r" * 32, b"t" * 32, b"s" * 32
@@ -40,6 +40,7 @@ def audits(store: Any, **local: Any) -> Audits:
     made._local = SimpleNamespace(keeps=lambda root: True, feedback=SimpleNamespace(size=1), **local)  # type: ignore[assignment]
     made._shown, made._shown_bytes = OrderedDict(), 0
     made._unheard, made._taken = {}, ()  # type: ignore[assignment]
+    made._have, made._promised = {}, set()
     return made
 
 
@@ -88,3 +89,28 @@ def test_states_whose_differences_are_infinite_are_a_lie() -> None:
     with np.errstate(over="ignore"), pytest.MonkeyPatch.context() as patched, pytest.raises(Wrong, match="infinity"):
         patched.setattr(checks, "walk", lambda *_, **__: low)
         trio.run(asked._check_residual, work, record)
+
+
+@pytest.mark.parametrize(("begun", "ended", "tells"), [(7, 7, True), (7, 8, True), (7, 9, False), (8, 8, False)])
+def test_what_is_gone_counts_where_it_was_asked_for_in_time(begun: int, ended: int, tells: bool) -> None:
+    """The roster ended round 6, so the next one ends round 7: from then on an author needs the room of its states."""
+    chain = SimpleNamespace(round=begun)
+    asked = audits(SimpleNamespace(block=SimpleNamespace(chain=chain)))
+    block, reveal = SimpleNamespace(chain=SimpleNamespace(round=7)), SimpleNamespace(trace=TRACE)
+    work: Any = SimpleNamespace(
+        block=block, reveal=reveal, author="author", source="author", auditor="peer", commit=b"", seed=b""
+    )
+
+    async def tolerance() -> float:
+        return 0.02
+
+    async def gone(*_: object) -> Trace:
+        chain.round = ended
+        raise Withheld("it has what it signed no more")
+
+    asked._tolerance, asked._record = tolerance, gone  # type: ignore[method-assign, assignment]
+    if tells:
+        assert trio.run(asked._audit, work).verdict is Verdict.NOT_SHOWN
+    else:
+        with pytest.raises(Unknown):
+            trio.run(asked._audit, work)
