@@ -22,7 +22,8 @@ between the two, and what a node measures on itself raises it, up to MOST: who w
 
 **Whether a contribution is what the record of its author's work leads to:** encoding and error feedback done again.
 
-    left = residual_after(offer_before)                         # what the round before left over
+    check_form(trace, …); check_follows(trace, before, …)       # whether the record is one, and goes on where it says
+    check_left_over(residual, offer_before)                     # by what the round before left over
     end = walk(trace, start, ends=…, states=…)                  # through all legs, to what was offered
     explains(raw, start - end, residual, codec)                 # whether the contribution is that
 
@@ -43,7 +44,7 @@ import numpy as np
 
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
-from swarmnode.training.verify.trace import State, Stretch, Trace, Vector, vector_id
+from swarmnode.training.verify.trace import Origin, State, Stretch, Trace, Vector, vector_id
 
 SAVED = 4.0  # audits that may be saved up, so that a node which trained alone does not audit in a burst
 
@@ -184,6 +185,12 @@ def residual_after(offer: Offered) -> Vector:
     return feedback.export()
 
 
+def check_left_over(residual: Vector, before: Offered) -> None:
+    """Raises Wrong where a residual (P,) is not what the round before left."""
+    if not apart(residual, residual_after(before)) <= NEAR:
+        raise Wrong("what it says was left over is not what the round before left")
+
+
 def walk(trace: Trace, start: Vector, *, ends: Mapping[bytes, Vector], states: Mapping[bytes, Vector]) -> Vector:
     """The parameters (P,) that were offered, from those at the trace's beginning.
 
@@ -214,6 +221,42 @@ def explains(raw: bytes | bytearray | memoryview, delta: Vector, residual: Vecto
     if apart(told, expected) > NEAR:
         raise Wrong(f"the contribution is {apart(told, expected):.3g} away from what its author's steps come to")
     return feedback
+
+
+def check_form(trace: Trace, *, round: int, parent: bytes, longest: int) -> None:
+    """Raises Wrong for what no honest node records of its work for a round on the roster `parent`.
+
+    `longest`: steps of a stretch in this run.
+    """
+    if any(stretch.steps > longest for stretch in trace.stretches):
+        raise Wrong("stretches of more steps than the run has")
+    if any(stretch.round > round for stretch in trace.stretches):
+        raise Wrong("steps of rounds to come")
+    if trace.origin is Origin.UNLINKED:
+        return
+    if not trace.base:
+        raise Wrong("it begins nowhere")
+    if next((leg.base for leg in reversed(trace.legs) if leg.base), trace.base) != parent:
+        raise Wrong("its steps do not lead from the shared state of the round")
+
+
+def has_moments(trace: Trace) -> bool:
+    """Whether the first step began with moments of steps before."""
+    none = vector_id(np.zeros(0, np.float32))
+    return any(first.start.updates > 0 or first.start.moments != none for first in trace.stretches[:1])
+
+
+def check_follows(trace: Trace, before: Trace, *, parent: bytes) -> None:
+    """Raises Wrong where a record does not go on where the one before ended, whose round was on `parent`."""
+    if before.end != trace.start or trace.base != parent:
+        raise Wrong("it does not begin where its contribution before ended")
+    if before.stretches and trace.stretches:
+        last, first = before.stretches[-1], trace.stretches[0]
+        if (last.end.moments, last.end.updates) != (first.start.moments, first.start.updates):
+            raise Wrong("its moments are not those that its contribution before ended with")
+        goes_on = last.step + last.steps if first.round == last.round else 0
+        if first.round < last.round or first.step != goes_on:
+            raise Wrong("steps that were left out or repeated")
 
 
 def apart(told: Vector, expected: Vector) -> float:

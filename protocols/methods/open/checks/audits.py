@@ -36,6 +36,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 import trio
@@ -54,22 +55,23 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.protocols.transfer.shard_wire import ShardError
-from swarmnode.protocols.wire import WireError
+from swarmnode.protocols.wire import Message, within
 from swarmnode.training.codecs import codec_in
 from swarmnode.training.open_step import Raw
 from swarmnode.training.verify.recorder import shown_room, stretch_steps
 from swarmnode.training.verify.replay import (
-    NEAR,
     Audit,
     Distance,
     Offered,
     Verdict,
     Wrong,
-    apart,
     by_whom,
     calibrated,
+    check_follows,
+    check_form,
+    check_left_over,
     explains,
-    residual_after,
+    has_moments,
     walk,
     which,
     whom,
@@ -114,15 +116,11 @@ class Withheld(NotShown):
 
 
 @dataclass(frozen=True)
-class ShowQuery:
+class ShowQuery(Message):
     run_id: str
     roster: bytes  # that lists the work, and whose seed drew the auditor
     trace: bytes
-    ids: tuple[bytes, ...]  # of vectors, and of records; none: what was asked for is here
-
-    def __post_init__(self) -> None:
-        if len(self.ids) > MAX_ASKED or any(len(id) != 32 for id in (self.roster, self.trace, *self.ids)):
-            raise WireError(f"at most {MAX_ASKED} ids of 32 bytes are asked for")
+    ids: Annotated[tuple[bytes, ...], within(0, MAX_ASKED)]  # of vectors, and of records; none: all is here
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class Audits(WorkCheck):
         self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
         self._repeated = 0.0  # seconds of replays that others asked for
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
-        self._silent: Counter[PeerId] = Counter()
+        self._silent = Recent[PeerId, int](REMEMBERED)  # audits in a row in which an author showed nothing
         self.counts: Counter[Verdict] = Counter()
         self._shown: OrderedDict[tuple[PeerId, bytes], _Shown] = OrderedDict()  # by auditor and roster
         self._shown_bytes = 0
@@ -362,8 +360,7 @@ class Audits(WorkCheck):
         return Showing((True,))
 
     def _blank(self, work: _Work, verdict: Verdict = Verdict.HELD, why: str = "") -> Audit:
-        round = work.block.chain.round - 1
-        return Audit(round, work.author, verdict, why, work.commit, work.reveal.trace, work.seed)
+        return Audit(work.block.chain.round - 1, work.author, verdict, why, work.commit, work.reveal.trace, work.seed)
 
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
@@ -374,7 +371,7 @@ class Audits(WorkCheck):
                 raise NotShown("its contribution is bound to no record of its work")
             trace = await self._record(work, work.reveal.trace)
             stretch = which(work.seed, work.auditor, work.author, trace)
-            self._check_form(work, trace)
+            check_form(trace, round=work.reveal.round, parent=work.reveal.parent, longest=self._longest)
             if stretch is not None:
                 await self._reserve(work, {*stretch.start.vectors, *stretch.end.vectors})
             linked = await self._check_residual(work, trace)
@@ -399,15 +396,13 @@ class Audits(WorkCheck):
         return audit
 
     def _conclude(self, audit: Audit) -> None:
-        silent = audit.verdict is Verdict.NOT_SHOWN
-        self._silent[audit.author] = self._silent[audit.author] + 1 if silent else 0
-        if len(self._silent) > REMEMBERED:
-            del self._silent[next(iter(self._silent))]
+        silent = self._silent.get(audit.author, 0) + 1 if audit.verdict is Verdict.NOT_SHOWN else 0
+        self._silent[audit.author] = silent
         self.counts[audit.verdict] += 1
         what = audit.why or f"{audit.distance:.2g} apart where {audit.tolerance:.2g} is tolerated"
         logger.info("round %d: the work of %s: %s, %s", audit.round, audit.author, audit.verdict.value, what)
         if self._parts.ledger is not None:
-            self._parts.ledger.audited(audit, self._silent[audit.author] > PATIENCE)
+            self._parts.ledger.audited(audit, silent > PATIENCE)
 
     async def _tolerance(self) -> float:
         """How far a replay may end from what is claimed. Raises Unknown where this node cannot tell."""
@@ -487,18 +482,6 @@ class Audits(WorkCheck):
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
-    def _check_form(self, work: _Work, trace: Trace) -> None:
-        """Raises Wrong for what no honest node records."""
-        if any(stretch.steps > self._longest for stretch in trace.stretches):
-            raise Wrong("stretches of more steps than the run has")
-        if any(stretch.round > work.reveal.round for stretch in trace.stretches):
-            raise Wrong("steps of rounds to come")
-        if trace.origin is not Origin.UNLINKED and not trace.base:
-            raise Wrong("it begins nowhere")
-        base = next((leg.base for leg in reversed(trace.legs) if leg.base), trace.base)
-        if trace.origin is not Origin.UNLINKED and base != work.reveal.parent:
-            raise Wrong("its steps do not lead from the shared state of the round")
-
     async def _check_residual(self, work: _Work, trace: Trace) -> bool:
         """Whether the contribution is linked to what came before; raises Wrong where it contradicts itself."""
         if trace.origin is Origin.UNLINKED:
@@ -514,22 +497,21 @@ class Audits(WorkCheck):
         starts = {base: self._start(shared, residual) for base, shared in states.items()}
         earlier = None
         if before is not None:
-            kept = vectors[before[1].residual]
+            revealed, record, entry = before
+            kept, accepted = vectors[record.residual], entry.verdict == ACCEPTED
             earlier = Offered(
                 kept,
-                self._start(self._state(before[0].reveal.parent), kept) - vectors[trace.start],
-                self._contribution(before[0].reveal.root),
-                codec_in(before[0].reveal.round, self._parts.spec.exchange.codec),
-                before[2].verdict == ACCEPTED,
-                1 - before[2].clip / ONE if before[2].verdict == ACCEPTED else 0.0,
+                self._start(self._state(revealed.parent), kept) - vectors[trace.start],
+                self._contribution(revealed.root),
+                codec_in(revealed.round, self._parts.spec.exchange.codec),
+                accepted,
+                1 - entry.clip / ONE if accepted else 0.0,
             )
 
         def check() -> None:
             if earlier is not None:
-                left = residual_after(earlier)
-                if not apart(residual, left) <= NEAR:
-                    raise Wrong("what it says was left over is not what the round before left")
-            elif vector_id(states[trace.base]) != trace.start or residual.any() or _has_moments(trace):
+                check_left_over(residual, earlier)
+            elif vector_id(states[trace.base]) != trace.start or residual.any() or has_moments(trace):
                 raise Wrong("it does not begin as new")
             offered = walk(trace, vectors[trace.start], ends=vectors, states=starts)
             encoding = codec_in(work.reveal.round, self._parts.spec.exchange.codec)
@@ -541,7 +523,7 @@ class Audits(WorkCheck):
             raise Wrong(str(error)) from error
         return True
 
-    async def _before(self, work: _Work, trace: Trace) -> tuple[_Work, Trace, Entry]:
+    async def _before(self, work: _Work, trace: Trace) -> tuple[Reveal, Trace, Entry]:
         """The contribution that a record says it follows on, and what became of it. Raises Unknown, Wrong, NotShown."""
         tree = self._store.tree
         if work.block.id not in tree:
@@ -553,10 +535,9 @@ class Audits(WorkCheck):
             entries = {entry.commit: entry for entry in block.roster.entries}
             for commit, said in log.reveals.items():
                 if said.author == work.author and said.what.trace == trace.previous and commit in entries:
-                    earlier = replace(work, block=block, commit=commit, reveal=said.what)
                     record = await self._record(work, trace.previous)
-                    _check_follows(record, trace, said.what)
-                    return earlier, record, entries[commit]
+                    check_follows(trace, record, parent=said.what.parent)
+                    return said.what, record, entries[commit]
         raise NotShown("it follows on a contribution that is in no roster")
 
     def _state(self, roster: bytes) -> Vector:
@@ -578,8 +559,8 @@ class Audits(WorkCheck):
     # --- doing it again -----------------------------------------------------------------------------------------------
 
     async def _replay(self, work: _Work, trace: Trace, stretch: Stretch) -> Distance:
-        points = (stretch.start, stretch.end)
-        await self._vectors(work, {point.parameters for point in points}, {point.moments for point in points})
+        start, end = stretch.start, stretch.end
+        await self._vectors(work, {start.parameters, end.parameters}, {start.moments, end.moments})
         slice = Slice(work.author, stretch)
         if stretch.texts and not self._parts.texts.shared:
             raise Unknown("this node has no access to the run's text")
@@ -617,22 +598,3 @@ class Audits(WorkCheck):
 
 def _within(size: int) -> float:
     return FETCH_WITHIN + size / SLOWEST
-
-
-def _has_moments(trace: Trace) -> bool:
-    """Whether the first step began with moments of steps before."""
-    none = vector_id(np.zeros(0, np.float32))
-    return any(first.start.updates > 0 or first.start.moments != none for first in trace.stretches[:1])
-
-
-def _check_follows(before: Trace, trace: Trace, revealed: Reveal) -> None:
-    """Raises Wrong where one record does not go on where the other ended."""
-    if before.end != trace.start or trace.base != revealed.parent:
-        raise Wrong("it does not begin where its contribution before ended")
-    if before.stretches and trace.stretches:
-        last, first = before.stretches[-1], trace.stretches[0]
-        if (last.end.moments, last.end.updates) != (first.start.moments, first.start.updates):
-            raise Wrong("its moments are not those that its contribution before ended with")
-        goes_on = last.step + last.steps if first.round == last.round else 0
-        if first.round < last.round or first.step != goes_on:
-            raise Wrong("steps that were left out or repeated")
