@@ -35,7 +35,7 @@ from typing import TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify, unsealed
+from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, Sign, Verify
 from swarmnode.crdt.hlc import MAX_STAMP, expiry_of, time_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
@@ -96,7 +96,7 @@ class Record:
         """Of two records under one key, the one of greater rank replaces the other."""
         return expiry_of(self.hlc, self.ttl) + self.id
 
-    @property
+    @cached_property
     def sealed(self) -> bytes:
         """Payload and signature as bytes, for a peer or a disk; opening them gives these bytes again."""
         return Envelope(self.payload, self.signature).sealed
@@ -281,8 +281,6 @@ def parse(raw: bytes) -> Element:
 
     What it returns has exactly these bytes as `sealed`.
     """
-    if (envelope := unsealed(raw, max_size=MAX_RECORD)) is not None:
-        return parse_record(*envelope)
     try:
         sealed = encoding.decode(raw, max_size=MAX_SEALED)
     except EncodingError as error:
