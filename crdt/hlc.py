@@ -59,21 +59,17 @@ class HybridClock:
     """
 
     def __init__(self, last: int = 0) -> None:
-        self._last = last
-
-    @property
-    def last(self) -> int:
-        return self._last
+        self.last = last
 
     def tick(self, now: int) -> int:
         """A new stamp for something that happens at `now` ms."""
-        self._last = max(stamp_at(now), self._last + 1)
-        return self._last
+        self.last = max(stamp_at(now), self.last + 1)
+        return self.last
 
     def observe(self, stamp: int, now: int) -> None:
         """Be greater than a stamp from elsewhere from now on; but not where it is too far ahead to be believed."""
         if not is_ahead(stamp, now):
-            self._last = max(self._last, stamp)
+            self.last = max(self.last, stamp)
 
 
 class PeerClocks:

@@ -46,7 +46,7 @@ from typing import Any
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.protocols.chain.statements import MAX_JUDGES, MAX_ROUND, AvailabilityVote, Said
+from swarmnode.protocols.chain.statements import HASH, MAX_JUDGES, MAX_ROUND, AvailabilityVote, Said
 from swarmnode.protocols.wire import check_range, plain
 from swarmnode.training.runspec import TrustSection
 
@@ -410,7 +410,6 @@ def _without_silent(chain: ChainState) -> tuple[str, ...]:
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 LENGTH = 1 << 14  # rosters that one author can lead before it must register anew
-_STRIDE = 1 << 7  # every so many values are kept
 
 
 def step(value: bytes) -> bytes:
@@ -419,28 +418,16 @@ def step(value: bytes) -> bytes:
 
 
 class HashChain:
-    """One author's chain, derived from 32 secret bytes; making it hashes LENGTH times, some 10 ms."""
+    """One author's chain, derived from 32 secret bytes: half a MiB; making it hashes LENGTH times, some 10 ms."""
 
     def __init__(self, secret: bytes) -> None:
-        value = hashlib.sha256(b"swarmnode/beacon/secret/1\0" + secret).digest()
-        self._kept = [value]  # values 0, STRIDE, 2 STRIDE, …
-        self._places = {}
-        for place in range(1, LENGTH + 1):
-            value = step(value)
-            if place % _STRIDE == 0:
-                self._kept.append(value)
-                self._places[value] = place
-        self.anchor = value
+        values = [hashlib.sha256(b"swarmnode/beacon/secret/1\0" + secret).digest()]
+        for _ in range(LENGTH):
+            values.append(step(values[-1]))
+        self.anchor = values[-1]
+        self._values = b"".join(values)
 
     def preimage(self, value: bytes) -> bytes:
         """What hashes to `value`, a value of this chain; empty where there is none before it, or it is of another."""
-        at, ahead = value, 0
-        while at not in self._places and ahead < _STRIDE:
-            at, ahead = step(at), ahead + 1
-        place = self._places.get(at, 0) - ahead
-        if place <= 0:
-            return b""
-        before = self._kept[(place - 1) // _STRIDE]
-        for _ in range((place - 1) % _STRIDE):
-            before = step(before)
-        return before
+        place = self._values.find(value)
+        return self._values[place - HASH : place] if place >= HASH else b""

@@ -2,7 +2,7 @@
 
 Everything but `ledger.py` and `receipts.py` is a pure function, and knows no network and no clock. No two nodes need
 the same view, and nothing that all nodes must compute alike rests on one: weights in rosters follow from quoted scores
-(`chain/derive.py`), in which a judge's view is one vote.
+(`chain/rules.py`), in which a judge's view is one vote.
 
     account.py      what one node has seen of one peer, and the score, work and weight that follow; what the records of
                     an open run prove about everybody's work
