@@ -61,7 +61,8 @@ OPENED_BUDGET = 1 << 28  # bytes of what they hold, decoded; or, of a large mode
 OPENED_EACH = 4  # … so many for each parameter, as a vector has. What finds no room is decoded whenever it is read
 MALFORMED_REMEMBERED = 1024
 OFFERED_WITHIN = 1.0  # seconds that a source may take to have what it is about to have
-ANSWERS_WITHIN = 3.0  # seconds without a byte after which the next source is asked as well
+ANSWERS_WITHIN = 3.0  # seconds without a byte after which the next source is asked as well …
+ENDS_WITHIN = 10.0  # … or after so many, and its size at SLOWEST, where a source sends and does not come to an end
 FETCH_WITHIN = 120.0  # seconds of one attempt at one source, and …
 SLOWEST = 1e5  # … bytes a second at the least
 
@@ -173,7 +174,7 @@ class Contributions:
         """Have it here, or know it as malformed. Raises MissingContribution.
 
         Asks `sources` one after the other: the next where one has nothing, or sends nothing for ANSWERS_WITHIN, as a
-        frozen one does; what that sends after all still counts.
+        frozen one does, or a byte now and then, as a liar may; what that sends after all still counts.
         """
 
         async def ask(peer: PeerId, answered: trio.Event, ended: trio.Event) -> None:
@@ -193,7 +194,8 @@ class Contributions:
                 with trio.move_on_after(ANSWERS_WITHIN):
                     await answered.wait()
                 if answered.is_set():
-                    await ended.wait()
+                    with trio.move_on_after(ENDS_WITHIN + self.size / SLOWEST):
+                        await ended.wait()
         if id not in self._held and id not in self._malformed:
             raise MissingContribution(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from swarmnode.protocols.methods.open import store
-from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, Contributions, MissingContribution
+from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, ENDS_WITHIN, Contributions, MissingContribution
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimWorld
@@ -56,6 +56,27 @@ def test_a_source_that_is_frozen_costs_seconds_and_not_its_patience(simulated: S
         await mine.fetch(id, 0, [world.node("author").me, world.node("other").me])
         assert id in mine
         assert trio.current_time() - began < ANSWERS_WITHIN + 1
+
+    simulated(main, latency=0.05)
+
+
+def test_a_source_that_sends_a_byte_now_and_then_is_left_for_another(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        id = await with_one(world, nursery, "author", "other")
+        mine = await shelf(world, nursery, "me")
+        fetch = mine._bulk.fetch
+
+        async def trickling(peer: str, *key: Any, progress: Callable[[int], None], **options: Any) -> memoryview:
+            while peer == world.node("author").me:
+                progress(1)
+                await trio.sleep(1)
+            return await fetch(peer, *key, progress=progress, **options)
+
+        mine._bulk.fetch = trickling  # type: ignore[method-assign, assignment]
+        began = trio.current_time()
+        await mine.fetch(id, 0, [world.node("author").me, world.node("other").me])
+        assert id in mine
+        assert trio.current_time() - began < ENDS_WITHIN + 1
 
     simulated(main, latency=0.05)
 
