@@ -114,8 +114,8 @@ class _Meter:
         self.spend(len(frame), "bytes")
 
 
-class Initiator:
-    """The side that asks. Send `open()`, then what `receive` returns for each frame that comes, until it is None.
+class _Side:
+    """What both sides have.
 
     ranks: of all that this side holds
     cutoff: ms since the epoch
@@ -123,16 +123,30 @@ class Initiator:
     """
 
     def __init__(self, ranks: RankSet, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
-        _check(cutoff, nonce)
-        self.cutoff = cutoff  # the session's, once the responder has answered
+        if not 0 <= cutoff <= MAX_TIME or len(nonce) != NONCE_SIZE:
+            raise ValueError(f"cut-off {cutoff}, nonce of {len(nonce)} bytes; expected 48 bits and {NONCE_SIZE} bytes")
+        self.cutoff = cutoff  # the session's, once both have said theirs
+        self._limits = limits or SessionLimits()
+        self._meter = _Meter(self._limits)
+        self._ranks = ranks
+        self._nonce = nonce
+        self._salt = b""  # until both nonces are known
+
+    def _mark(self, lo: bytes, hi: bytes) -> bytes:
+        return self._ranks.fingerprint(lo, hi, self._salt)[:MARK_SIZE]
+
+    def _shorts(self, ranks: Sequence[bytes]) -> tuple[bytes, ...]:
+        return tuple(blake3(rank, key=self._salt).digest(length=SHORT_SIZE) for rank in ranks)
+
+
+class Initiator(_Side):
+    """The side that asks. Send `open()`, then what `receive` returns for each frame that comes, until it is None."""
+
+    def __init__(self, ranks: RankSet, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
+        super().__init__(ranks.after(cutoff), cutoff=cutoff, nonce=nonce, limits=limits)
         self.need: set[bytes] = set()  # ranks that only the responder has
         self.have: set[bytes] = set()  # ranks that only this side has
         self.agreed = False  # at the end: the responder's set is exactly this one with `need` and without `have`
-        self._limits = limits or SessionLimits()
-        self._meter = _Meter(self._limits)
-        self._ranks = ranks.after(cutoff)
-        self._nonce = nonce
-        self._salt = b""
         self._theirs = b""  # fingerprint of all that the responder has
         self._open: list[Ask] = []  # about ranges of which too little is known, ascending
         self._put = 0  # how many of them, the first, were put
@@ -193,7 +207,7 @@ class Initiator:
                 self._meter.spend(_COMPARE_WORK * len(answer.marks), "ranks hashed")
                 cuts = [ask.lo, *answer.bounds, ask.hi]
                 for (lo, hi), mark in zip(pairwise(cuts), answer.marks, strict=True):
-                    if _mark(self._ranks, lo, hi, self._salt) != mark:
+                    if self._mark(lo, hi) != mark:
                         found += self._asks_about(lo, hi)
             elif isinstance(answer, Whole):
                 own = self._ranks.keys(ask.lo, ask.hi)
@@ -214,10 +228,10 @@ class Initiator:
         count = self._ranks.count(lo, hi)
         if count <= list_at:
             self._meter.spend(count, "ranks hashed")
-            return [Listing(lo, hi, tuple(_short(rank, self._salt) for rank in self._ranks.keys(lo, hi)))]
+            return [Listing(lo, hi, self._shorts(self._ranks.keys(lo, hi)))]
         cuts = [lo, *self._ranks.split(lo, hi, fan_out(count)), hi]
         self._meter.spend(_COMPARE_WORK * (len(cuts) - 1), "ranks hashed")
-        return [Compare(a, b, _mark(self._ranks, a, b, self._salt)) for a, b in pairwise(cuts)]
+        return [Compare(a, b, self._mark(a, b)) for a, b in pairwise(cuts)]
 
     def _ask(self) -> bytes:
         """Ask about as much of what is open, from the low end, as a frame holds."""
@@ -235,21 +249,13 @@ class Initiator:
         return lthash.fingerprint(total, count, self._salt) == self._theirs
 
 
-class Responder:
+class Responder(_Side):
     """The side that answers: `receive` makes the one frame that goes back for each that comes.
 
-    Arguments as of `Initiator`. The session ends when the initiator asks no more, or with `done`: the sets are equal.
+    The session ends when the initiator asks no more, or with `done`: the sets are equal.
     """
 
-    def __init__(self, ranks: RankSet, *, cutoff: int, nonce: bytes, limits: SessionLimits | None = None) -> None:
-        _check(cutoff, nonce)
-        self.cutoff = cutoff
-        self.done = False
-        self._limits = limits or SessionLimits()
-        self._meter = _Meter(self._limits)
-        self._ranks = ranks
-        self._nonce = nonce
-        self._salt = b""  # until it is greeted
+    done = False
 
     def receive(self, frame: bytes) -> bytes:
         """The answer to a frame. Raises Malformed, Exhausted and CutoffRefused."""
@@ -304,7 +310,7 @@ class Responder:
 
     def _compare(self, ask: Compare) -> Answer:
         self._meter.spend(_COMPARE_WORK, "ranks hashed")
-        if _mark(self._ranks, ask.lo, ask.hi, self._salt) == ask.mark:
+        if self._mark(ask.lo, ask.hi) == ask.mark:
             return SETTLED
         return self._differs(ask.lo, ask.hi)
 
@@ -317,7 +323,7 @@ class Responder:
         bounds = self._ranks.split(lo, hi, fan_out(count))
         cuts = [lo, *bounds, hi]
         self._meter.spend(_COMPARE_WORK * len(bounds), "ranks hashed")
-        return RangeParts(tuple(bounds), tuple(_mark(self._ranks, a, b, self._salt) for a, b in pairwise(cuts)))
+        return RangeParts(tuple(bounds), tuple(self._mark(a, b) for a, b in pairwise(cuts)))
 
     def _match(self, ask: Listing, room: int) -> Answer | None:
         """What is told of a listing in at most `room` bytes; None where that is nothing."""
@@ -327,7 +333,7 @@ class Responder:
         if len(own) > WINDOW:
             below = separator(own[-2], own[-1])
             own.pop()
-        shorts = [_short(rank, self._salt) for rank in own]
+        shorts = self._shorts(own)
         known, listed = set(shorts), set(ask.shorts)
         lacking = [rank for rank, short in zip(own, shorts, strict=True) if short not in listed]
         positions = tuple(place for place, short in enumerate(ask.shorts) if short not in known)
@@ -351,22 +357,9 @@ def fan_out(count: int) -> int:
     return max(MIN_PARTS, min(MAX_PARTS, round(math.sqrt(0.55 * count))))
 
 
-def _check(cutoff: int, nonce: bytes) -> None:
-    if not 0 <= cutoff <= MAX_TIME or len(nonce) != NONCE_SIZE:
-        raise ValueError(f"cut-off {cutoff} and a nonce of {len(nonce)} bytes; expected 48 bits and {NONCE_SIZE} bytes")
-
-
 def _salt(cutoff: int, nonces: bytes) -> bytes:
     """Of a hello, by the initiator's nonce; of all that follows, by both nonces."""
     return blake3(_TAG + cutoff.to_bytes(6, "big") + nonces).digest()
-
-
-def _mark(ranks: RankSet, lo: bytes, hi: bytes, salt: bytes) -> bytes:
-    return ranks.fingerprint(lo, hi, salt)[:MARK_SIZE]
-
-
-def _short(rank: bytes, salt: bytes) -> bytes:
-    return blake3(rank, key=salt).digest(length=SHORT_SIZE)
 
 
 def _size(ask: Ask) -> int:

@@ -279,7 +279,8 @@ class RangeReader:
                 end = self.bound_in(lo, END)
                 if head % 2:
                     packed = self.raw(self.number(MAX_LISTING) * SHORT_SIZE)
-                    asks.append(Listing(lo, end, tuple(_pieces(packed, SHORT_SIZE))))
+                    shorts = (packed[at : at + SHORT_SIZE] for at in range(0, len(packed), SHORT_SIZE))
+                    asks.append(Listing(lo, end, tuple(shorts)))
                 else:
                     asks.append(Compare(lo, end, self.raw(MARK_SIZE)))
                 lo = end
@@ -340,7 +341,3 @@ def answers_frame(settled: Sequence[bool], body: RangeWriter) -> bytes:
     out.number(len(settled))
     out.raw(sum(1 << place for place, bit in enumerate(settled) if bit).to_bytes((len(settled) + 7) // 8, "little"))
     return out.frame() + body.frame()
-
-
-def _pieces(packed: bytes, size: int) -> list[bytes]:
-    return [packed[at : at + size] for at in range(0, len(packed), size)]

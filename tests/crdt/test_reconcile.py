@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from conversing import Transcript, converse
@@ -186,10 +187,11 @@ def test_every_session_salts_what_it_sends() -> None:
     assert hellos[0] != hellos[1]
 
 
-@pytest.mark.parametrize("broken", ["_short", "_mark"])
+@pytest.mark.parametrize("broken", ["_shorts", "_mark"])
 def test_ids_or_marks_that_collide_are_told_in_the_end(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, other = scattered(500, 10, recent=False)
-    monkeypatch.setattr(reconcile, broken, lambda *_: bytes({"_short": 6, "_mark": 8}[broken]))
+    alike: dict[str, Any] = {"_shorts": lambda _, ranks: (bytes(6),) * len(ranks), "_mark": lambda *_: bytes(8)}
+    monkeypatch.setattr(reconcile._Side, broken, alike[broken])
     initiator, _ = session(tree, other)
     assert not initiator.agreed
 
