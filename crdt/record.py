@@ -31,7 +31,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
@@ -190,6 +190,9 @@ class Evidence:
     greater: Record
     lesser: Record
 
+    kind: ClassVar[str] = EVIDENCE.name
+    tombstone: ClassVar[bool] = False  # an offender cannot take it back
+
     @property
     def run(self) -> str:
         return self.greater.run
@@ -198,10 +201,6 @@ class Evidence:
     def author(self) -> str:
         """The offender: it signed both records."""
         return self.greater.author
-
-    @property
-    def kind(self) -> str:
-        return EVIDENCE.name
 
     @property
     def key(self) -> str:
@@ -215,11 +214,6 @@ class Evidence:
     def expiry(self) -> int:
         """The first ms at which the evidence is gone."""
         return time_of(self.hlc) + EVIDENCE.ttl
-
-    @property
-    def tombstone(self) -> bool:
-        """Never: an offender cannot take it back."""
-        return False
 
     @property
     def value(self) -> Value:
