@@ -335,17 +335,15 @@ class Ledger:
             works = [stand.work for stand in self._stands.values() if stand.work is not None]
             for liar in sorted(disproved(self._attestations.values(), works)):  # by the rosters that are here now
                 self._disproved[liar] = None
-            self._view, self._stale = (
-                standings(
-                    self.accounts(),
-                    self._attestations.values(),
-                    me=self.me,
-                    round=self.round,
-                    now=self._now(),
-                    liars=self._equivocators.union(self._disproved),
-                ),
-                False,
+            self._view = standings(
+                self.accounts(),
+                self._attestations.values(),
+                me=self.me,
+                round=self.round,
+                now=self._now(),
+                liars=self._equivocators.union(self._disproved),
             )
+            self._stale = False
             self._anybody_verified = any(not one.probation for one in self._view.values())
         return self._view
 
@@ -411,8 +409,7 @@ class Ledger:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no exported reputation: {error}") from error
         self.round, self._restored = round, (round, chain) if chain else None
-        for peer, one in seen.items():
-            self._seen[peer] = one
+        self._seen.update(seen)
         self._stale = True
 
 
