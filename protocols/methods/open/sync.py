@@ -584,11 +584,12 @@ class ChainSync:
 
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
         self.admit(query.run_id)
-        found: list[bytes] = []
+        found, room = list[bytes](), MAX_BYTES
         for id in query.ids:
             log = next((log for log in self.store.logs.values() if id in log.rosters or id in log.cuts), None)
             more = log.records_of(id) if log is not None else []
-            if sum(map(len, (*found, *more))) > MAX_BYTES:
+            room -= sum(map(len, more))
+            if room < 0:
                 break
             found += more
         return Records(tuple(found))
