@@ -120,7 +120,6 @@ class Acceptor:
         self.broken: set[Link] = set()  # links over which an exchange failed, as was reported to this node
         self.failures = 0  # ballots of the round that this node led in vain
         self.boxes: dict[int, BallotBox] = {}  # by ballot, of this round
-        self._waits_at: dict[PeerId, int] = {}  # the ballot at whose box a peer waits
         self._joining: dict[PeerId, float] = {}  # and when each asked last, trio time
         self._excused: dict[PeerId, int] = {}  # the round in which a peer said goodbye
         self._decisions: deque[Decision] = deque(maxlen=4)
@@ -158,7 +157,6 @@ class Acceptor:
                     box.proposal.give(self._verdict_for_past(before.round))
                 box.end(ballot + 1)
             self.boxes.clear()
-            self._waits_at.clear()
             self.ballot = 0
             self.accepted = None
             self.cut_by = ()
@@ -187,10 +185,14 @@ class Acceptor:
         here = self.position
         return leader_order(self.run_id, here.round, here.voters, here.joiners)
 
+    def leader(self, ballot: int) -> PeerId:
+        """Whose ballot this is."""
+        candidates = self.candidates()
+        return candidates[ballot % len(candidates)]
+
     def shut_out(self, peer: PeerId) -> None:
         """Somebody is not admitted any more: do not go on under its lead."""
-        candidates = self.candidates() if self._position is not None else ()
-        if candidates and candidates[self.ballot % len(candidates)] == peer:
+        if self._position is not None and self.leader(self.ballot) == peer:
             self.attempt.cancel()
 
     def raise_ballot(self, ballot: int) -> None:
@@ -295,11 +297,10 @@ class Acceptor:
 
     async def _on_summon(self, peer: PeerId, summon: Summon) -> RoundHead:
         self._check(summon.run_id, peer)
-        if summon.round == self.position.round and summon.ballot > self.ballot:
-            candidates = self.candidates()
-            if candidates[summon.ballot % len(candidates)] == peer:
-                self.raise_ballot(summon.ballot)
-                self.attempt.cancel()
+        later = summon.round == self.position.round and summon.ballot > self.ballot
+        if later and self.leader(summon.ballot) == peer:
+            self.raise_ballot(summon.ballot)
+            self.attempt.cancel()
         return self.head()
 
     async def _on_ready(self, peer: PeerId, ready: Ready) -> LeaderReply:
@@ -314,8 +315,7 @@ class Acceptor:
             return self._verdict_for_past(ready.round)
         if ready.round > here.round or ready.parent != here.parent:
             return LeaderReply("elsewhere", head=self.head())
-        candidates = self.candidates()
-        if candidates[ready.ballot % len(candidates)] != self._parts.me:
+        if self.leader(ready.ballot) != self._parts.me:
             raise Refuse("not-leader", "this ballot belongs to another candidate")
         if self.paused and ready.ballot not in self.boxes:
             raise Refuse("paused", "this node is paused and leads nobody")
@@ -328,12 +328,11 @@ class Acceptor:
         return await self._wait_at_box(peer, ready)
 
     async def _wait_at_box(self, peer: PeerId, ready: Ready) -> LeaderReply:
-        self._leave_other_box(peer, ready.ballot)
+        self._leave_other_boxes(peer, ready.ballot)
         box = self.box(ready.ballot)
         if (reply := box.proposal.value) is not None:
             return LeaderReply("late") if reply.kind in ("roster", "adopt") else reply
         self._excused.pop(peer, None)
-        self._waits_at[peer] = ready.ballot
         box.readies[peer] = ready
         self.notify()
         self._take_over(ready.ballot)
@@ -343,16 +342,14 @@ class Acceptor:
             if box.proposal.value is None and box.readies.get(peer) is ready:
                 del box.readies[peer]
 
-    def _leave_other_box(self, peer: PeerId, ballot: int) -> None:
+    def _leave_other_boxes(self, peer: PeerId, ballot: int) -> None:
         """Who comes to one box waits at no other: a peer has one place in a node's memory."""
-        before = self._waits_at.get(peer)
-        box = self.boxes.get(before) if before is not None and before != ballot else None
-        if before is None or box is None or box.proposal.value is not None:
-            return
-        box.readies.pop(peer, None)
-        if not box.readies:
-            box.end(ballot)
-            del self.boxes[before]
+        for other, box in list(self.boxes.items()):
+            if other != ballot and box.proposal.value is None:
+                box.readies.pop(peer, None)
+                if not box.readies:
+                    box.end(ballot)
+                    del self.boxes[other]
 
     def _take_over(self, ballot: int) -> None:
         """Leave the present ballot for a later one that others want this node to lead, when most of them do."""

@@ -250,7 +250,7 @@ class Agreement:
         attempts = 0
         while True:
             ballot = acceptor.ballot
-            leader = candidates[ballot % len(candidates)]
+            leader = acceptor.leader(ballot)
             joiners = tuple(sorted(acceptor.waiting_to_join()))
             ready = Ready(
                 self._run_id,
