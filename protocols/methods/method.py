@@ -24,6 +24,7 @@ the moment it is built. What else the daemon needs of it are attributes that eve
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -40,6 +41,9 @@ from swarmnode.protocols.peers.scoring import Violations
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import Learned
+
+FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
+NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,15 @@ class Begin:
     last_round: int | None  # this node stops after so many rounds of the run; a swarm that did them names nobody more
     saved: Saved | None = None  # from the newest checkpoint
     roster: str = ""  # of the run's history, which the join string named: only what contains it is joined
+
+    @property
+    def patience(self) -> float:
+        """Seconds to look for members before going on alone: 0 where none are expected, inf where it may not begin."""
+        if self.saved is None and not self.expect_members:
+            return 0.0
+        if self.saved is None and not self.creator:
+            return math.inf
+        return FIND_MEMBERS_FOR if self.expect_members else NOTICE_MEMBERS_FOR
 
 
 @dataclass(frozen=True)

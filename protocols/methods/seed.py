@@ -43,7 +43,7 @@ from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.protocols.calls.rpc import CallError, Refuse
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Counter, Hash
-from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import NOTICE_MEMBERS_FOR, Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -66,8 +66,6 @@ UNSAID = 64  # records that wait to be signed, where the clock or the disk is wr
 ASK_EVERY = 0.5  # seconds between looks for members, or at where they are
 ASK_AT_ONCE = 8  # members asked at the same time
 TIMEOUT = 3.0  # seconds for a peer to say where it stands
-FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
-NOTICE_MEMBERS_FOR = 4.0  # the same for one that comes back
 END_WITHIN = 10.0  # seconds that a node which is done waits for the last records of others
 OFFERED_FOR = 10.0  # seconds in which whoever asks is offered the same state
 LACKING_FOR = 60.0  # seconds after which a record that others build on is not waited for any more
@@ -331,22 +329,18 @@ class Seed(Method):
             else:
                 logger.warning("the initial parameters are not those of the checkpoint: the run is learned from others")
         await self._look_at_all()
-        alone = saved is not None or begin.creator
-        found = False
-        if begin.expect_members or saved is not None:
-            patience = FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR
-            found = await self._join(until=trio.current_time() + patience if alone else math.inf)
+        found = await self._join(within=begin.patience)
         await self._add()
         with trio.move_on_after(0 if found else begin.wait_seconds):
             while len(self._asked) < begin.wait_peers:
                 await self._news.wait()
         self._ended = trio.current_time()
 
-    async def _join(self, *, until: float) -> bool:
-        """Have all that a member has; False where none answers until then."""
+    async def _join(self, *, within: float) -> bool:
+        """Have all that a member has; False where none answers within so many seconds."""
         began = trio.current_time()
         try:
-            while trio.current_time() < until:
+            while trio.current_time() < began + within:
                 stands = await self._stands(self._parts.nearby())
                 if stands and await self._reach(*max(stands, key=lambda each: each[1].records)):
                     self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
@@ -403,7 +397,7 @@ class Seed(Method):
 
     async def regain_place(self) -> None:
         if self._tally is not None:
-            await self._join(until=trio.current_time() + NOTICE_MEMBERS_FOR)
+            await self._join(within=NOTICE_MEMBERS_FOR)
         self._lacking = math.inf  # what nobody had is waited for anew, and trained meanwhile
 
     async def watch(self) -> None:

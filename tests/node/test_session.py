@@ -17,7 +17,7 @@ from simswarm import RUN, SimSwarm, simulate
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
-from swarmnode.protocols.methods.known.method import FIND_MEMBERS_FOR
+from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR
 from swarmnode.protocols.metrics import Metrics
 
 PARTS = {

@@ -53,7 +53,7 @@ from swarmnode.protocols.methods.gossip.meeting import (
     Stand,
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
-from swarmnode.protocols.methods.method import Begin, Method, Overtaken, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import NOTICE_MEMBERS_FOR, Begin, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
@@ -73,8 +73,6 @@ BEHIND = 4  # rounds by which a node may be behind whom it meets
 ASK_EVERY = 1.0  # seconds between looks for members
 ASK_AT_ONCE = 8  # members asked where they stand at the same time
 STAND_TIMEOUT = 3.0  # seconds for a peer to say where it stands
-FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
-NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody
 MERGES = 8  # meetings without steps after the last round, each of which halves the variance over the nodes
 MERGE = OuterSection(lr=1.0, momentum=0.0)  # in them both go to their mean
 ABSENT_FOR = 20.0  # seconds for which one that did not come to a meeting is expected at none
@@ -353,22 +351,19 @@ class Gossip(Method):
             self.feedback.restore(saved.residual)
         state = saved.state if saved is not None else OuterState.start(self._trainer.parameters())
         round = saved.round if saved is not None else 0
-        alone = saved is not None or begin.creator
-        if begin.expect_members or saved is not None:
-            patience = FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR
-            if await self._join(round, state, until=trio.current_time() + patience if alone else math.inf):
-                return
+        if await self._join(round, state, within=begin.patience):
+            return
         await self._stand_on(round, state)
         with trio.move_on_after(begin.wait_seconds):
             while len(self._asked) < begin.wait_peers:
                 await self._begun.wait()
         self._ended = trio.current_time()
 
-    async def _join(self, round: int, state: OuterState, *, until: float) -> bool:
-        """Stand with members, with this state where it is near enough; False where none answers until then."""
+    async def _join(self, round: int, state: OuterState, *, within: float) -> bool:
+        """Stand with members, with this state where it is near enough; False where none answers in so many seconds."""
         began = trio.current_time()
         try:
-            while trio.current_time() < until:
+            while trio.current_time() < began + within:
                 stands = await self._stands()
                 if stands and await self._stand_with(stands, round, state):
                     self._ended = trio.current_time()
@@ -414,7 +409,7 @@ class Gossip(Method):
 
     async def regain_place(self) -> None:
         if self._state is not None:
-            await self._join(self._round, self._state, until=trio.current_time() + NOTICE_MEMBERS_FOR)
+            await self._join(self._round, self._state, within=NOTICE_MEMBERS_FOR)
 
     async def watch(self) -> None:
         await trio.sleep_forever()

@@ -15,7 +15,6 @@ everybody's work is believed, so a member that lies can spoil the model.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -29,7 +28,16 @@ from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHead
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
-from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
+from swarmnode.protocols.methods.method import (
+    FIND_MEMBERS_FOR,
+    Begin,
+    LostPlace,
+    Method,
+    Overtaken,
+    Place,
+    RoundResult,
+    Saved,
+)
 from swarmnode.protocols.methods.steering import REFUSED, SteeringWatch
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
@@ -44,8 +52,6 @@ LOOK_AT = 3  # members looked at each time
 ASK_AT_ONCE = 32  # peers asked where they stand at the same time
 ASK_TO_JOIN_EVERY = 1.0  # seconds
 COME_WITHIN = 3 * ASK_TO_JOIN_EVERY  # seconds for those who looked for members as well to ask who begins
-FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
-NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 
 
 class Diloco(Method):
@@ -109,11 +115,9 @@ class Diloco(Method):
             self.allreduce.restore(begin.saved.residual)
             if begin.saved.method == self.name:
                 self.steering.take(begin.saved.extra, begin.saved.round)
-        if begin.expect_members or begin.saved is not None:
-            found_by = trio.current_time() + (FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR)
-            alone = begin.saved is not None or begin.creator
+        if begin.patience:
             last = {*begin.saved.members} - {self._parts.me} if begin.saved is not None else set()
-            await self._find_members(until=found_by if alone else math.inf, last=last)
+            await self._find_members(until=trio.current_time() + begin.patience, last=last)
             if not self.rounds.stands and any(peer < self._parts.me for peer in self._parts.membership.connected()):
                 # They came back with this node and look for members as well: one of them begins, and is then found.
                 await self._find_members(until=trio.current_time() + FIND_MEMBERS_FOR)
