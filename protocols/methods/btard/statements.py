@@ -35,10 +35,8 @@ from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_mi
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.btard import DIRECTIONS
 
-MAX_PARTS = 256
 MAX_STATEMENT = 1 << 19  # bytes: 256 parts of 16 directions, each a float of nine
 STATEMENTS = Domain("btard", 2, MAX_STATEMENT)
-HASH = 32  # bytes
 
 S = TypeVar("S")
 
