@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -14,6 +14,7 @@ from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS, Texts
 from swarmnode.protocols.methods.rollouts.pool import RolloutLimits
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import Network, PeerId
+from swarmnode.protocols.peers.diversity import sample
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.runner import Runner
@@ -93,9 +94,14 @@ class Context:
         self.observer.warn("diverged", None if whole else DIVERGED)
         return whole
 
-    def nearby(self) -> tuple[PeerId, ...]:
-        """The members that are connected; before one is known, all peers who may take part."""
-        return self.membership.connected() or tuple(p.peer for p in self.network.peers() if self.admits(p.peer))
+    def nearby(self, most: int) -> Sequence[PeerId]:
+        """At most so many members that are connected; before one is known, peers who may take part.
+
+        Of more a lot decides, network by network: many identities in one, or the lowest, are not all that a node hears.
+        """
+        groups = {view.peer: view.group for view in self.network.peers()}
+        peers = self.membership.connected() or tuple(peer for peer in groups if self.admits(peer))
+        return peers if len(peers) <= most else sample(self.rng, peers, most, groups.get)
 
     async def look_again(self, began: float, *, every: float) -> None:
         """Wait between two looks for members, which began at this trio time; the owner hears that nobody answers."""

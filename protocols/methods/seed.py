@@ -29,7 +29,7 @@ import hashlib
 import logging
 import math
 from collections import Counter as Count
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -309,7 +309,7 @@ class Seed(Method):
         with trio.move_on_after(END_WITHIN):
             while True:
                 await self._add()
-                stands = [stand for _, stand in await self._stands(self._parts.membership.connected())]
+                stands = [stand for _, stand in await self._stands()]
                 if all(s.round >= self._last_round and s.state_hash == self._hash for s in stands):
                     break
                 await trio.sleep(ASK_EVERY)
@@ -341,7 +341,7 @@ class Seed(Method):
         began = trio.current_time()
         try:
             while trio.current_time() < began + within:
-                stands = await self._stands(self._parts.nearby())
+                stands = await self._stands()
                 if stands and await self._reach(*max(stands, key=lambda each: each[1].records)):
                     self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
                     return True
@@ -350,10 +350,9 @@ class Seed(Method):
             self._parts.observer.warn("alone", None)
         return False
 
-    async def _stands(self, peers: Sequence[PeerId]) -> list[tuple[PeerId, SeedStand]]:
-        """Where some of these stand."""
-        asked = self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers)))
-        query = RunQuery(self._parts.run_id)
+    async def _stands(self) -> list[tuple[PeerId, SeedStand]]:
+        """Where some members stand."""
+        asked, query = self._parts.nearby(ASK_AT_ONCE), RunQuery(self._parts.run_id)
         return await self._parts.rpc.call_all(asked, "seed.stand", query, SeedStand, timeout=TIMEOUT)
 
     async def _reach(self, peer: PeerId, stand: SeedStand) -> bool:

@@ -375,8 +375,7 @@ class Gossip(Method):
 
     async def _stands(self) -> list[tuple[PeerId, Stand]]:
         """Where some members stand, who are furthest first."""
-        peers, query = self._parts.nearby(), RunQuery(self._parts.run_id)
-        asked = self._parts.rng.sample(peers, min(ASK_AT_ONCE, len(peers)))
+        asked, query = self._parts.nearby(ASK_AT_ONCE), RunQuery(self._parts.run_id)
         stands = await self._parts.rpc.call_all(asked, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
         return sorted(stands, key=lambda each: each[1].round, reverse=True)
 

@@ -265,7 +265,6 @@ class Diloco(Method):
 
     async def _heads(self, *, join: bool) -> list[tuple[RoundHead, PeerId]]:
         """Where members stand, the best first; with `join` they are asked to name this node as well."""
-        peers = self._parts.nearby()
         heads: list[tuple[RoundHead, PeerId]] = []
         self._looking.clear()
 
@@ -278,7 +277,7 @@ class Diloco(Method):
                     self._looking.add(peer)
 
         async with trio.open_nursery() as nursery:
-            for peer in peers[:ASK_AT_ONCE]:
+            for peer in self._parts.nearby(ASK_AT_ONCE):
                 nursery.start_soon(look, peer)
         return sorted(heads, key=lambda found: rank(found[0]), reverse=True)
 

@@ -261,7 +261,7 @@ class Joining:
 
     async def _ask_around(self) -> list[_Found]:
         """Where members stand, the answer that most of them give first, then by round."""
-        peers, answers = self._parts.nearby()[:ASK_AT_ONCE], list[_Found]()
+        peers, answers = self._parts.nearby(ASK_AT_ONCE), list[_Found]()
 
         async def ask(peer: PeerId) -> None:
             try:
