@@ -31,7 +31,7 @@ import trio
 from swarmnode.crdt.envelope import SEAL, Domain, InvalidEnvelope, unsealed
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.network import Network, PeerId
 from swarmnode.protocols.peers.diversity import network_of, spread
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
@@ -169,13 +169,10 @@ class Catalogue:
         while True:
             if (self.listing is not None) != announced:
                 announced = not announced
-                try:
-                    if announced:
-                        await self._network.provide(KEY)
-                    else:
-                        self._network.withdraw(KEY)
-                except (NetworkError, ValueError) as error:  # it is still told to whoever asks
-                    log.warning("the run is not announced in the catalogue: %s", error)
+                if announced:
+                    await self._network.provide(KEY)
+                else:
+                    self._network.withdraw(KEY)
             if self._keeps:
                 await self._collect()
             await trio.sleep(LOOK_EVERY)
