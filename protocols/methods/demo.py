@@ -114,7 +114,5 @@ class DeMo(Diloco):
     """One node's part in a run by decoupled momentum; all that is not about the exchange is as in `Diloco`."""
 
     name = "demo"
+    reducer_class = Gather
     rounds_class = DeMoRounds
-
-    def make_reducer(self) -> Gather:
-        return Gather(self._parts)

@@ -170,7 +170,5 @@ class DiLoCoX(Streaming):
     """One node's part in a run by factors of low rank; all that is not about them is as in `Streaming`."""
 
     name = "lowrank"
+    reducer_class = LowRankReduce
     rounds_class = DiLoCoXRounds
-
-    def make_reducer(self) -> LowRankReduce:
-        return LowRankReduce(self._parts)

@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from math import inf, nan
+from typing import ClassVar
 
 import numpy as np
 import trio
@@ -296,10 +297,8 @@ class Streaming(Diloco):
 
     name = "streaming"
     rounds: StreamingRounds
+    reducer_class: ClassVar[type[Reducer]] = FragmentReduce
     rounds_class = StreamingRounds
-
-    def make_reducer(self) -> Reducer:
-        return FragmentReduce(self._parts)
 
     def lent(self) -> AbstractAsyncContextManager[Trainer]:
         return self.rounds.lent()

@@ -242,8 +242,7 @@ def lying_diloco(honest: type[Diloco], lie: Lie) -> type[Diloco]:
     """A method that reduces, of a node that tells this lie."""
 
     class LyingDiloco(honest):  # type: ignore[valid-type, misc]
-        def make_reducer(self) -> Any:
-            return LyingReducer(super().make_reducer(), lie)
+        reducer_class = staticmethod(lambda parts: LyingReducer(honest.reducer_class(parts), lie))
 
     return LyingDiloco
 

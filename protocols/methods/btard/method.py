@@ -90,9 +90,9 @@ class Lies(Exception):
 class BtardReduce(SignedReducer):
     """One node's reductions in one run. Parts are of equal size: no rates are measured."""
 
-    def __init__(self, parts: Context, bans: Bans) -> None:
+    def __init__(self, parts: Context) -> None:
         super().__init__(parts)
-        self._bans = bans
+        self.bans = Bans(parts)
         self._round = -1
         self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
         self._work = trio.CancelScope()
@@ -108,7 +108,7 @@ class BtardReduce(SignedReducer):
         """
         self.rollback()
         self._withdraw(old for old in self._offered if old.round >= roster.round)
-        if banned := [peer for peer in roster.peers if peer in self._bans]:
+        if banned := [peer for peer in roster.peers if peer in self.bans]:
             await trio.sleep(AGAIN)
             raise PartsMissing(tuple(banned))
         if roster.round != self._round:
@@ -137,10 +137,10 @@ class BtardReduce(SignedReducer):
                 return await self._run(attempt, values)
         except Lies as lies:
             for peer, why in lies.convicted.items():
-                self._bans.convict(peer, why)
+                self.bans.convict(peer, why)
             others = tuple(peer for peer in roster.peers if peer != self._me)
             for evidence in lies.evidence:
-                await self._bans.publish(evidence, others)
+                await self.bans.publish(evidence, others)
             raise PartsMissing(tuple(sorted(lies.convicted))) from lies
         raise PartsMissing(tuple(self._found))
 
@@ -290,10 +290,9 @@ class BtardReduce(SignedReducer):
         mine = seen(step, attempt.statements(*kinds))
         hashes = await self.exchange(attempt, mine, Seen)
         others = [peer for peer, theirs in hashes.items() if theirs != mine]
-        bundle = wire.encode(Bundle(tuple(attempt.statements(*kinds))))
         if not others:
             return
-        self.offer(attempt, ("bundle", step), bundle)
+        self.offer(attempt, ("bundle", step), wire.encode(Bundle(tuple(attempt.statements(*kinds)))))
         attempt.later()
         found: list[LieEvidence] = []
         unproved: set[PeerId] = set()
@@ -439,15 +438,13 @@ class Bans:
 
 class Btard(Diloco):
     name = "btard"
+    allreduce: BtardReduce
+    reducer_class = BtardReduce
 
     def __init__(self, parts: Context) -> None:
-        self.bans = Bans(parts)
         super().__init__(replace(parts, admits=lambda peer: parts.admits(peer) and peer not in self.bans))
+        self.bans = self.allreduce.bans
         parts.rpc.serve("btard.proof", Proof, self._take_proof)
-
-    def make_reducer(self) -> BtardReduce:
-        self.reduction = BtardReduce(self._parts, self.bans)
-        return self.reduction
 
     async def _take_proof(self, peer: PeerId, proof: Proof) -> Empty:
         if proof.run_id == self._parts.run_id and self._parts.admits(peer):
@@ -462,7 +459,7 @@ class Btard(Diloco):
         return self.agreement.acceptor.candidates() if self.rounds.stands else ()
 
     def _shut_out(self, liar: PeerId) -> None:
-        self.reduction.stop_with(liar)
+        self.allreduce.stop_with(liar)
         self.agreement.acceptor.shut_out(liar)
 
     async def watch(self) -> None:

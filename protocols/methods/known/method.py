@@ -72,22 +72,19 @@ class Diloco(Method):
     steering: SteeringWatch
 
     agreement_class: ClassVar[type[Agreement]] = Agreement  # what brings members to one result a round
+    reducer_class: ClassVar[type[Reducer]] = AllReduce  # what brings the members' work to one vector
     rounds_class: ClassVar[type[DilocoRounds]] = DilocoRounds  # what trains, and does what members agree on
 
     def __init__(self, parts: Context) -> None:
         self._parts, self._trainer = parts, parts.trainer
         self.agreement = self.agreement_class(parts)
-        self.allreduce = self.make_reducer()
+        self.allreduce = self.reducer_class(parts)
         self.steering = self.agreement.acceptor.steering
         self.rounds = self.rounds_class(parts, self.agreement, self.allreduce)
         self._last_round: int | None = None
         self._better: Behind | None = None  # another history that this node should follow instead of its own
         self._round = trio.CancelScope()  # of the round in hand
         self._looking: set[PeerId] = set()  # who stood nowhere yet either, when it was asked last
-
-    def make_reducer(self) -> Reducer:
-        """What brings the members' work to one vector; other methods have another."""
-        return AllReduce(self._parts)
 
     @property
     def phase(self) -> str:

@@ -52,7 +52,7 @@ class WrongCentre(ButterflyLie):
     bites = True
 
     def tell(self, method: Btard) -> None:
-        reduction = method.reduction
+        reduction = method.allreduce
         usual = reduction._centre
 
         def centre(attempt: Any, number: int) -> tuple[Centre, bytes]:
@@ -104,7 +104,7 @@ class BrokenCommitment(ButterflyLie):
     lacks = UNCOMMITTED
 
     def tell(self, method: Btard) -> None:
-        reduction = method.reduction
+        reduction = method.allreduce
         offer = reduction.offer
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
@@ -127,7 +127,7 @@ class UnequalStatements(ButterflyLie):
         raise NotImplementedError
 
     def tell(self, method: Btard) -> None:
-        reduction, bulk = method.reduction, method.reduction._parts.bulk
+        reduction, bulk = method.allreduce, method.allreduce._parts.bulk
         offered, offer = bulk.offered, reduction.offer
         twice: dict[Any, bytes] = {}
 
@@ -177,7 +177,7 @@ class OtherNonce(ButterflyLie):
     lacks = ANY_NONCE
 
     def tell(self, method: Btard) -> None:
-        reduction = method.reduction
+        reduction = method.allreduce
         exchange = reduction.exchange
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
@@ -195,7 +195,7 @@ class FalseSums(ButterflyLie):
     lacks = UNTRIED
 
     def tell(self, method: Btard) -> None:
-        reduction = method.reduction
+        reduction = method.allreduce
         usual = reduction._sums
 
         def lying(attempt: Any, own: Any, mean: Any) -> Sums:
@@ -210,7 +210,7 @@ class FalseAccusation(ButterflyLie):
     lacks = UNTRIED
 
     def tell(self, method: Btard) -> None:
-        reduction = method.reduction
+        reduction = method.allreduce
         exchange = reduction.exchange
 
         async def lying(attempt: Any, what: Any, kind: Any) -> Any:
@@ -227,7 +227,7 @@ class Garbage(ButterflyLie):
     pointless = "without hashes they are one more contribution, which the clip bounds"
 
     def tell(self, method: Btard) -> None:
-        reduction = method.reduction
+        reduction = method.allreduce
         offer = reduction.offer
 
         def lying(attempt: Any, name: Any, raw: bytes) -> None:
