@@ -44,7 +44,7 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import Channel, Channels
 from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
-from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
+from swarmnode.protocols.transfer.shard_plan import Plan, Source
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,
@@ -141,22 +141,22 @@ class FetchContext:
             raise WireError("sent a manifest of another shard")
         return manifest
 
-    async def read(self, peer: PeerId, manifest: ShardManifest, run: Run) -> bytes:
+    async def read(self, peer: PeerId, manifest: ShardManifest, run: range) -> bytes:
         """Chunks from `peer`, verified. Raises NetworkError, or WireError for others than those asked for."""
         with trio.move_on_after(self.limits.first_chunk):
             async with self.channels.lent(peer) as channel:
-                await channel.ask(ShardWant(manifest.id, run.first, run.count))
+                await channel.ask(ShardWant(manifest.id, run.start, len(run)))
                 size = (await channel.answer(Piece)).size
                 if size < 0:
                     channel.clean = True
                     raise NetworkError("it does not have the chunk")
-                if size != run_length(manifest.size, run.first, run.count):
-                    raise WireError(f"Piece: {size} bytes for {run.count} chunks from {run.first} on")
+                if size != run_length(manifest.size, run.start, len(run)):
+                    raise WireError(f"Piece: {size} bytes for {len(run)} chunks from {run.start} on")
                 chunks = memoryview(bytearray(size))
                 await channel.fill(chunks)
                 channel.clean = True
-                if not manifest.fit(run.first, chunks):
-                    raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
+                if not manifest.fit(run.start, chunks):
+                    raise WireError(f"of {len(run)} chunks from {run.start} on, not all have their hashes")
                 return bytes(chunks)
         raise StreamBroken(f"no chunk within {self.limits.first_chunk:g} s")
 
@@ -392,7 +392,7 @@ class ShardFetch:
                 chosen = [] if channel.left_behind else plan.next_for(source, trio.current_time())
                 if chosen:
                     source.work.set()
-                    await channel.ask(*(ShardWant(self.shard, run.first, run.count) for run in chosen))
+                    await channel.ask(*(ShardWant(self.shard, run.start, len(run)) for run in chosen))
                 least, most = LOOK_AGAIN
                 with trio.move_on_after(min(most, max(least, source.pace.usual or least))):
                     await source.look.wait()
@@ -412,8 +412,8 @@ class ShardFetch:
                     size = (await channel.answer(Piece)).size
                     if size >= 0:
                         given = chunk_count(size)
-                        if not 1 <= given <= run.count or size != run_length(plan.manifest.size, run.first, given):
-                            raise WireError(f"Piece: {size} bytes for {run.count} chunks from {run.first} on")
+                        if not 1 <= given <= len(run) or size != run_length(plan.manifest.size, run.start, given):
+                            raise WireError(f"Piece: {size} bytes for {len(run)} chunks from {run.start} on")
                         if len(room) < size:
                             room = memoryview(mmap.mmap(-1, size))  # whole pages: a disk can take chunks from there
                         await channel.fill(room[:size])
@@ -421,36 +421,36 @@ class ShardFetch:
                     raise StreamBroken(f"no chunk within {allowed:.1f} s")
                 if given:
                     source.pace.observe((trio.current_time() - source.moved_at) / given)
-                    room = await self._keep(plan, Run(run.first, given), room[:size], room)
+                    room = await self._keep(plan, run[:given], room[:size], room)
                     source.delivered += size
-                if given < run.count:
+                if given < len(run):
                     source.broken_promises += 1
                 source.moved_at = trio.current_time()
                 plan.answered(source, given)
 
-    async def _keep(self, plan: Plan, run: Run, chunks: memoryview, room: memoryview) -> memoryview:
+    async def _keep(self, plan: Plan, run: range, chunks: memoryview, room: memoryview) -> memoryview:
         """Verify chunks, which lie in `room`, and have them written; a room for the next ones.
 
         Raises WireError where one is wrong.
         """
-        missing = not plan.here[run.first : run.first + run.count].all()
-        if missing and not plan.manifest.fit(run.first, chunks):
-            raise WireError(f"of {run.count} chunks from {run.first} on, not all have their hashes")
+        missing = not plan.here[run.start : run.stop].all()
+        if missing and not plan.manifest.fit(run.start, chunks):
+            raise WireError(f"of {len(run)} chunks from {run.start} on, not all have their hashes")
         before = plan.in_hand
         new = plan.arrived(run)
-        self._context.counts["duplicates"] += run.count - new
+        self._context.counts["duplicates"] += len(run) - new
         if not new:
             return room
         self._moved_at = trio.current_time()
         self._context.counts["chunks_fetched"] += new
         self._context.counts["bytes_fetched"] += plan.in_hand - before
         if self.brief:  # memory takes it at once
-            self.store.write(self.shard, [(run.first, chunks)])
+            self.store.write(self.shard, [(run.start, chunks)])
             self._look_whether_done()
         else:
             self._unwritten += 1
             empty = await self._rooms.receive()
-            self._to_write.send_nowait((run.first, chunks, room))
+            self._to_write.send_nowait((run.start, chunks, room))
             room = empty
         self._report(plan)
         return room

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,22 +25,12 @@ WORTH = 0.1  # seconds: what asking for a chunk twice must save, and by what a f
 Chunks = npt.NDArray[np.bool_]  # one value for each chunk of the shard
 
 
-@dataclass(frozen=True)
-class Run:
-    first: int
-    count: int
-
-    @property
-    def chunks(self) -> range:
-        return range(self.first, self.first + self.count)
-
-
 class Source:
     def __init__(self, peer: PeerId, has: Chunks, limits: ShardLimits) -> None:
         self.peer = peer
         self.has = has
         self.complete = bool(has.all())
-        self.asked: deque[Run] = deque()  # what is under way, in the order in which it will come
+        self.asked: deque[range] = deque()  # chunks under way, in the order in which they will come
         self.pace = AdaptiveDeadline(floor=limits.least_wait, ceiling=limits.first_chunk)  # of one chunk
         self.moved_at = trio.current_time()  # when it last delivered, or was asked while it had nothing to do
         self.broken_promises = 0
@@ -60,7 +49,7 @@ class Source:
     @property
     def under_way(self) -> int:
         """Chunks that it was asked for and has not answered for."""
-        return sum(run.count for run in self.asked)
+        return sum(map(len, self.asked))
 
     def run_length(self) -> int:
         """Chunks to ask for at once: what it delivers in `answer` seconds, so a slow one is asked for single ones."""
@@ -70,7 +59,7 @@ class Source:
     def expected(self, position: int, now: float) -> float:
         """Seconds until the chunk at `position` in its queue comes; infinite where it is overdue."""
         usual = self.pace.usual or GUESS
-        if self.asked and now - self.moved_at > OVERDUE * usual * self.asked[0].count + WORTH:
+        if self.asked and now - self.moved_at > OVERDUE * usual * len(self.asked[0]) + WORTH:
             return math.inf
         return usual * (position + 1)
 
@@ -108,7 +97,7 @@ class Plan:
         """The provider is gone: what it was asked for is free again."""
         del self.sources[source.peer]
         for run in source.asked:
-            self._asked[run.first : run.first + run.count] -= 1
+            self._asked[run.start : run.stop] -= 1
         self._rarity -= source.has
         self._look_again()
 
@@ -121,25 +110,25 @@ class Plan:
     def answered(self, source: Source, given: int) -> None:
         """The provider answered what is at the head of its queue with `given` chunks; the one after them it lacks."""
         run = source.asked.popleft()
-        self._asked[run.first : run.first + run.count] -= 1
-        if given < run.count:
-            lacking = run.first + given
+        self._asked[run.start : run.stop] -= 1
+        if given < len(run):
+            lacking = run[given]
             self._rarity[lacking] -= source.has[lacking]
             source.has[lacking] = source.complete = False
             self._look_again()
         elif source.under_way <= source.window() // 2:
             source.look.set()
 
-    def arrived(self, run: Run) -> int:
+    def arrived(self, run: range) -> int:
         """Chunks are written; how many of them were not here yet."""
-        new = [index for index in run.chunks if not self.here[index]]
+        new = [index for index in run if not self.here[index]]
         self.here[new] = True
         self._missing -= len(new)
         self.in_hand += sum(run_length(self.manifest.size, index) for index in new)
         return len(new)
 
-    def next_for(self, source: Source, now: float) -> list[Run]:
-        """What to ask of the provider now, noted as asked: nothing while more than half of its window is used.
+    def next_for(self, source: Source, now: float) -> list[range]:
+        """Chunks to ask of the provider now, noted as asked: none while more than half of its window is used.
 
         So a write carries several requests, and wakes the provider once for them.
         """
@@ -149,12 +138,12 @@ class Plan:
                 if not source.asked:
                     source.moved_at = now
                 source.asked.append(run)
-                self._asked[run.first : run.first + run.count] += 1
-                under_way += run.count
+                self._asked[run.start : run.stop] += 1
+                under_way += len(run)
                 chosen.append(run)
         return chosen
 
-    def _pick(self, source: Source, now: float, under_way: int, window: int) -> Run | None:
+    def _pick(self, source: Source, now: float, under_way: int, window: int) -> range | None:
         """The rarest chunk that the provider has and nobody was asked for, with neighbours that are just as rare; else
         one to take from a slower provider."""
         free = source.has & ~self.here & (self._asked == 0)
@@ -166,15 +155,15 @@ class Plan:
             count, most = 1, min(source.run_length(), window - under_way, len(free) - first)
             while count < most and free[first + count] and self._rarity[first + count] == self._rarity[first]:
                 count += 1
-            return Run(first, count)
+            return range(first, first + count)
         latest, chosen = 2 * source.expected(under_way, now) + WORTH, None
         for other in self.sources.values():
             if other is source:
                 continue
-            for position, index in enumerate(index for run in other.asked for index in run.chunks):
+            for position, index in enumerate(index for run in other.asked for index in run):
                 due = other.expected(position, now)
                 if due > latest and source.has[index] and self._asked[index] == 1 and not self.here[index]:
-                    latest, chosen = due, Run(index, 1)
+                    latest, chosen = due, range(index, index + 1)
         return chosen
 
     def _look_again(self) -> None:

@@ -48,7 +48,6 @@ from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
 from swarmnode.protocols.transfer.shard_fetch import DeliveryLog, FetchContext, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
-from swarmnode.protocols.transfer.shard_plan import Run
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     LIMITS,
@@ -426,7 +425,7 @@ class Shards:
                 manifest = await self._context.ask_manifest(peer, shard)
             if not 0 <= index <= index + count <= manifest.chunks:
                 raise Unavailable(f"shard {shard.hex()} has {manifest.chunks} chunks")
-            return await self._context.read(peer, manifest, Run(index, count))
+            return await self._context.read(peer, manifest, range(index, index + count))
         except WireError as error:
             self._context.lied(peer, str(error))
             raise Unavailable(f"{peer} sent chunks that are not those asked for: {error}") from None

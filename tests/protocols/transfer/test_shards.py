@@ -30,7 +30,7 @@ from swarmnode.protocols.network import PeerId, Stream, StreamBroken
 from swarmnode.protocols.runner import T, inline
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, MAX_SIZE, ShardManifest, parse_id
-from swarmnode.protocols.transfer.shard_plan import Plan, Run, Source
+from swarmnode.protocols.transfer.shard_plan import Plan, Source
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     PROTOCOL,
@@ -127,13 +127,13 @@ def test_the_rarest_chunks_are_asked_for_first_and_what_is_lacking_never_again(n
             plan.add(source)
             source.pace.observe(0.01)
         asked = plan.next_for(rare, now=0.0)
-        assert {run.first for run in asked[:2]} == {5, 7} and [run.count for run in asked[:2]] == [1, 1]
-        assert Run(0, 4) in asked and sum(run.count for run in asked) == 8
+        assert {run.start for run in asked[:2]} == {5, 7} and [len(run) for run in asked[:2]] == [1, 1]
+        assert range(4) in asked and sum(map(len, asked)) == 8
         assert plan.next_for(common, now=0.0) == []
         while rare.asked:
             plan.answered(rare, 0)
-        assert plan.next_for(rare, now=0.0) == [Run(1, 3)]
-        assert Run(0, 1) in plan.next_for(common, now=0.0)
+        assert plan.next_for(rare, now=0.0) == [range(1, 4)]
+        assert range(1) in plan.next_for(common, now=0.0)
 
     nodes(main)
 
