@@ -77,7 +77,7 @@ class BulkLimits:
     tries: int = 3  # streams in a row that may break without a chunk
     stall: float = 5.0  # seconds without a byte after which a fetch gives up
     serve_stall: float = 30.0  # seconds that a chunk may wait for a peer that does not read
-    longest_wait: float = 120.0  # seconds that a peer may wait here for a key to be offered
+    longest_wait: float = 120.0  # seconds that a request may wait for a key to be offered; who waits longer asks again
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,15 @@ class BulkFetch:
         *,
         max_size: int,
         wait: float,
+        longest_wait: float,
         stall: float,
         progress: Callable[[int], None] | None,
     ) -> None:
-        """As `Bulk.fetch` says."""
+        """As `Bulk.fetch` says; `longest_wait`: seconds that one request may wait."""
         self.key = key
         self.stall = stall  # seconds without a byte
         self._wait_until = trio.current_time() + wait
+        self._longest_wait = longest_wait
         self._progress = progress
         self._growing = into if isinstance(into, StreamingBuffer) else None
         self._buffer = into.buffer if isinstance(into, StreamingBuffer) else into  # None until the size is known
@@ -213,17 +215,21 @@ class BulkFetch:
         return buffer
 
     async def _answer(self, channel: Channel) -> BulkHeader:
-        """Ask for what is missing; what the peer says of it."""
+        """Ask for what is missing, until it is offered or is waited for no longer; what the peer says of it."""
         growing = self._growing
         self._received = max(growing.ready, growing.kept) if growing is not None else self.chunks * CHUNK
-        wait = max(0.0, self._wait_until - trio.current_time())
-        with trio.move_on_after(wait + self.stall) as scope:
-            await channel.ask(BulkWant(self.key, self._received, wait))
-            header = await channel.answer(BulkHeader)
-        if scope.cancelled_caught:
-            raise Stalled(f"no answer to the request for {self.key} within {wait + self.stall:g} s")
-        if not header.found:
-            raise NotOffered
+        while True:
+            asked = trio.current_time()
+            wait = min(max(0.0, self._wait_until - asked), self._longest_wait)
+            with trio.move_on_after(wait + self.stall) as scope:
+                await channel.ask(BulkWant(self.key, self._received, wait))
+                header = await channel.answer(BulkHeader)
+            if scope.cancelled_caught:
+                raise Stalled(f"no answer to the request for {self.key} within {wait + self.stall:g} s")
+            if header.found:
+                break
+            if trio.current_time() < asked + wait or trio.current_time() >= self._wait_until:
+                raise NotOffered
         if header.size < 0 or (len(header.digest) != DIGEST if growing is None else len(header.digest) > DIGEST):
             raise WireError(f"BulkHeader: {header.size} bytes with a hash or a name of {len(header.digest)}")
         if header.size > self._max_size:
@@ -463,7 +469,8 @@ class Bulk:
         """
         room = into.cast("B") if isinstance(into, memoryview) else into
         stall = self.limits.stall if stall is None else stall
-        fetch = BulkFetch(key, room, max_size=max_size, wait=wait, stall=stall, progress=progress)
+        longest = self.limits.longest_wait
+        fetch = BulkFetch(key, room, max_size=max_size, wait=wait, longest_wait=longest, stall=stall, progress=progress)
         slots = self._slots.setdefault(peer, trio.Semaphore(self.limits.streams))
         try:
             async with slots:

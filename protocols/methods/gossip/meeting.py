@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 import trio
 
@@ -146,12 +147,9 @@ class Meeting:
 
     async def _fetch_from(self, peer: PeerId) -> None:
         room = StreamingBuffer(bytearray(len(self.offered)))
-        longest = self._parts.bulk.limits.longest_wait
         try:
             # while it trains it sends nothing: who waits for it looks whether it is alive
-            got = await self._parts.bulk.fetch(
-                peer, self.key, into=room, max_size=room.size, wait=longest, stall=float("inf")
-            )
+            got = await self._parts.bulk.fetch(peer, self.key, into=room, max_size=room.size, wait=inf, stall=inf)
             if peer == self.peer:
                 self.received = got
         except (NotOffered, Corrupt, NetworkError) as error:

@@ -43,6 +43,26 @@ async def pair(world: SimWorld, nursery: trio.Nursery, limits: BulkLimits = DEFA
     return made[0], made[1], world.node("bob").me
 
 
+def test_a_fetch_waits_for_the_offer_for_longer_than_one_request_may(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        late = 2.5 * DEFAULT.longest_wait
+        began = trio.current_time()
+
+        async def offer_later() -> None:
+            await trio.sleep(late)
+            bob.offer(("part", 1), b"here")
+
+        nursery.start_soon(offer_later)
+        with pytest.raises(NotOffered):
+            await alice.fetch(peer, ("part", 1), max_size=10, wait=late - 10.0)
+        assert trio.current_time() - began == pytest.approx(late - 10.0, abs=0.1)
+        assert await alice.fetch(peer, ("part", 1), max_size=10, wait=float("inf")) == b"here"
+        assert trio.current_time() - began == pytest.approx(late, abs=0.1)
+
+    simulated(main)
+
+
 def test_a_buffer_arrives_whole(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
