@@ -135,6 +135,7 @@ class Method(ABC):
     """One node's part in a run. What is not abstract a method may lack, and then has nothing of it, as stands here."""
 
     name: str
+    paused: bool = False  # whether this node takes no part for now, and says so to others
     _trainer: Trainer
     violations: Sequence[Violations] = ()  # what peers did against its rules: for bans and the ledger
     rollouts: Rollouts | None = None  # its exchange of rollouts, for the owner to look at
@@ -159,15 +160,6 @@ class Method(ABC):
     @abstractmethod
     def place(self) -> Place | None:
         """None before `find_place` knew one; then never None again."""
-
-    @property
-    @abstractmethod
-    def paused(self) -> bool: ...
-
-    @paused.setter
-    @abstractmethod
-    def paused(self, paused: bool) -> None:
-        """Whether this node takes no part for now, and says so to others."""
 
     @abstractmethod
     async def find_place(self, begin: Begin) -> None:

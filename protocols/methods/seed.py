@@ -109,7 +109,6 @@ class Seed(Method):
 
     name = "seed"
     phase = "waiting"
-    paused = False
 
     def __init__(self, parts: Context) -> None:
         assert parts.state is not None and parts.sync is not None

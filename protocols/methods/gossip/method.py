@@ -86,7 +86,6 @@ class Gossip(Method):
 
     name = "gossip"
     phase = "waiting"
-    paused = False
 
     def __init__(self, parts: Context) -> None:
         self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
