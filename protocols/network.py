@@ -143,8 +143,3 @@ class Network(Protocol):
 
     def watch_peers(self) -> AbstractContextManager[trio.MemoryReceiveChannel[PeerEvent]]:
         """A bounded feed of peers that come, move and go, from now on; the oldest is dropped when nobody reads."""
-
-
-def relayed_peers(network: Network) -> tuple[PeerId, ...]:
-    """Connected peers that are reached through a relay only."""
-    return tuple(view.peer for view in network.peers() if view.path == "relayed")

@@ -69,7 +69,7 @@ from swarmnode.protocols.methods.known.messages import (
 )
 from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
-from swarmnode.protocols.network import PeerId, relayed_peers
+from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline, PeerGoneSilent
 from swarmnode.protocols.wire import Empty
 
@@ -252,6 +252,7 @@ class Agreement:
             ballot = acceptor.ballot
             leader = acceptor.leader(ballot)
             joiners = tuple(sorted(acceptor.waiting_to_join()))
+            relayed = {view.peer for view in self._parts.network.peers() if view.path == "relayed"}
             ready = Ready(
                 self._run_id,
                 here.round,
@@ -262,7 +263,7 @@ class Agreement:
                 rates,
                 joiners,
                 acceptor.accepted,
-                tuple(peer for peer in relayed_peers(self._parts.network) if peer in candidates),
+                tuple(peer for peer in candidates if peer in relayed),
                 steering.due(here.round + 1) if steering.heard is not steering.now else b"",
             )
             decision: Decision | None = None
