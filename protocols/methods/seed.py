@@ -132,7 +132,7 @@ class Seed(Method):
         self._begun = FIRST  # the last round that the trainer took a step of
         self._parameters = parts.trainer.parameters()  # theta, as the trainer has it between two steps
         self._asked: set[PeerId] = set()  # who looked for a place here, while this node waits for such
-        self._news = trio.Event()  # there is another one
+        self._news = trio.lowlevel.ParkingLot()  # there is another one
         self._ended = trio.current_time()
         parts.rpc.serve("seed.stand", RunQuery, self._on_stand)
         parts.rpc.serve("seed.offer", RunQuery, self._on_offer)
@@ -143,8 +143,7 @@ class Seed(Method):
         self._parts.check_admitted(peer)
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
-            self._news.set()
-            self._news = trio.Event()
+            self._news.unpark_all()
         self._check(peer, query)
         return SeedStand(self._round, self._hash, self._initial, self._added)
 
@@ -332,7 +331,7 @@ class Seed(Method):
         await self._add()
         with trio.move_on_after(0 if found else begin.wait_seconds):
             while len(self._asked) < begin.wait_peers:
-                await self._news.wait()
+                await self._news.park()
         self._ended = trio.current_time()
 
     async def _join(self, *, within: float) -> bool:

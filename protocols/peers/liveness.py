@@ -87,7 +87,7 @@ class _Watched:
     heard: float  # listening time of the last sign of life, or at which somebody began to hurry
     doubted: bool = False  # others are asked just now whether they are heard
     hurried: list[float] = field(default_factory=list)  # the silence that each of the hurried watchers allows, seconds
-    hurry: trio.Event = field(default_factory=trio.Event)  # set, and replaced, when one more hurries
+    hurry: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)  # until one more hurries
 
     @property
     def within(self) -> float:
@@ -120,8 +120,7 @@ class Liveness:
         if not watched.hurried:
             watched.heard = self._listened  # until now pings were rare
         watched.hurried.append(within)
-        watched.hurry.set()
-        watched.hurry = trio.Event()
+        watched.hurry.unpark_all()
         self._hurried.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -249,7 +248,7 @@ class Liveness:
                 else:
                     self.heard_from(peer)
                 with trio.move_on_after(min(settings.interval, watched.within / PINGS_WITHIN)):
-                    await watched.hurry.wait()
+                    await watched.hurry.park()
 
     # --- silences ---------------------------------------------------------------------------------------------------
 

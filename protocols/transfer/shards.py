@@ -286,7 +286,7 @@ class Shards:
         self._nursery: trio.Nursery | None = None
         self._to_announce = Recent[ShardId, None](limits.announced)
         self._announced: set[ShardId] = set()
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()  # what is to be announced, or may be
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
         self._context = FetchContext(
@@ -388,7 +388,7 @@ class Shards:
             if shard in self._announced:
                 self._announced.remove(shard)
                 self.network.withdraw(shard)
-                self._changed.set()
+                self._changed.unpark_all()
 
     async def providers(self, shard: ShardId) -> tuple[Provider, ...]:
         """Who says it has chunks of `shard` now: connected peers and those found in the DHT, the fullest first."""
@@ -459,14 +459,13 @@ class Shards:
     def _announce_soon(self, shard: ShardId) -> None:
         if shard not in self._announced:
             self._to_announce[shard] = None
-            self._changed.set()
+            self._changed.unpark_all()
 
     async def _announce(self) -> None:
         """Announce one shard after the other, the newest first, as far as the allowance goes."""
         while True:
             while not self._to_announce or len(self._announced) >= self._limits.announced:
-                self._changed = trio.Event()
-                await self._changed.wait()
+                await self._changed.park()
             shard, _ = self._to_announce.popitem()
             self._announced.add(shard)
             await self.network.provide(shard)

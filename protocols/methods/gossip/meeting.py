@@ -89,7 +89,7 @@ class Meeting:
         self.received: memoryview | None = None
         self._growing = StreamingBuffer(self.offered)
         self._closed = self._refused = False
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
         self._fetch = trio.CancelScope()
 
     @property
@@ -99,7 +99,7 @@ class Meeting:
     def grow(self, ready: int) -> None:
         """The first bytes of what is offered are there."""
         self._growing.grow(ready)
-        self._tell()
+        self._changed.unpark_all()
 
     def open(self) -> None:
         """Offer what is there and what is to come, in place of what was offered in another round."""
@@ -113,7 +113,7 @@ class Meeting:
         self._closed = True
         self._parts.bulk.withdraw(self.key)
         self._fetch.cancel()
-        self._tell()
+        self._changed.unpark_all()
 
     def be_met(self, peer: PeerId, round: int) -> bool:
         """Somebody's steps of `round` are done, this or a later one: whether this node comes."""
@@ -132,10 +132,6 @@ class Meeting:
             self.peer, self.received = peer, None
             self._fetch.cancel()  # of who was expected
 
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
     async def run(self) -> None:
         """Fetch what the other offers, as it comes, whoever that is, until cancelled."""
         while not self._closed:
@@ -143,7 +139,7 @@ class Meeting:
                 if self.peer is None or self.received is not None:
                     await trio.sleep_forever()
                 await self._fetch_from(self.peer)
-            self._tell()
+            self._changed.unpark_all()
 
     async def _fetch_from(self, peer: PeerId) -> None:
         room = StreamingBuffer(bytearray(len(self.offered)))
@@ -174,7 +170,7 @@ class Meeting:
     async def give_up(self) -> None:
         """Wait no more, and have the other wait no more; it may have counted the meeting just before."""
         bound, self._closed = self.bound and not self.counts and not self.absent, True
-        self._tell()
+        self._changed.unpark_all()
         if bound and not self._refused:
             with trio.move_on_after(IN_DOUBT, shield=True), suppress(CallError):
                 await self._ask(waits=False, timeout=IN_DOUBT)
@@ -189,26 +185,25 @@ class Meeting:
                 self.ahead, self._refused = max(self.ahead, reply.round), True
                 return
         while self.received is None and not self._closed:
-            await self._changed.wait()
+            await self._changed.park()
         if self._parts.me < self.peer:
             await self._settle(within)
-        while not (self.counts or self._closed or self._parts.me < self.peer):
-            await self._changed.wait()
+            return
+        while not (self.counts or self._closed):
+            await self._changed.park()
 
     async def _settle(self, within: float) -> None:
         """Ask whether the other has all; where this node hears nothing or waits no more, once again for what stands."""
         assert self.peer is not None
-        answered = False
         try:
             self.counts = await self._ask(waits=True, timeout=within)
-            answered = True
-        finally:
-            if not answered:
-                with trio.move_on_after(IN_DOUBT, shield=True):
-                    try:
-                        self.counts = await self._ask(waits=False, timeout=IN_DOUBT)
-                    except CallError as error:
-                        logger.warning("round %d may count for %s and not here: %s", self.round, self.peer, error)
+        except BaseException:
+            with trio.move_on_after(IN_DOUBT, shield=True):
+                try:
+                    self.counts = await self._ask(waits=False, timeout=IN_DOUBT)
+                except CallError as error:
+                    logger.warning("round %d may count for %s and not here: %s", self.round, self.peer, error)
+            raise
 
     async def _ask(self, *, waits: bool, timeout: float) -> bool:
         assert self.peer is not None
@@ -220,11 +215,11 @@ class Meeting:
         if not self.bound:
             return False
         while waits and not self._closed and (self.received is None or self._growing.ready < len(self.offered)):
-            await self._changed.wait()
+            await self._changed.park()
         if not self._closed:
             if self.received is not None and waits:
                 self.counts = True
             elif not self.counts:
                 self._closed = True
-            self._tell()
+            self._changed.unpark_all()
         return self.counts

@@ -112,7 +112,7 @@ class Acceptor:
         self.steering = SteeringWatch(parts)
         self._position: Position | None = None
         self._began = 0.0  # trio time at which this round began here
-        self._news = trio.Event()  # set, and replaced, on any news
+        self._news = trio.lowlevel.ParkingLot()  # of those who wait for any
         self.ballot = 0  # grows within a round; what was promised for it holds
         self.accepted: Accepted | None = None
         self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
@@ -230,13 +230,12 @@ class Acceptor:
         return tuple(p for p in self._joining if p not in named)
 
     def notify(self) -> None:
-        self._news.set()
-        self._news = trio.Event()
+        self._news.unpark_all()
 
     async def changed(self, *, until: float) -> None:
         """Wait for any news, at most until `until` (trio time)."""
         with trio.move_on_at(until):
-            await self._news.wait()
+            await self._news.park()
 
     # --- what of others' messages fits here -------------------------------------------------------------------------
 
@@ -307,7 +306,7 @@ class Acceptor:
         self._check(ready.run_id, peer)
         with trio.move_on_after(LAG):
             while ready.round == self.position.round + 1:
-                await self._news.wait()  # this node is about to get there as well
+                await self._news.park()  # this node is about to get there as well
         here = self.position
         if peer not in self.candidates():
             self._wishes_to_join(peer)
