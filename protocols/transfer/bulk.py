@@ -143,12 +143,8 @@ WORTH_MOVING = 4 * CHUNK  # bytes yet to come for which a fetch leaves a stream 
 HASHED = 16 * CHUNK  # bytes that are hashed at once: a thread is worth waking for 1 ms of work
 
 
-class LeftBehind(StreamBroken):
-    """The stream is whole, and on a path that another has replaced."""
-
-
-class OtherContents(StreamBroken):
-    """What is offered does not continue what is kept: the stream would go on in the middle of it."""
+class OtherStream(StreamBroken):
+    """Go on with another: this one's path was replaced, or it would go on in the middle of what is not kept."""
 
 
 class Stalled(StreamBroken):
@@ -209,7 +205,7 @@ class BulkFetch:
                 raise StreamBroken("the peer ended the stream in the middle of a buffer")
             await self._hash(buffer, runner)
             if came and self._leaves(channel, size):
-                raise LeftBehind(f"{self._received} bytes of {self.key} came on a path that was replaced")
+                raise OtherStream(f"{self._received} bytes of {self.key} came on a path that was replaced")
         if self._growing is None and header.digest != self._hasher.digest():
             raise WrongHash(f"the bytes of {self.key} do not have the stated hash")
         return buffer
@@ -248,7 +244,7 @@ class BulkFetch:
         if self._header is None and (header.digest != growing.name or not header.digest):
             kept, growing.kept, growing.name = growing.kept, 0, header.digest
             if kept:
-                raise OtherContents(f"{self.key} is not what {kept} bytes were kept of")
+                raise OtherStream(f"{self.key} is not what {kept} bytes were kept of")
         growing.grow(self._received)
 
     def _insert(self, piece: bytes, buffer: memoryview, channel: Channel) -> bool:
@@ -500,7 +496,7 @@ class Bulk:
                     raise Corrupt(f"{peer} broke the rules of {PROTOCOL}: {error}") from None
                 except Stalled:
                     raise
-                except (LeftBehind, OtherContents) as error:
+                except OtherStream as error:
                     log.debug("a fetch from %s goes on with another stream: %s", peer, error)
                 except StreamBroken:
                     if channel.used:  # it may have broken long ago, and so the other idle ones
