@@ -85,7 +85,7 @@ def verified_chunks(part: Path, manifest: ShardManifest) -> int:
                     break
                 raise
             index = position // CHUNK
-            if manifest.fits(index, os.pread(file.fileno(), CHUNK, index * CHUNK)):
+            if manifest.fit(index, os.pread(file.fileno(), CHUNK, index * CHUNK)):
                 have |= 1 << index
             position = (index + 1) * CHUNK
     return have

@@ -88,14 +88,9 @@ class ShardManifest:
         head = self.size.to_bytes(8, "big") + CHUNK.to_bytes(4, "big")
         return blake3(head + self.leaves, derive_key_context=_ID).digest()
 
-    def fits(self, index: int, chunk: bytes | bytearray | memoryview) -> bool:
-        """Whether `chunk` is chunk `index` of this shard."""
-        return (
-            0 <= index < self.chunks and len(chunk) == run_length(self.size, index) and leaf(chunk) == self.leaf(index)
-        )
-
-    def fit(self, first: int, chunks: memoryview) -> bool:
+    def fit(self, first: int, chunks: bytes | memoryview) -> bool:
         """Whether `chunks` are the chunks of this shard from `first` on, whole ones and at least one."""
-        return len(chunks) > 0 and all(
-            self.fits(first + at // CHUNK, chunks[at : at + CHUNK]) for at in range(0, len(chunks), CHUNK)
-        )
+        count = chunk_count(len(chunks))
+        if not 0 < count <= self.chunks - first or first < 0 or len(chunks) != run_length(self.size, first, count):
+            return False
+        return all(leaf(chunks[at * CHUNK : (at + 1) * CHUNK]) == self.leaf(first + at) for at in range(count))

@@ -53,10 +53,10 @@ from swarmnode.testing.simnet import SimNetwork
 
 def test_a_chunk_fits_at_its_place_in_its_shard_and_nowhere_else() -> None:
     manifest, last = MANIFEST_OF_CONTENT, chunk(CHUNKS - 1)
-    assert manifest.fits(0, chunk(0)) and manifest.fits(CHUNKS - 1, last)
-    assert not manifest.fits(1, chunk(0)) and not manifest.fits(-1, last) and not manifest.fits(CHUNKS, last)
-    assert not manifest.fits(0, chunk(0)[:-1]) and not manifest.fits(CHUNKS - 1, last[:-1])
-    assert not manifest.fits(CHUNKS - 1, bytes([last[0] ^ 1]) + last[1:])
+    assert manifest.fit(0, chunk(0)) and manifest.fit(CHUNKS - 1, last)
+    assert not manifest.fit(1, chunk(0)) and not manifest.fit(-1, last) and not manifest.fit(CHUNKS, last)
+    assert not manifest.fit(0, chunk(0)[:-1]) and not manifest.fit(CHUNKS - 1, last[:-1])
+    assert not manifest.fit(CHUNKS - 1, bytes([last[0] ^ 1]) + last[1:])
     both = memoryview(chunk(3, 2))
     assert manifest.fit(3, both) and not manifest.fit(4, both) and not manifest.fit(3, both[:0])
 
