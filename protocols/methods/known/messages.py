@@ -32,8 +32,6 @@ LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer 
 
 _HASH = re.compile("[0-9a-f]{64}")
 
-check_seconds = within(0.0, MAX_SECONDS)  # a duration that is negative, NaN or absurd is refused
-
 
 def check_hash(what: str, value: str) -> None:
     """Raise WireError unless `value` is 64 lower-case hex digits."""
@@ -52,7 +50,7 @@ def check_peers(what: str, peers: Sequence[PeerId]) -> None:
 Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
 Hash = Annotated[str, check_hash]
 Peers = Annotated[tuple[PeerId, ...], check_peers]
-Seconds = Annotated[float, check_seconds]
+Seconds = Annotated[float, within(0.0, MAX_SECONDS)]  # a duration that is negative, NaN or absurd is refused
 
 
 PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that encoding a part equals encoding the whole
