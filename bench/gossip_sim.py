@@ -103,8 +103,8 @@ class PairSwarm:
             runner=inline,
             trainer=SimTrainer(model, seconds_per_step=STEP * draw.uniform(1.0, SLOWEST)),
             membership=Everybody(network.me, [each.me for each in self.networks], network),  # type: ignore[arg-type]
-            state=None,
-            sync=None,
+            state=None,  # type: ignore[arg-type]  # gossip keeps no records
+            sync=None,  # type: ignore[arg-type]
             shards=shards,
             admits=lambda peer: True,
             now=lambda: EPOCH + int(1000 * trio.current_time()),

@@ -62,8 +62,8 @@ class Context:
     runner: Runner
     trainer: Trainer
     membership: Membership
-    state: StateBackend | None  # to read and watch records; None where a test has none
-    sync: StateSync | None  # to write records: `sync.write` signs, keeps and pushes
+    state: StateBackend  # to read and watch records
+    sync: StateSync  # to write records: `sync.write` signs, keeps and pushes
     shards: Shards
     admits: Callable[[PeerId], bool]  # who may take part
     now: Callable[[], int]  # real time in ms since the epoch

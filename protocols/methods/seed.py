@@ -111,7 +111,6 @@ class Seed(Method):
     phase = "waiting"
 
     def __init__(self, parts: Context) -> None:
-        assert parts.state is not None and parts.sync is not None
         self._parts, self._spec, self._trainer = parts, parts.spec, parts.trainer
         self._records, self._sync = parts.state, parts.sync
         self.catch_up = CatchUp(parts)

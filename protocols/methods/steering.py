@@ -96,7 +96,6 @@ class SteeringWatch:
 
         Raises SettingError, StateError.
         """
-        assert self._parts.sync is not None
         wanted = {key: value for key, value in {**self.heard.values, **changes}.items() if value is not None}
         spec = steered(self._parts.spec, wanted)
         values = {key: value_of(spec, key) for key in wanted}
@@ -106,7 +105,7 @@ class SteeringWatch:
     async def watch(self) -> None:
         """Hear what the owner says, until cancelled."""
         state, owner = self._parts.state, self._parts.spec.owner
-        if state is None or not owner:
+        if not owner:
             return
         with state.watch(KEY) as changes:
             while True:

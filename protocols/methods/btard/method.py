@@ -421,15 +421,12 @@ class Bans:
 
     async def look(self, members: tuple[PeerId, ...]) -> None:
         """Write what this node found, and read what the others did. Raises StateError."""
-        state, sync = self._parts.state, self._parts.sync
-        if state is None or sync is None:
-            return
         for peer, why in list(self.convicted.items()):
             if trio.current_time() - self._written.get(peer, float("-inf")) >= RENEW_EVERY:
-                await sync.write(PREFIX + peer, why[:REASON])
+                await self._parts.sync.write(PREFIX + peer, why[:REASON])
                 self._written[peer] = trio.current_time()
         accusers: dict[PeerId, set[PeerId]] = {}
-        for element in await state.select(PREFIX, limit=LISTED):
+        for element in await self._parts.state.select(PREFIX, limit=LISTED):
             if element.value is not None:
                 accusers.setdefault(element.key.removeprefix(PREFIX), set()).add(element.author)
         known = self._parts.spec.run.members or members

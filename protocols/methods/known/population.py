@@ -118,7 +118,6 @@ class Population:
         whole = bool(due) and self._losses.keys() == set(due) and all(map(math.isfinite, self._losses.values()))
         if place < self._every - 1 or not whole:  # what diverged is told to nobody, and follows the best
             return
-        assert self._parts.sync is not None
         loss = sum(self._losses.values()) / len(self._losses)
         word = {"period": round // self._every, "factor": self.factor, "loss": loss}
         try:
@@ -127,7 +126,6 @@ class Population:
             logger.warning("round %d: the others do not hear of this node's learning rate: %s", round, error)
 
     async def _heard(self, peer: PeerId) -> Trial | None:
-        assert self._parts.state is not None
         try:
             said = await self._parts.state.get(peer, KEY)
         except StateError as error:  # the round does not wait for the disk

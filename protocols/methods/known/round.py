@@ -53,7 +53,7 @@ class DilocoRounds:
         self._parts = parts
         self._me, self._spec = parts.me, parts.spec  # the spec is as its owner steered it
         self._trainer, self._runner = parts.trainer, parts.runner
-        self.population = Population(parts) if parts.spec.inner.population and parts.sync is not None else None
+        self.population = Population(parts) if parts.spec.inner.population else None
         self._agreement, self._acceptor = agreement, agreement.acceptor
         self._allreduce = allreduce
         self._catch_up = CatchUp(parts)

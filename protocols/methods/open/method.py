@@ -72,9 +72,6 @@ class Open(Method):
     contributions_class: ClassVar[type[Contributions]] = Contributions
 
     def __init__(self, parts: Context) -> None:
-        """Raises ValueError where there is no replicated state: what is said in rounds travels in it."""
-        if parts.state is None or parts.sync is None:
-            raise ValueError("the open exchange needs the replicated state")
         self._parts, self._state = parts, parts.sync
         self.catch_up = CatchUp(parts)
         self.contributions = self.contributions_class(parts)
