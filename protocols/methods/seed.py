@@ -338,10 +338,11 @@ class Seed(Method):
         began = trio.current_time()
         try:
             while trio.current_time() < began + within:
-                stands = await self._stands()
-                if stands and await self._reach(*max(stands, key=lambda each: each[1].records)):
-                    self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
-                    return True
+                stands = sorted(await self._stands(), key=lambda each: each[1].records, reverse=True)
+                for peer, stand in stands:  # who tells of more records than it has keeps nobody from the others
+                    if await self._reach(peer, stand):
+                        self._parts.observer.caught_up(self._round, self._hash, trio.current_time() - began)
+                        return True
                 await self._parts.look_again(began, every=ASK_EVERY)
         finally:
             self._parts.observer.warn("alone", None)

@@ -24,7 +24,7 @@ from tripwire import Struck, strike
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.methods.seed import KIND, LACKING_FOR, Chain, Seed, _chains
+from swarmnode.protocols.methods.seed import KIND, LACKING_FOR, MANY, Chain, Seed, SeedStand, _chains
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.training.options import describe
 from swarmnode.training.outer import OuterState
@@ -333,6 +333,24 @@ def test_one_that_died_has_its_records_from_others_and_goes_on_with_its_chain() 
         await swarm.past(swarm.nodes["a"].done + 12, *NAMES[:3])
         await assert_all_hold_the_sum(swarm, *NAMES[:3])
         assert seed_of(swarm.nodes["c"])._chains[swarm.peer("b")].records > told + 2
+
+    simulate(body)
+
+
+def test_a_member_that_tells_of_records_that_nobody_has_keeps_no_newcomer_out() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        served = seed_of(swarm.nodes["b"])._parts.rpc._server.methods
+        honest = served["seed.stand"]
+
+        async def lie(peer: str, query: RunQuery) -> SeedStand:
+            stand: SeedStand = await honest.handler(peer, query)
+            return replace(stand, records=MANY)
+
+        served["seed.stand"] = replace(honest, handler=lie)
+        del served["seed.offer"]
+        await swarm.start("c", join="b")
+        await swarm.until(lambda: len(swarm.nodes["c"].rounds) > 1, within=60)
 
     simulate(body)
 
