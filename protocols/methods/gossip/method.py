@@ -364,9 +364,12 @@ class Gossip(Method):
         try:
             while trio.current_time() < began + within:
                 stands = await self._stands()
-                if stands and await self._stand_with(stands, round, state):
-                    self._ended = trio.current_time()
-                    return True
+                while stands:  # who is furthest, or says so, and gives no state keeps nobody from the others
+                    if await self._stand_with(stands, round, state):
+                        self._ended = trio.current_time()
+                        return True
+                    furthest = stands[0][1].round
+                    stands = [each for each in stands if each[1].round < furthest - 1]
                 await self._parts.look_again(began, every=ASK_EVERY)
         finally:
             self._parts.observer.warn("alone", None)

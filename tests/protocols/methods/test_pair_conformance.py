@@ -23,7 +23,7 @@ from simswarm import Body, SimSwarm
 from tripwire import Struck, strike
 
 from swarmnode.protocols.calls.rpc import Refuse
-from swarmnode.protocols.methods.gossip.meeting import MeetRequest, SettleRequest
+from swarmnode.protocols.methods.gossip.meeting import MeetRequest, SettleRequest, Stand
 from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.testing.consensus import consensus_distance
@@ -129,6 +129,26 @@ def test_who_is_not_admitted_is_met_by_nobody(method: str) -> None:
             with pytest.raises(Refuse, match="lists its members"):
                 await ask
         await swarm.past(SWEPT + 2, *NAMES[:2])
+
+    simulate(method, body)
+
+
+def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        liar = swarm.nodes["b"].method
+        assert isinstance(liar, Gossip)
+        served = liar._parts.rpc._server.methods
+        honest = served["gossip.stand"]
+
+        async def lie(peer: str, query: RunQuery) -> Stand:
+            stand: Stand = await honest.handler(peer, query)
+            return replace(stand, round=stand.round + 1000)
+
+        served["gossip.stand"] = replace(honest, handler=lie)
+        del served["catchup.state"]
+        await swarm.start("c", join="b")
+        await swarm.until(lambda: len(swarm.nodes["c"].rounds) > 1, within=60)
 
     simulate(method, body)
 
