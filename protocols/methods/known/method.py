@@ -153,13 +153,10 @@ class Diloco(Method):
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.steering.watch)
-            await self._look_around()
-
-    async def _look_around(self) -> None:
-        while True:
-            self._better = await self._find_better()
-            if self.phase == "training":
-                self._round.cancel()
+            while True:
+                self._better = await self._find_better()
+                if self.phase == "training":
+                    self._round.cancel()
 
     async def leave(self) -> None:
         if self.rounds.stands:
