@@ -1,8 +1,8 @@
 """Control messages: frozen dataclasses, on the wire as msgpack maps from field name to value.
 
 Field types: int, float, str, bytes, bool, `X | None`, unions of scalars, `tuple[T, ...]`, `tuple[A, B]`,
-`dict[str, T]` and nested message dataclasses. A field that equals its default is left out, so a message may gain
-fields with defaults later, and older peers ignore what they do not know.
+`dict[str, T]`, `Mapping[str, T]` and nested message dataclasses. A field that equals its default is left out, so a
+message may gain fields with defaults later, and older peers ignore what they do not know.
 
 A peer chose the bytes, so they are walked once before anything is built from them: size, nesting, number of values
 and every stated length are checked against what is really there. Only then does msgpack decode them, and only values of
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -62,6 +62,11 @@ def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
         value = msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:  # for bad UTF-8 and keys that are not strings as well
         raise WireError(f"{kind.__name__}: not msgpack: {error}") from None
+    return received(kind, value)
+
+
+def received(kind: type[M], value: Any) -> M:
+    """The `kind` that msgpack has unpacked as `value`, arrays as tuples. Raises WireError."""
     message: M = _message(typing.cast(Any, kind), False).convert(value)
     return message
 
@@ -363,7 +368,7 @@ def _form(annotation: Any, where: str, sent: bool) -> _Form:
         return _Sequence(where, _form(arguments[0], where, sent))
     if origin is tuple:
         return _Row(where, [_form(option, where, sent) for option in arguments])
-    if origin is dict and arguments[0] is str:
+    if origin in (dict, Mapping) and arguments[0] is str:
         return _Mapping(where, _form(arguments[1], where, sent))
     raise TypeError(f"{where}: fields of type {annotation!r} have no form on the wire")
 

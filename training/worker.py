@@ -191,13 +191,13 @@ class Worker:
             self.do_remember()
         self._texts = len(assignment.texts)
         self._states = [Vectors(folder) for folder in states_in(settings["scratch"])]
-        told: dict[str, Any] = {}
+        told: dict[str, float] | None = None
         shows = run.audited and settings["shared"] and not self._ranks.rank
         has_same = self._texts or not getattr(self._task, "needs_text", False)  # else nobody has what it trains on
         if shows and has_same and hasattr(self._task, "places"):
             left = min(shutil.disk_usage(settings["scratch"]).free, settings["disk"] or math.inf)
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": left}
-            self._states[0].budget = min(told["wanted"], told["free"] * FREE_SHARE)
+            self._states[0].budget = min(told["wanted"], left * FREE_SHARE)
             every = stretch_steps(run.inner.steps, layout.parameters)  # in short rounds as well: who waits trains on
             self._recorder = Recorder(self._loop.view, self._states[0], every=every)
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended
@@ -300,8 +300,8 @@ class Worker:
     def do_evaluate(self, *, thorough: bool, seed: int | None) -> dict[str, Any]:
         drawn = {} if seed is None else {"seed": seed}
         with self._timed("evaluate"):
-            loss = self._task.evaluate(thorough=thorough, **drawn)
-            return {"loss": loss, "accuracy": getattr(self._task, "accuracy", math.nan)}
+            loss = float(self._task.evaluate(thorough=thorough, **drawn))
+            return {"loss": loss, "accuracy": float(getattr(self._task, "accuracy", math.nan))}
 
     def do_heldout(self, *, seed: int, sequences: int) -> dict[str, Any]:
         if not hasattr(self._task, "heldout"):
@@ -420,7 +420,7 @@ class Worker:
             self._torch.set_num_threads(usual)
 
     def _compared(self, found: list[Distance], seconds: float) -> dict[str, Any]:
-        return {"distances": [[each.parameters, each.first, each.second] for each in found], "seconds": seconds}
+        return {"distances": [asdict(each) for each in found], "seconds": seconds}
 
     # --- the memory, the clock and the socket -------------------------------------------------------------------------
 

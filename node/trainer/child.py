@@ -26,12 +26,13 @@ from dataclasses import asdict, dataclass, replace
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import trio
 
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
+from swarmnode.protocols.wire import received
 from swarmnode.training import hub
 from swarmnode.training.rl.section import hf_folder, hf_model
 from swarmnode.training.runspec import RunSpec
@@ -40,6 +41,8 @@ from swarmnode.training.tasks import task_file
 from swarmnode.training.tokens import BYTES
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Words of the names of variables that hold what a trainer has no use for: SWARMNODE_PASSPHRASE, HF_TOKEN, ...
 SECRETS = frozenset({"CREDENTIALS", "KEY", "PASSPHRASE", "PASSWORD", "SECRET", "SOCK", "TOKEN"})
@@ -282,15 +285,17 @@ class TrainerChild:
                 nursery.cancel_scope.cancel()
                 self._hearing.cancel()
 
-    async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; when cancelled, have it stopped and wait for the step in hand.
+    async def call(self, op: str, kind: type[T], **arguments: Any) -> T:
+        """Send a command and wait for its answer, a `kind`; when cancelled, have it stopped and wait for the step in
+        hand.
 
         Raises TrainerDied, TrainerFailed for an error that trying again cannot mend, and ValueError where `sample`
-        cannot answer. Any other error makes the child unfit: it is killed, so that its successor starts clean.
+        cannot answer. Any other error, or answer, makes the child unfit: it is killed, so that its successor starts
+        clean.
         """
         if self.frozen and op not in STARTING:
             raise TrainerHeld(HELD)
-        number, call = next(self._numbers), _Call(op)
+        number, call = next(self._numbers), _Call(op, kind)
         self._in_flight[number] = call
         try:
             await self._send({"id": number, "op": op, **arguments})
@@ -302,19 +307,20 @@ class TrainerChild:
                 raise
         finally:
             del self._in_flight[number]
-        if call.answer is None and self.frozen:
-            raise TrainerHeld(HELD)
-        if call.answer is None:
-            raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
-        if "error" not in call.answer:
+        if call.answer is not None:
             self.answered += 1
-            return call.answer["ok"] or {}
+            answer: T = call.answer
+            return answer
+        if call.error is None and self.frozen:
+            raise TrainerHeld(HELD)
+        if call.error is None:
+            raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
         if op in ("weigh", "init"):
-            raise TrainerFailed(call.answer["error"])
-        if op == "sample" and call.answer["harmless"]:
-            raise ValueError(call.answer["error"])
-        self.end(f"{op} failed: {call.answer['error']}")
-        raise TrainerDied(f"the trainer could not {op}: {call.answer['error']}")
+            raise TrainerFailed(call.error)
+        if op == "sample" and call.harmless:
+            raise ValueError(call.error)
+        self.end(f"{op} failed: {call.error}")
+        raise TrainerDied(f"the trainer could not {op}: {call.error}")
 
     async def interrupt(self) -> None:
         """Have it end the `train` in hand, if there is one, after the present step; its answer comes as always."""
@@ -429,7 +435,7 @@ class TrainerChild:
                 nursery.start_soon(self._listen, words)
 
     async def _read_answers(self) -> None:
-        arrived = msgpack.Unpacker(max_buffer_size=ANSWER_LIMIT)
+        arrived = msgpack.Unpacker(use_list=False, max_buffer_size=ANSWER_LIMIT)
         try:
             async for piece in self._stream:
                 arrived.feed(piece)
@@ -448,14 +454,12 @@ class TrainerChild:
                             raise ValueError("it is no answer")
                     self._unanswered.discard(number)
                     self._changed.unpark_all()
-                    call = self._in_flight.get(number)
-                    if call is not None:
-                        call.answer = answer
-                        call.done.set()
+                    if (call := self._in_flight.get(number)) is not None:
+                        call.take(answer)
         except trio.BrokenResourceError:
             logger.debug("the trainer's socket broke")
-        except (msgpack.BufferFull, ValueError):
-            self._reason = self._reason or "answered nonsense"
+        except (msgpack.BufferFull, ValueError) as error:
+            self._reason = self._reason or f"answered nonsense: {error or 'it has no end'}"
         # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
         self._kill()
         await trio.to_thread.run_sync(self.process.wait)
@@ -490,9 +494,20 @@ class TrainerChild:
 
 
 class _Call:
-    """A command in flight; `answer` stays None where the child ended."""
+    """A command in flight; `answer` and `error` stay None where the child ended."""
 
-    def __init__(self, op: str) -> None:
+    def __init__(self, op: str, kind: type[Any]) -> None:
         self.op = op
         self.done = trio.Event()
-        self.answer: dict[str, Any] | None = None
+        self.answer: Any = None
+        self.error: str | None = None
+        self.harmless = False
+        self._kind = kind
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """Raises WireError where it is no answer to this command."""
+        if "error" in answer:
+            self.error, self.harmless = answer["error"], answer["harmless"]
+        else:
+            self.answer = received(self._kind, answer["ok"] or {})
+        self.done.set()

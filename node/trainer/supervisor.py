@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
@@ -32,6 +32,19 @@ from swarmnode.node.trainer.child import (
     environment,
     rules_of,
     with_models,
+)
+from swarmnode.node.trainer.replies import (
+    AnswerReply,
+    EvaluateReply,
+    InitReply,
+    LossReply,
+    MarkReply,
+    PlacesReply,
+    ReplayReply,
+    RolloutsReply,
+    SampleReply,
+    ScoreReply,
+    WeighReply,
 )
 from swarmnode.protocols.methods.trainer import (
     NOTHING,
@@ -48,6 +61,7 @@ from swarmnode.protocols.methods.trainer import (
     Vector,
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
+from swarmnode.protocols.wire import Empty, plain
 from swarmnode.training import mapped
 from swarmnode.training.memory import Keeping, Machine, Needs, Weight, in_words, needs, refusal
 from swarmnode.training.outer import Layout
@@ -55,12 +69,13 @@ from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import InnerSection, RunSpec, encode
-from swarmnode.training.sandbox import Rules
-from swarmnode.training.verify.replay import Distance
-from swarmnode.training.verify.trace import point_row, stretches_of
+from swarmnode.training.sandbox import Rules, SandboxReport
+from swarmnode.training.verify.trace import point_row
 from swarmnode.training.verify.vectors import FREE_SHARE, states_in
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FIRST_BACK_OFF = 0.5  # s before a dead child is replaced; doubles each time until a command succeeds
 LAST_BACK_OFF = 60.0  # s
@@ -105,8 +120,8 @@ class TrainerProcess(Trainer):
         self._changed = trio.lowlevel.ParkingLot()  # a child is ready, or what was asked of it changed
         self.restarts = 0
         self.device, self.ranks = settings.device, settings.ranks
-        self.sandbox: dict[str, Any] | None = None  # what of it holds the child, as `sandbox.Report.to_map` tells
-        self.sampling: dict[str, str] | None = None  # what writes answers, as `engine.Told`; None where nobody does
+        self.sandbox: dict[str, Any] | None = None  # what of it holds the child, a `SandboxReport`
+        self.sampling: dict[str, str] | None = None  # what writes answers, an `EngineStatus`; None where nobody does
         self._spent_before = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of children that ended
 
     def measure(self, metrics: Metrics) -> None:
@@ -167,7 +182,7 @@ class TrainerProcess(Trainer):
             raise ValueError("they are of another optimizer")
         np.copyto(self._moments, moments)
         self._updates[0] = updates
-        await self._ask("remember")
+        await self._ask("remember", Empty)
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         self._interrupted = False
@@ -176,7 +191,7 @@ class TrainerProcess(Trainer):
             if self._interrupted:
                 return NOTHING
         with suppress(TrainerHeld):
-            return TrainStats(**await child.call("train", round=round, steps=steps, seconds=seconds, **self._steered))
+            return await child.call("train", TrainStats, round=round, steps=steps, seconds=seconds, **self._steered)
         return NOTHING
 
     def steer(self, inner: InnerSection) -> None:
@@ -212,32 +227,31 @@ class TrainerProcess(Trainer):
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         if self._child is None and not wait:
             raise TrainerDied("the trainer is being started again")
-        answer = await self._ask("evaluate", thorough=thorough, seed=seed)
+        answer = await self._ask("evaluate", EvaluateReply, thorough=thorough, seed=seed)
         if seed is None and not thorough:
-            self.accuracy = float(answer["accuracy"])
-        return float(answer["loss"])
+            self.accuracy = answer.accuracy
+        return answer.loss
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
-        return float((await self._ask("heldout", seed=seed, sequences=sequences))["loss"])
+        return (await self._ask("heldout", EvaluateReply, seed=seed, sequences=sequences)).loss
 
     async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
-        loss = (await self._ask("slope", seed=seed, first=first, last=last))["loss"]
+        loss = (await self._ask("slope", LossReply, seed=seed, first=first, last=last)).loss
         if loss is None:
             return None
         assert self._gradient is not None
-        return float(loss), self._gradient.copy()
+        return loss, self._gradient.copy()
 
     async def rollouts(
         self, *, version: int, count: int | None = None, policy: str = ""
     ) -> tuple[list[RolloutGroup], float]:
-        answer = await self._ask("rollouts", version=version, count=count, policy=policy)
-        return [RolloutGroup.from_map(group) for group in answer["groups"]], answer["seconds"]
+        answer = await self._ask("rollouts", RolloutsReply, version=version, count=count, policy=policy)
+        return list(answer.unpacked), answer.seconds
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         asked = [[task.name, task.difficulty, task.seed] for task in tasks]
-        answer = await self._ask("answer", tasks=asked, version=version, policy=policy)
-        groups = tuple(RolloutGroup.from_map(group) for group in answer["groups"])
-        return Answered(groups, answer["reward"], answer["seconds"])
+        answer = await self._ask("answer", AnswerReply, tasks=asked, version=version, policy=policy)
+        return Answered(answer.unpacked, answer.reward, answer.seconds)
 
     async def learn(
         self,
@@ -245,34 +259,35 @@ class TrainerProcess(Trainer):
         sampled: Sequence[tuple[str, RolloutGroup]] = (),
         probation: Collection[str] = (),
     ) -> Learned:
-        return Learned(**await self._ask("learn", pool=_maps(pool), sampled=_maps(sampled), probation=list(probation)))
+        others = {"pool": _maps(pool), "sampled": _maps(sampled), "probation": list(probation)}
+        return await self._ask("learn", Learned, **others)
 
     async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool = False) -> list[dict[str, Any]]:
-        scores: list[dict[str, Any]] = (await self._ask("score", groups=_maps(groups), texts=texts))["scores"]
-        return scores
+        scores = (await self._ask("score", ScoreReply, groups=_maps(groups), texts=texts)).scores
+        if len(scores) != len(groups):
+            raise self._unfit(f"answered nonsense: {len(scores)} scores of {len(groups)} groups")
+        return list(map(plain, scores))
 
     async def mark(self) -> Marked:
         if self._child is None:  # of its successor there is nothing to ask yet
             raise TrainerDied("the trainer is being started again")
-        answer = await self._child.call("mark")
-        return Marked(answer["life"], stretches_of(answer["stretches"]))
+        return (await self._child.call("mark", MarkReply)).marked
 
     @property
     def states(self) -> tuple[Path, Path, Path]:
         return states_in(self._settings.scratch)
 
     async def places(self, batches: Batches) -> list[tuple[int, int]]:
-        answer = await self._ask("places", size=batches.size, **_whose(batches))
-        return [(start, stop) for start, stop in answer["places"]]
+        return list((await self._ask("places", PlacesReply, size=batches.size, **_whose(batches))).places)
 
     async def drawn(self, batches: Batches) -> float | None:
-        answer = await self._ask("drawn", size=batches.size, pieces=list(batches.pieces), **_whose(batches))
-        loss: float | None = answer["loss"]
-        return loss
+        asked = {"size": batches.size, "pieces": list(batches.pieces), **_whose(batches)}
+        return (await self._ask("drawn", LossReply, **asked)).loss
 
     async def replay(self, slice: Slice) -> Replayed:
         answer = await self._ask(
             "replay",
+            ReplayReply,
             peer=slice.author,
             start=point_row(slice.stretch.start),
             claimed=point_row(slice.stretch.end),
@@ -282,24 +297,24 @@ class TrainerProcess(Trainer):
             step=slice.stretch.step,
             steps=slice.stretch.steps,
         )
-        return _replayed(answer)
+        return Replayed(answer.distances, answer.seconds)
 
     async def calibrate(self) -> Replayed:
-        return _replayed(await self._ask("calibrate"))
+        answer = await self._ask("calibrate", ReplayReply)
+        return Replayed(answer.distances, answer.seconds)
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         if not 0 <= length <= MAX_SAMPLE:
             raise ValueError(f"length = {length} is not valid; expected 0 to {MAX_SAMPLE} bytes")
-        answer = await self._ask("sample", prompt=prompt, length=length, temperature=temperature, seed=seed)
-        text: bytes = answer["text"]
-        return text
+        how = {"length": length, "temperature": temperature, "seed": seed}
+        return (await self._ask("sample", SampleReply, prompt=prompt, **how)).text
 
     async def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well, from the next step on, and after a restart."""
         self._settings = replace(self._settings, texts=(*self._settings.texts, *texts))
         if self._child is not None:
             with suppress(TrainerDied):  # its successor is told of all
-                await self._child.call("feed", texts=list(texts))
+                await self._child.call("feed", Empty, texts=list(texts))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a child running until cancelled; started once its layout is known. Raises TrainerFailed."""
@@ -373,15 +388,15 @@ class TrainerProcess(Trainer):
         on_cpu, wanted = self.free is None, self._settings.sampling == "auto"
         return on_cpu and wanted and hf_model(policy) is not None and find_spec("vllm") is not None
 
-    def _tell_sandbox(self, told: dict[str, Any]) -> None:
+    def _tell_sandbox(self, told: SandboxReport) -> None:
         """Say what holds the trainer and what does not; once, unless it changes."""
-        if told == self.sandbox:
+        if asdict(told) == self.sandbox:
             return
-        self.sandbox = told
-        if told["enforced"]:
-            logger.info("the trainer's sandbox holds: %s", ", ".join(told["enforced"]))
-        for lacking in told["missing"]:
-            logger.warning("the trainer's sandbox lacks %s: %s", lacking["part"], lacking["why"])
+        self.sandbox = asdict(told)
+        if told.enforced:
+            logger.info("the trainer's sandbox holds: %s", ", ".join(told.enforced))
+        for lacking in told.missing:
+            logger.warning("the trainer's sandbox lacks %s: %s", lacking.part, lacking.why)
 
     def _tell_sampling(self, told: dict[str, str] | None) -> None:
         """Say what samples; once, unless it changes."""
@@ -399,12 +414,13 @@ class TrainerProcess(Trainer):
         run = {"spec": encode(self._spec), "run_id": self._run_id, "peer_id": self._peer_id}
         if self._vector is None:
             await self._weigh(child, run)
-        answer = await child.call("init", **run, keep=self._vector is not None, **asdict(self._settings))
-        layout = Layout.of([(name, tuple(shape)) for name, shape in answer["layout"]])
+        keep = self._vector is not None
+        answer = await child.call("init", InitReply, **run, keep=keep, **asdict(self._settings))
+        layout = answer.table
         if self._vector is None:
+            size, moments = layout.parameters, answer.moments
+            memory = self._mapped(memory_fd, 8 * size + 8 + 4 * moments)
             self._layout = layout
-            size, moments = layout.parameters, answer["moments"]
-            memory = mmap.mmap(memory_fd, 8 * size + 8 + 4 * moments)
             self._vector, self._gradient = np.frombuffer(memory, "<f4", 2 * size).reshape(2, size)
             self._updates = np.frombuffer(memory, "<i8", 1, 8 * size)
             self._moments = np.frombuffer(memory, "<f4", moments, 8 * size + 8)
@@ -412,22 +428,35 @@ class TrainerProcess(Trainer):
             raise TrainerFailed("the trainer came back with another layout; were its files changed? restart the node")
         while len(told) < len(self._settings.texts):  # more have come meanwhile
             more, told = self._settings.texts[len(told) :], self._settings.texts
-            await child.call("feed", texts=list(more))
-        if answer["why"] and answer["device"] != self.device:  # told once
-            logger.warning("%s", answer["why"])
-        self.device = answer["device"]
-        self._tell_sandbox(answer["sandbox"])
-        if (disk := answer["states"]) and disk["free"] * FREE_SHARE < disk["wanted"]:
+            await child.call("feed", Empty, texts=list(more))
+        if answer.why and answer.device != self.device:  # told once
+            logger.warning("%s", answer.why)
+        self.device = answer.device
+        self._tell_sandbox(answer.sandbox)
+        if (disk := answer.states) is not None and disk.free * FREE_SHARE < disk.wanted:
             logger.warning(
                 "audits need %.1f GB of disk for states of this node's work, and may have half of the %.1f GB that are "
                 "free; what it cannot show counts as a lie. Make room on the disk of %s",
-                disk["wanted"] / 1e9,
-                disk["free"] / 1e9,
+                disk.wanted / 1e9,
+                disk.free / 1e9,
                 self._settings.scratch,
             )
         self._tell_sampling(child.sampling)
         self._child = child
         self._changed.unpark_all()
+
+    def _mapped(self, memory_fd: int, size: int) -> mmap.mmap:
+        """The memory that a trainer says it filled."""
+        try:
+            return mmap.mmap(memory_fd, size)
+        except (OSError, ValueError) as error:
+            raise self._unfit(f"answered nonsense: its memory has not the {size} bytes of its layout") from error
+
+    def _unfit(self, reason: str) -> TrainerDied:
+        """End the child; what is to be raised then."""
+        if self._process is not None:
+            self._process.end(reason)
+        return TrainerDied(f"the trainer {reason}")
 
     async def _weigh(self, child: TrainerChild, run: dict[str, Any]) -> None:
         """Say what the run will take here, with as many of a step's samples at once as there is memory for.
@@ -439,12 +468,12 @@ class TrainerProcess(Trainer):
         at_once = min(self._settings.micro_batch or batch, batch)
         while True:
             settings = replace(self._settings, micro_batch=at_once)
-            answer = await child.call("weigh", **run, **asdict(settings))
-            self.free = free = answer["free"]
-            if answer["weight"] is None or self._spec.exchange.method == "sapo":
+            answer = await child.call("weigh", WeighReply, **run, **asdict(settings))
+            self.free = free = answer.free
+            if answer.weight is None or self._spec.exchange.method == "sapo":
                 return
             machine = Machine.here(self._settings.scratch, free)
-            self.weight = Weight(**answer["weight"])
+            self.weight = answer.weight
             self.needs = needs(self._spec, self.weight, keeping, on_device=free is not None)
             if at_once == 1 or (self.needs.memory <= machine.memory and self.needs.device <= machine.device):
                 break
@@ -456,13 +485,13 @@ class TrainerProcess(Trainer):
         if why := refusal(self.needs, machine):
             raise TrainerFailed(why)
 
-    async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """What the child answers; waits for one where it is being started again."""
+    async def _ask(self, op: str, kind: type[T], **arguments: Any) -> T:
+        """What the child answers, a `kind`; waits for one where it is being started again."""
         while (child := self._child) is None:
             await self._changed.park()
         if self._held and op not in OWNERS:
             raise TrainerHeld("training is paused")
-        answer = await child.call(op, **arguments)
+        answer = await child.call(op, kind, **arguments)
         self._tell_sampling(child.sampling)
         return answer
 
@@ -474,10 +503,6 @@ class TrainerProcess(Trainer):
 
 def _whose(batches: Batches) -> dict[str, Any]:
     return {"peer": batches.author, "round": batches.round, "steps": list(batches.steps)}
-
-
-def _replayed(answer: dict[str, Any]) -> Replayed:
-    return Replayed(tuple(Distance(*row) for row in answer["distances"]), answer["seconds"])
 
 
 def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -15,7 +16,7 @@ import pytest
 import trio
 
 from swarmnode.node.process import AS_ROOT, runs_as_root
-from swarmnode.node.trainer import child
+from swarmnode.node.trainer import child, replies
 from swarmnode.node.trainer.child import (
     TrainerFailed,
     TrainerSettings,
@@ -24,8 +25,10 @@ from swarmnode.node.trainer.child import (
     with_base,
     with_models,
 )
-from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.protocols.methods.trainer import TrainerDied, TrainStats
+from swarmnode.protocols.wire import WireError, received
 from swarmnode.training import hub
+from swarmnode.training.rl.groups import Learned
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import Rules
 
@@ -232,6 +235,8 @@ SPENT = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}
         ({"id": 0, "ok": {}, "spent": SPENT | {"train": "all"}, "sampling": None}, NONSENSE),
         ({"id": 0, "ok": {}, "spent": SPENT, "sampling": "well"}, NONSENSE),
         ({"id": 0, "ok": {}, "spent": SPENT, "sampling": None, "error": 1}, NONSENSE),
+        ({"id": 0, "ok": {}, "spent": SPENT, "sampling": None}, f"{NONSENSE}: TrainStats.steps: missing"),
+        ({"id": 0, "ok": {"steps": "all"}, "spent": SPENT, "sampling": None}, f"{NONSENSE}: TrainStats.steps: a str"),
         ({"id": 0, "error": "it failed"}, NONSENSE),
         ({"id": [0], "error": "it failed", "harmless": True}, NONSENSE),
         (msgpack.packb(b"endless" * 100), NONSENSE),
@@ -253,6 +258,104 @@ def test_a_trainer_that_answers_nonsense_is_one_that_died(
         with trio.fail_after(30):
             async with trainer.running(0, Rules(), os.environ):
                 with pytest.raises(TrainerDied, match=said):
-                    await trainer.call("train")
+                    await trainer.call("train", TrainStats)
 
     trio.run(main)
+
+
+STEPS = {"steps": 1, "samples": 2, "tokens": 3, "loss": 0.5, "seconds": 0.1}
+LEARNED = {
+    **dict.fromkeys(("own", "informative", "taken", "authors", "external", "tokens"), 0),
+    **{"reward": 0.5, "refused": {"late": 1}, "refused_answers": {}},
+}
+GROUP = {
+    "task": ("digits/swap", 5, 7),
+    "version": 0,
+    "policy": "",
+    "vocabulary": "bytes",
+    "lengths": (2,),
+    "width": 1,
+    "logprobs": False,
+    "content": b"ab",
+}
+POINT = (bytes(32), bytes(32), 0)
+INIT = {
+    "layout": (("w", (2, 2)),),
+    "moments": 8,
+    "device": "cpu",
+    "why": "",
+    "sandbox": {"mode": "auto", "enforced": ("files",), "missing": ({"part": "limits", "why": "no"},)},
+    "states": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (TrainStats, STEPS, ({}, STEPS | {"steps": 1.0}, STEPS | {"loss": None}, STEPS | {"told": "text"})),
+        (
+            replies.WeighReply,
+            {"weight": {"parameters": 3}, "free": None},
+            ({"weight": {}, "free": None}, {"weight": 3}),
+        ),
+        (
+            replies.InitReply,
+            INIT,
+            (
+                INIT | {"layout": (("w", (-2, 2)),)},
+                INIT | {"layout": (("w", (1 << 40, 1 << 40)),)},
+                INIT | {"layout": ("w",)},
+                INIT | {"moments": -1},
+                INIT | {"states": {"free": 1}},
+                INIT | {"sandbox": {}},
+            ),
+        ),
+        (Learned, LEARNED, ({}, LEARNED | {"reward": None}, LEARNED | {"caught": {"bob": 1}})),
+        (replies.EvaluateReply, {"loss": 1.0}, ({}, {"loss": "low"}, {"loss": 1.0, "accuracy": None})),
+        (replies.LossReply, {"loss": None}, ({}, {"loss": b""})),
+        (replies.SampleReply, {"text": b"x"}, ({"text": "x"}, {})),
+        (
+            replies.AnswerReply,
+            {"groups": (GROUP,), "seconds": 1.0, "reward": 0.5},
+            (
+                {"groups": (GROUP,), "seconds": 1.0},
+                {"groups": (GROUP | {"lengths": (3,)},), "seconds": 1.0, "reward": 0.5},
+                {"groups": (GROUP | {"task": ("", 5, 7)},), "seconds": 1.0, "reward": 0.5},
+                {"groups": ({},), "seconds": 1.0, "reward": 0.5},
+            ),
+        ),
+        (
+            replies.ScoreReply,
+            {
+                "scores": (
+                    {"refused": "", "why": ""},
+                    {"refused": "", "why": "", "question": "?", "key": "", "answers": ()},
+                )
+            },
+            ({"scores": ({"refused": None, "why": ""},)}, {"scores": {}}, {}),
+        ),
+        (
+            replies.MarkReply,
+            {"life": b"1", "stretches": ((POINT, POINT, 0, 0, 1, 0),)},
+            (
+                {"life": b"1", "stretches": ((POINT, POINT, 0, 0, 0, 0),)},
+                {"life": b"1", "stretches": ((POINT, (b"", b"", 0), 0, 0, 1, 0),)},
+                {"life": b"1", "stretches": (POINT,)},
+            ),
+        ),
+        (replies.PlacesReply, {"places": ((0, 3),)}, ({"places": ((-1, 3),)}, {"places": ((3, 0),)}, {"places": (3,)})),
+        (
+            replies.ReplayReply,
+            {"distances": ({"parameters": 0.0, "first": 0.0, "second": math.inf},), "seconds": 1.0},
+            (
+                {"distances": 2 * ({"parameters": 0.0, "first": 0.0, "second": 0.0},), "seconds": 1.0},
+                {"distances": ({"parameters": 0.0},), "seconds": 1.0},
+            ),
+        ),
+    ],
+)
+def test_what_a_trainer_answers_is_of_the_commands_kind(kind: type[Any], good: Any, bad: tuple[Any, ...]) -> None:
+    assert isinstance(received(kind, good), kind)
+    for each in bad:
+        with pytest.raises(WireError):
+            received(kind, each)

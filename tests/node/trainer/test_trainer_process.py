@@ -33,6 +33,8 @@ from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import OuterState
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import Rules, landlock
 from swarmnode.training.tasks import Assignment
@@ -533,6 +535,8 @@ def test_trainer_dies_with_its_daemon(settings: TrainerSettings) -> None:
 import trio
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import parse_runspec
 async def main():
     task = {{"heldout_sha256": "{HELDOUT_SHA256}"}}
@@ -563,6 +567,44 @@ async def _readable_within(descriptor: int, seconds: float) -> None:
 def test_daemon_side_never_loads_torch() -> None:
     code = "import sys, swarmnode.node.trainer.supervisor as _; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# A task that strangers' bytes have taken over: it says of its work what it likes.
+TAKEN_OVER = """
+import torch
+class Task:
+    tokens_per_sample = 1
+    def __init__(self, spec, assignment, device="cpu"):
+        self.model = torch.nn.Linear(2, 2)
+    def evaluate(self, *, thorough, seed=None):
+        return 1
+    def rollouts(self, *, version, count, policy):
+        return {"groups": [{"width": 7}], "seconds": 0.0}
+    def score(self, groups, *, texts):
+        return [{"refused": "", "why": ""}] * 2
+"""
+
+
+def test_a_trainer_that_says_what_cannot_be_is_replaced_and_the_node_goes_on(
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    task = tmp_path / "task.py"
+    task.write_text(TAKEN_OVER)
+    group = RolloutGroup(TaskRef("x", 1, 0), ((1, 2),), 0, "", "bytes")
+
+    async def use(trainer: TrainerProcess) -> None:
+        with pytest.raises(TrainerDied, match=r"answered nonsense: PackedAnswers\.task: missing"):
+            await trainer.rollouts(version=0)
+        while trainer.restarts == 0:  # noqa: ASYNC110 (another process)
+            await trio.sleep(0.01)
+        assert await trainer.evaluate(thorough=False) == 1.0
+        with pytest.raises(TrainerDied, match="answered nonsense: 2 scores of 1 groups"):
+            await trainer.score([("bob", group)])
+
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
+    _with_trainer(replace(settings, task=f"{task}:Task", texts=()), use, spec)
+    assert any("trainer ended (answered nonsense: PackedAnswers.task: missing)" in said for said in caplog.messages)
 
 
 def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
