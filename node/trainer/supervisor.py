@@ -9,6 +9,7 @@ that cannot be started three times in a row, or says why it never will, ends `ru
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
@@ -323,7 +324,7 @@ class TrainerProcess(Trainer):
         named = self._settings.scratch
         with nullcontext(named) if named else tempfile.TemporaryDirectory(prefix="swarmnode-trainer-") as scratch:
             self._settings = replace(self._settings, scratch=scratch)
-            memory_fd = os.memfd_create("swarmnode-parameters")
+            memory_fd = os.memfd_create("swarmnode-parameters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 self._settings = await with_models(self._spec, self._settings)
                 await self._keep_running(memory_fd, task_status)
@@ -446,11 +447,14 @@ class TrainerProcess(Trainer):
         self._changed.unpark_all()
 
     def _mapped(self, memory_fd: int, size: int) -> mmap.mmap:
-        """The memory that a trainer says it filled."""
+        """The memory that a trainer says it filled. Sealed first: of what it cut off later, a look would end us."""
+        if os.fstat(memory_fd).st_size != size:
+            raise self._unfit(f"answered nonsense: its memory has not the {size} bytes of its layout")
+        fcntl.fcntl(memory_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         try:
             return mmap.mmap(memory_fd, size)
         except (OSError, ValueError) as error:
-            raise self._unfit(f"answered nonsense: its memory has not the {size} bytes of its layout") from error
+            raise self._unfit(f"answered nonsense: its memory is not what it was: {error}") from error
 
     def _unfit(self, reason: str) -> TrainerDied:
         """End the child; what is to be raised then."""

@@ -571,12 +571,16 @@ def test_daemon_side_never_loads_torch() -> None:
 
 # A task that strangers' bytes have taken over: it says of its work what it likes.
 TAKEN_OVER = """
-import torch
+import os, torch
+from contextlib import suppress
 class Task:
     tokens_per_sample = 1
     def __init__(self, spec, assignment, device="cpu"):
         self.model = torch.nn.Linear(2, 2)
     def evaluate(self, *, thorough, seed=None):
+        for descriptor in range(3, 64):
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
         return 1
     def rollouts(self, *, version, count, policy):
         return {"groups": [{"width": 7}], "seconds": 0.0}
@@ -605,6 +609,30 @@ def test_a_trainer_that_says_what_cannot_be_is_replaced_and_the_node_goes_on(
     spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
     _with_trainer(replace(settings, task=f"{task}:Task", texts=()), use, spec)
     assert any("trainer ended (answered nonsense: PackedAnswers.task: missing)" in said for said in caplog.messages)
+
+
+def test_a_trainer_cannot_take_the_parameters_memory_away(settings: TrainerSettings, tmp_path: Path) -> None:
+    task = tmp_path / "task.py"
+    task.write_text(TAKEN_OVER)
+    daemon = f"""
+import trio
+from swarmnode.node.trainer.child import TrainerSettings
+from swarmnode.node.trainer.supervisor import TrainerProcess
+from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.tasks import TaskRef
+from swarmnode.training.runspec import parse_runspec
+async def main():
+    spec = parse_runspec({{"run": {{"name": "r"}}, "task": {{"name": "task"}}}}, source="test")
+    settings = {replace(settings, task=f"{task}:Task", texts=())!r}
+    trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trainer.run)
+        await trainer.evaluate(thorough=False)
+        assert trainer.parameters().any()
+        nursery.cancel_scope.cancel()
+trio.run(main)
+"""
+    assert subprocess.run([sys.executable, "-c", daemon], check=False, timeout=60).returncode == 0
 
 
 def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
