@@ -34,6 +34,7 @@ from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 
 LAYOUT_VERSION = 1
 UNFINISHED = ".part"  # how the name of a file ends while it is written
+LOCK_TRIES, LOCK_AGAIN = 500, 0.01  # times, seconds between them
 SOCKET_PATH_LIMIT = 103  # bytes; sun_path holds 104 on macOS and 108 on Linux, the closing zero included
 FREE = Metric("swarmnode_disk_free_bytes", GAUGE, "bytes free for this node on the disk of its data directory")
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
@@ -223,21 +224,28 @@ class DataDir:
             with ExitStack() as failing:
                 descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 failing.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._take(descriptor)
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 self._check_layout()
                 for folder in (self.logs, self.runs):
                     folder.mkdir(mode=0o700, exist_ok=True)
                 failing.pop_all()
-        except BlockingIOError:
-            self.check_free()
-            time.sleep(0.01)  # who asks for the holder has it for a moment
-            return self.open()
         except OSError as error:
             raise explain(error, self.path) from error
         self._lock = descriptor
         return self
+
+    def _take(self, descriptor: int) -> None:
+        """Lock the file. Who asks for its holder has it for a moment. Raises DataDirBusy or OSError."""
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self.check_free()
+                time.sleep(LOCK_AGAIN)
+        raise DataDirBusy(self.path, 0)
 
     def close(self) -> None:
         """Give the lock back. The lock file stays: removing it would let two daemons lock two files of one name."""

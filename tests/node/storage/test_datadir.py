@@ -41,6 +41,17 @@ def test_who_asks_whether_a_daemon_runs_keeps_none_from_starting(tmp_path: Path)
     done.join()
 
 
+def test_a_lock_that_something_else_holds_for_good_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datadir, "LOCK_TRIES", 3)
+    home = DataDir(tmp_path / "node")
+    home.open().close()
+    with home.lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        with pytest.raises(DataDirBusy, match="another process"):
+            home.open()
+    home.open().close()
+
+
 def test_the_directory_is_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir(mode=0o755)
     with DataDir(tmp_path / "node").open() as home:
