@@ -36,7 +36,7 @@ from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
-from swarmnode.node.logs import Line, Ring, tell_with_each_line
+from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.process import metrics_of
 from swarmnode.node.provenance import SuccessorWatch
@@ -340,6 +340,7 @@ class Node:
 
     def emit(self, event: dict[str, Any]) -> None:
         """Tell an event to those who follow, and on standard output where that was asked for."""
+        event = strict_json(event)  # what diverged is NaN
         if "round" in event:
             tell_with_each_line(round=event["round"])
         if event["event"] in ("corpus", "data"):

@@ -16,13 +16,14 @@ import errno
 import json
 import logging
 import logging.handlers
+import math
 import os
 import shutil
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -68,6 +69,17 @@ def as_line(record: logging.LogRecord) -> Line:
 class _AsJson(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(as_line(record), ensure_ascii=False)
+
+
+def strict_json(value: Any) -> Any:
+    """`value` with null in place of NaN and infinities, which strict JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    return value
 
 
 def for_terminal(text: str) -> str:

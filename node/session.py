@@ -469,7 +469,7 @@ class RunSession(Observer):
             logger.warning("%s", cut_off)
         self.warn("cut off", cut_off)
         accuracy = self._accuracy(result)
-        if (answered := result.learned or result.sampled) is not None:
+        if (answered := result.learned or result.sampled) is not None and math.isfinite(answered.reward):
             self.rewards.append((result.round, answered.reward))
         for task, reward in (result.learned.by_task if result.learned is not None else {}).items():
             self.rewards_by_task.setdefault(task, deque(maxlen=LOSSES_SHOWN)).append((result.round, reward))

@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -27,6 +26,7 @@ from urllib.parse import quote
 
 from swarmnode import __version__
 from swarmnode.cli.local.swarm import NodeProcess, RoundReport
+from swarmnode.node.logs import strict_json
 from swarmnode.training.runspec import BYTES_UNIT, RunSpec, to_toml
 
 PAGE = resources.files("swarmnode.node.dashboard") / "page"
@@ -151,17 +151,6 @@ def _compute_share(node: Sequence[RoundReport]) -> float | None:
 def _mean(values: Any) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def strict_json(value: Any) -> Any:
-    """`value` with null in place of NaN and infinities, which strict JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): strict_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict_json(item) for item in value]
-    return value
 
 
 # -- the report

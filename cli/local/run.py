@@ -36,7 +36,6 @@ from swarmnode.cli.local.report import (
     curve,
     figures,
     in_pairs,
-    strict_json,
     summarize,
     write_report,
 )
@@ -46,6 +45,7 @@ from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.logs import strict_json
 from swarmnode.training.options import SettingError
 from swarmnode.training.rl.section import hf_folder
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_toml

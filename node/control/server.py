@@ -31,6 +31,7 @@ from swarmnode.node.control import (
     REFUSED,
 )
 from swarmnode.node.exitcodes import CONFIG, ERROR, USAGE, ExpectedError
+from swarmnode.node.logs import strict_json
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.options import SettingError
@@ -215,7 +216,8 @@ class ControlServer:
 
 async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
     with trio.fail_after(SEND_LIMIT):
-        await stream.send_all(json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+        text = json.dumps(strict_json(message), ensure_ascii=False)
+        await stream.send_all(text.encode(errors="backslashreplace") + b"\n")
 
 
 def _error(key: Any, code: int, text: str, *, exit_code: int | None = None) -> dict[str, Any]:

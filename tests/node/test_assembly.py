@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import sys
 import tomllib
 from pathlib import Path
@@ -94,6 +95,14 @@ def test_a_full_disk_under_standard_output_ends_no_node(tmp_path: Path, monkeypa
         node.options.json_events = True
         Node.emit(node, {"event": "round", "round": 1})
     assert told == [{"event": "round", "round": 1}]
+
+
+def test_a_policy_that_diverged_ends_no_node_that_tells_its_events(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[dict[str, Any]] = []
+    node: Any = SimpleNamespace(options=SimpleNamespace(json_events=True), events=SimpleNamespace(put=told.append))
+    Node.emit(node, {"event": "abandoned", "learned": {"loss": math.nan, "own": 3}})
+    assert told == [{"event": "abandoned", "learned": {"loss": None, "own": 3}}]
+    assert capsys.readouterr().out == '{"event": "abandoned", "learned": {"loss": null, "own": 3}}\n'
 
 
 def test_caps_are_changed_and_kept_or_neither(tmp_path: Path) -> None:

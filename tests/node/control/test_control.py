@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
 import stat
@@ -72,6 +73,17 @@ def test_a_call_is_answered_and_the_socket_is_private_and_goes_away(tmp_path: Pa
     assert not (tmp_path / "control.sock").exists()
     with pytest.raises(NotRunning, match="swarmnode run"):
         ControlClient(tmp_path).call("echo")
+
+
+def test_what_no_number_is_comes_as_null(tmp_path: Path) -> None:
+    async def diverged(params: dict[str, Any]) -> Any:
+        return {"losses": (1.5, math.nan, math.inf)}
+
+    async def check(home: DataDir) -> None:
+        (answer,) = await talk(home, b'{"id": 1, "method": "diverged"}\n', 1)
+        assert answer["result"] == {"losses": [1.5, None, None]}
+
+    serve(tmp_path, check, {"diverged": diverged})
 
 
 def test_a_stream_delivers_its_items_and_ends(tmp_path: Path) -> None:
