@@ -21,7 +21,9 @@ from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import stretches_of
 
 LARGEST = 1 << 48  # elements that are believed of a vector
+LONGEST = 1e9  # seconds
 Bytes = int | float
+Seconds = Annotated[float, within(0, LONGEST)]
 PointRow = tuple[bytes, bytes, int]
 
 
@@ -89,12 +91,13 @@ class PackedAnswers:
 
 
 @dataclass(frozen=True)
-class RolloutsReply:
+class RolloutsReply(Message):
     groups: tuple[PackedAnswers, ...]
-    seconds: float
+    seconds: Seconds
 
     def __post_init__(self) -> None:
         """Raises GroupError."""
+        super().__post_init__()
         _ = self.unpacked
 
     @cached_property
@@ -159,4 +162,4 @@ class PlacesReply:
 @dataclass(frozen=True)
 class ReplayReply(Message):
     distances: Annotated[tuple[Distance, ...], within(0, 1)]
-    seconds: float
+    seconds: Seconds

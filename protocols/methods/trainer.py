@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.wire import Message, within
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -28,6 +29,7 @@ from swarmnode.training.verify.trace import Stretch
 
 Vector = NDArray[np.float32]
 
+MOST = 1 << 53  # steps, samples, tokens or seconds that a trainer is believed
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
 
 logger = logging.getLogger(__name__)
@@ -42,14 +44,14 @@ class TrainerHeld(TrainerDied):
 
 
 @dataclass(frozen=True)
-class TrainStats:
+class TrainStats(Message):
     """What one `train` call did."""
 
-    steps: int  # inner steps completed
-    samples: int  # sequences seen, steps × batch
-    tokens: int
+    steps: Annotated[int, within(0, MOST)]  # inner steps completed
+    samples: Annotated[int, within(0, MOST)]  # sequences seen, steps × batch
+    tokens: Annotated[int, within(0, MOST)]
     loss: float  # mean training loss over the steps, bits per byte; nan when steps == 0
-    seconds: float  # wall time inside inner steps
+    seconds: Annotated[float, within(0, MOST)]  # wall time inside inner steps
     told: bytes = b""  # one of each step in a run by seeds, whose steps leave the parameters as they are
 
     def __add__(self, other: TrainStats) -> TrainStats:

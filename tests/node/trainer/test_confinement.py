@@ -292,7 +292,17 @@ INIT = {
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (TrainStats, STEPS, ({}, STEPS | {"steps": 1.0}, STEPS | {"loss": None}, STEPS | {"told": "text"})),
+        (
+            TrainStats,
+            STEPS,
+            (
+                {},
+                STEPS | {"steps": 1.0},
+                STEPS | {"loss": None},
+                STEPS | {"told": "text"},
+                STEPS | {"seconds": math.nan},
+            ),
+        ),
         (
             replies.WeighReply,
             {"weight": {"parameters": 3}, "free": None},
