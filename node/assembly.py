@@ -80,12 +80,6 @@ EVENTS = 256  # kept for a slow reader, who then misses the oldest
 STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps, and nobody sets it
 
 
-class WorkMissing(ExpectedError):
-    """The run admits only keys that cost work, and this node's did not."""
-
-    exit_code = CONFIG
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """What `swarmnode run` was asked for beside the node's configuration."""
@@ -183,7 +177,7 @@ class Node:
         self.discovery.set_join(wanted.join)
 
     def join_run(self, chosen: ChosenRun) -> StateStore:
-        """Build what the run needs before its trainer; its state, which is not open yet. Raises WorkMissing."""
+        """Build what the run needs before its trainer; its state, which is not open yet. Raises ExpectedError."""
         check_admitted(chosen.spec, self.network.me)
         self.chosen, config = chosen, self.config
         tell_with_each_line(run=chosen.run_id)
@@ -501,13 +495,14 @@ def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSett
 
 
 def check_admitted(spec: RunSpec, me: PeerId) -> None:
-    """Raises WorkMissing where this node's key lacks the work that the run asks of strangers."""
+    """Raises ExpectedError where this node's key lacks the work that the run asks of strangers."""
     if spec.trust.identity_bits and me not in admitted(spec):
-        raise WorkMissing(
+        raise ExpectedError(
             f"the run {spec.run.name} admits only keys with {spec.trust.identity_bits} bits of work, and this node's "
             f"has {max(work_of(me), 0)}; nobody would keep what it writes. Make one with swarmnode id --mine "
             f"{spec.trust.identity_bits} --replace: a new key is a new peer id, and standing elsewhere is lost with "
-            "the old one; or give this run a data directory of its own (--data-dir)"
+            "the old one; or give this run a data directory of its own (--data-dir)",
+            exit_code=CONFIG,
         )
 
 

@@ -47,13 +47,13 @@ from numpy.typing import NDArray
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import Domain, Envelope
 from swarmnode.crdt.record import Element
-from swarmnode.node.exitcodes import CONFIG, RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_round, newest_whole
 from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
-from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend, StateError
@@ -428,12 +428,6 @@ def _history(record: dict[str, Any], rounds: tuple[PastRound, ...]) -> Iterator[
 # --- successors -----------------------------------------------------------------------------------------------------
 
 
-class ParentMissing(ExpectedError):
-    """This node is to begin a run from its parent's state, and does not have that."""
-
-    exit_code = RUN_UNAVAILABLE
-
-
 @dataclass(frozen=True)
 class Succession:
     """What a run's owner said: the run that follows, or "" where this one just ends."""
@@ -621,7 +615,7 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
     """What the chosen run begins from where the seed does not say it, as a checkpoint of its round 0. Blocking.
 
     That is the state of the run that it continues, or `weights`, the file that this node's owner named. None where it
-    is the seed, or has to come from members. Raises ParentMissing, Unfit, NoSpace or DataDirError.
+    is the seed, or has to come from members. Raises ExpectedError, of these Unfit where the file is amiss.
     """
     spec, folder = chosen.spec, store.folder(chosen.run_id)
     if not (spec.run.parent or spec.run.weights):
@@ -633,7 +627,7 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
         of_parent = store.folder(spec.run.parent) / "checkpoints"
         found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
         if found is None and chosen.creator:
-            raise ParentMissing(
+            raise RunUnavailable(
                 f"run {spec.run.name} continues run {spec.run.parent[:12]}…, whose state {spec.run.parent_state[:12]}… "
                 "is not on this machine. Join a node that has it (--join), or begin where that run was trained."
             )

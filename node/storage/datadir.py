@@ -121,38 +121,22 @@ def beside(path: Path) -> Iterator[tuple[FileIO, Path]]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[FileIO]:
+def replacing(path: Path, *, by_owner: bool = False) -> Iterator[FileIO]:
     """A file to be written that takes the place of `path` when the block ends: whole, or not at all where it fails.
 
-    Raises NoSpace or DataDirError.
+    `by_owner`: a person named it, which errors then go by. Raises NoSpace or DataDirError.
     """
     try:
-        with _replacing(path) as file:
+        with beside(path) as (file, written):
             yield file
+        try:
+            os.replace(written, path)
+        except OSError:
+            written.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
     except OSError as error:
-        raise explain(error, path) from error
-
-
-@contextmanager
-def exporting(path: Path) -> Iterator[FileIO]:
-    """As `replacing`, for a file that a person named."""
-    try:
-        with _replacing(path) as file:
-            yield file
-    except OSError as error:
-        raise unusable(error, path, "written") from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[FileIO]:
-    with beside(path) as (file, written):
-        yield file
-    try:
-        os.replace(written, path)
-    except OSError:
-        written.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+        raise (unusable(error, path, "written") if by_owner else explain(error, path)) from error
 
 
 def write_all(file: FileIO, content: bytes | memoryview) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.node.storage.datadir import DataDirError, exporting, sync_directory, unusable, write_all
+from swarmnode.node.storage.datadir import DataDirError, replacing, sync_directory, unusable, write_all
 from swarmnode.node.storage.shardfiles import (
     StoreFull,
     Unreadable,
@@ -331,7 +331,7 @@ class ShardStore:
     def export(self, shard: ShardId, target: Path) -> None:
         """Copy a complete shard to a file, which appears whole. Raises ShardNotHeld, NoRoom or Unreadable."""
         self.path(shard)
-        with explaining(target), exporting(target) as file:
+        with explaining(target), replacing(target, by_owner=True) as file:
             for part in parts_of(self, shard):
                 write_all(file, part)
 

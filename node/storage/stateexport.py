@@ -17,7 +17,7 @@ from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
 from swarmnode.node.exitcodes import USAGE, ExpectedError
-from swarmnode.node.storage.datadir import exporting, unusable, write_all
+from swarmnode.node.storage.datadir import replacing, unusable, write_all
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend
 
@@ -37,7 +37,7 @@ async def export(backend: StateBackend, target: Path, *, now: int, runner: Runne
     Raises DataDirError, Unwritable.
     """
     ranks, written = backend.snapshot(now).keys(START, END), 0
-    with exporting(target) as file:
+    with replacing(target, by_owner=True) as file:
         write_all(file, f"{_HEAD}{backend.run_id}\n".encode())
         for at in range(0, len(ranks), BATCH):
             sealed = await backend.sealed(ranks[at : at + BATCH])

@@ -11,7 +11,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node import identity
-from swarmnode.node.assembly import WorkMissing, check_admitted
+from swarmnode.node.assembly import check_admitted
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.identity import (
     NAME_LENGTH,
     IdentityError,
@@ -119,7 +120,7 @@ def test_a_run_that_asks_for_work_refuses_a_key_without_it_and_says_what_to_do()
     spec = parse_runspec(
         {"run": {"name": "r", "trust": "open"}, "trust": {"identity_bits": 40, "validators": ["12D3a"]}}, source="test"
     )
-    with pytest.raises(WorkMissing, match="--mine 40"):
+    with pytest.raises(ExpectedError, match="--mine 40"):
         check_admitted(spec, peer_id_of(bytes(32)))
     check_admitted(spec, "12D3a")
     check_admitted(parse_runspec({"run": {"name": "r"}}, source="test"), "12D3b")

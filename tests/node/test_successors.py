@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.node.provenance import KEY, ParentMissing, SuccessorWatch, first_state, follow, keep_parent
+from swarmnode.node.provenance import KEY, SuccessorWatch, first_state, follow, keep_parent
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimWorld, run_simulation
@@ -77,7 +77,7 @@ def test_who_lacks_the_parents_state_joins_those_who_have_it_and_begins_nothing(
     store = RunStore(DataDir(tmp_path))
     spec = follow(new(), PARENT, state_hash=HASH, me=OWNER)
     assert first_state(store, ChosenRun(spec, spec.run_id, False), LAYOUT, "") is None
-    with pytest.raises(ParentMissing, match="not on this machine"):
+    with pytest.raises(RunUnavailable, match="not on this machine"):
         first_state(store, ChosenRun(spec, spec.run_id, True), LAYOUT, "")
     assert first_state(store, ChosenRun(PARENT, PARENT.run_id, True), LAYOUT, "") is None
 
