@@ -32,7 +32,8 @@ _ABSTRACT_SOCKETS, _SIGNALS = 0b01, 0b10  # version 6
 
 READ = READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
-WRITE = (_FIRST & ~1) | _SINCE[2] | TRUNCATE  # everything but to execute
+_SPECIAL = 1 << 6 | 0b1111 << 9  # to make devices, sockets, FIFOs, and symbolic links: the daemon would follow them
+WRITE = (_FIRST & ~1 & ~_SPECIAL) | _SINCE[2] | TRUNCATE  # everything else but to execute
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,17 @@ class Vectors:
     def put(self, vector: Vector) -> bytes:
         id = vector_id(vector)
         if not self.touch(id):
-            part = self._path(id).with_suffix(".part")
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Made anew: a link that somebody put in the place of a known name would have another file overwritten.
+            descriptor, part = tempfile.mkstemp(suffix=".part", dir=self.folder)
             try:
-                with part.open("wb", buffering=0) as file:
+                with os.fdopen(descriptor, "wb", buffering=0) as file:
                     left = np.ascontiguousarray(vector, "<f4").view(np.uint8).data
                     while left:
                         left = left[file.write(left) or 0 :]
-                part.replace(self._path(id))
+                os.replace(part, self._path(id))
             except OSError:
-                part.unlink(missing_ok=True)
+                os.unlink(part)
                 raise
             self._sizes[id] = vector.nbytes
             while sum(self._sizes.values()) > self.budget and len(self._sizes) > 2:

@@ -239,6 +239,16 @@ def test_a_name_that_leads_elsewhere_or_to_other_bytes_is_no_vector(tmp_path: Pa
     assert vectors.get(empty).size == vectors.copied(empty, 16).size == 0  # type: ignore[union-attr]
 
 
+def test_no_link_of_whoever_writes_there_too_has_another_file_overwritten(tmp_path: Path) -> None:
+    vectors, elsewhere, ones = Vectors(tmp_path / "states"), tmp_path / "key", np.ones(4, np.float32)
+    elsewhere.write_bytes(b"secret")
+    vectors.folder.mkdir()
+    for name in (f"{vector_id(ones).hex()}.part", vector_id(ones).hex()):
+        (vectors.folder / name).symlink_to(elsewhere)
+    np.testing.assert_array_equal(vectors.get(vectors.put(ones)), ones)
+    assert elsewhere.read_bytes() == b"secret"
+
+
 def test_a_trainer_that_shortens_a_state_while_its_daemon_shows_it_kills_nobody(tmp_path: Path) -> None:
     vectors = Vectors(tmp_path)
     id = vectors.put(np.ones(1 << 16, np.float32))
