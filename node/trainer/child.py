@@ -1,4 +1,4 @@
-"""One life of the trainer's process: what it may do, its socket, the calls in flight, what it printed, how it ended.
+"""One life of the trainer's process: what it may do, its socket, the commands in hand, what it printed, how it ended.
 
 The owner's settings make the rules of its sandbox, its environment and its one directory. The sandbox itself is
 `training/sandbox`, entered by the trainer. What has to be fetched from outside this machine is fetched here, before
@@ -32,7 +32,7 @@ import msgpack
 import trio
 
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
-from swarmnode.protocols.wire import received
+from swarmnode.protocols.wire import Empty, received
 from swarmnode.training import hub
 from swarmnode.training.rl.section import hf_folder, hf_model
 from swarmnode.training.runspec import RunSpec
@@ -223,7 +223,7 @@ async def model_hash(folder: Path) -> str:
 
 
 class TrainerChild:
-    """One life of the child process: its socket, the calls in flight on it, and how it ended."""
+    """One life of the child process: its socket, the commands that it has in hand, and how it ended."""
 
     def __init__(self, level: int = logging.DEBUG) -> None:
         """What it prints goes to the log with that `level`."""
@@ -233,8 +233,7 @@ class TrainerChild:
         self.spent: dict[str, float] = {}  # seconds, by what for, as its last answer says; also one nobody awaited
         self.sampling: dict[str, str] | None = None  # what writes answers, likewise
         self._numbers = itertools.count()
-        self._in_flight: dict[int, _Call] = {}
-        self._unanswered: set[int] = set()  # commands, also those that nobody awaits
+        self._unanswered: dict[int, _Call] = {}  # also those that nobody awaits
         self._changed = trio.lowlevel.ParkingLot()  # one was answered, or the process was stopped
         self.replaced = False  # ended for other settings, which is no failure
         self.frozen = False  # stopped in the middle of a command, until `thaw`
@@ -295,18 +294,13 @@ class TrainerChild:
         """
         if self.frozen and op not in STARTING:
             raise TrainerHeld(HELD)
-        number, call = next(self._numbers), _Call(op, kind)
-        self._in_flight[number] = call
+        call = await self._send(op, kind, **arguments)
         try:
-            await self._send({"id": number, "op": op, **arguments})
-            try:
-                await call.done.wait()
-            except trio.Cancelled:
-                if op == "train":
-                    await self._stop(call)
-                raise
-        finally:
-            del self._in_flight[number]
+            await call.done.wait()
+        except trio.Cancelled:
+            if op == "train":
+                await self._stop(call)
+            raise
         if call.answer is not None:
             self.answered += 1
             answer: T = call.answer
@@ -324,8 +318,8 @@ class TrainerChild:
 
     async def interrupt(self) -> None:
         """Have it end the `train` in hand, if there is one, after the present step; its answer comes as always."""
-        if not self.frozen and any(call.op == "train" for call in self._in_flight.values()):
-            await self._send({"id": next(self._numbers), "op": "stop"})
+        if not self.frozen and any(call.op == "train" for call in self._unanswered.values()):
+            await self._send("stop")
 
     async def freeze(self) -> None:
         """Have it compute nothing: what takes longer than HOLD_GRACE to end is stopped, and who awaits that is told."""
@@ -335,7 +329,7 @@ class TrainerChild:
         if self._unanswered and not self.ended.is_set():
             self.frozen = True
             self._stop_or_go()
-            for call in self._in_flight.values():
+            for call in self._unanswered.values():
                 if call.op not in STARTING:
                     call.done.set()
             self._changed.unpark_all()
@@ -394,10 +388,11 @@ class TrainerChild:
     def last_words(self) -> str:
         return self._words.decode(errors="replace").strip()
 
-    async def _send(self, command: dict[str, Any]) -> None:
+    async def _send(self, op: str, kind: type[Any] = Empty, **arguments: Any) -> _Call:
         """Send whole or not at all: half a command would garble what follows."""
-        packed = msgpack.packb(command)
-        self._unanswered.add(command["id"])
+        number = next(self._numbers)
+        packed = msgpack.packb({"id": number, "op": op, **arguments})
+        call = self._unanswered[number] = _Call(op, kind)
         with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
             async with self._sending:
                 try:
@@ -406,11 +401,12 @@ class TrainerChild:
                     self._finish()
         if patience.cancelled_caught:
             self.end("took no commands")
+        return call
 
     async def _stop(self, call: _Call) -> None:
         slower = min(1.0, self.cores / (os.cpu_count() or 1)) if self.cores else 1.0
         with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE / slower) as patience:
-            await self._send({"id": next(self._numbers), "op": "stop"})
+            await self._send("stop")
             await call.done.wait()
         if patience.cancelled_caught:
             self.end("did not stop")
@@ -421,7 +417,7 @@ class TrainerChild:
         self._stop_or_go()
         if not self.ended.is_set() and not self.frozen:
             with trio.move_on_after(QUIT_GRACE):
-                await self._send({"id": next(self._numbers), "op": "quit"})
+                await self._send("quit")
                 await self.ended.wait()
         self._kill()
         await trio.to_thread.run_sync(self.process.wait)
@@ -452,10 +448,10 @@ class TrainerChild:
                             self.spent, self.sampling = spent, sampling
                         case _:
                             raise ValueError("it is no answer")
-                    self._unanswered.discard(number)
-                    self._changed.unpark_all()
-                    if (call := self._in_flight.get(number)) is not None:
+                    if (call := self._unanswered.get(number)) is not None:
                         call.take(answer)
+                        del self._unanswered[number]
+                    self._changed.unpark_all()
         except trio.BrokenResourceError:
             logger.debug("the trainer's socket broke")
         except (msgpack.BufferFull, ValueError) as error:
@@ -489,12 +485,12 @@ class TrainerChild:
     def _finish(self) -> None:
         self.ended.set()
         self._changed.unpark_all()
-        for call in self._in_flight.values():
+        for call in self._unanswered.values():
             call.done.set()
 
 
 class _Call:
-    """A command in flight; `answer` and `error` stay None where the child ended."""
+    """A command; `answer` and `error` stay None where the child ended."""
 
     def __init__(self, op: str, kind: type[Any]) -> None:
         self.op = op
