@@ -38,7 +38,7 @@ import trio
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.process import reason_of
-from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings, with_base
+from swarmnode.node.trainer.child import TrainerSettings, with_base
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.unique import SHARE as TESTS_SHARE
 from swarmnode.protocols.methods.trainer import TrainerDied
@@ -342,7 +342,7 @@ def _told_why(of: str = "") -> Iterator[None]:
     """What ends a trainer in the block as one error for a person, which begins with what it is `of` where it died."""
     try:
         yield
-    except (BaseExceptionGroup, TrainerFailed) as error:
+    except BaseExceptionGroup as error:
         why = reason_of(error)
         raise ExpectedError(f"{of}{why}") if isinstance(why, TrainerDied) else why from error
 

@@ -42,7 +42,6 @@ from swarmnode import __version__
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import PortTaken
-from swarmnode.node.trainer.child import TrainerFailed
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.golden import GoldenMismatch
@@ -164,7 +163,6 @@ def resident_bytes() -> float:
 EXIT_CODES: dict[type[Exception], int] = {
     KeyInUse: KEY_IN_USE,
     PortTaken: PORT_TAKEN,
-    TrainerFailed: ERROR,
     GoldenMismatch: ERROR,
     CorpusError: CONFIG,
 }

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import msgpack
 import trio
 
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.protocols.wire import Empty, received
 from swarmnode.training import hub
@@ -61,7 +62,7 @@ SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
 ANSWER_LIMIT = 1 << 28  # bytes
 
 
-class TrainerFailed(Exception):
+class TrainerFailed(ExpectedError):
     """The trainer cannot work here. The message says why and what to do."""
 
 
