@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from swarmnode.protocols.methods.trainer import Marked
+from swarmnode.protocols.methods.trainer import MOST, Marked
 from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.memory import Weight
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.sandbox import SandboxReport
-from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import stretches_of
 
 LARGEST = 1 << 48  # elements that are believed of a vector
-LONGEST = 1e9  # seconds
 Bytes = int | float
-Seconds = Annotated[float, within(0, LONGEST)]
 PointRow = tuple[bytes, bytes, int]
 
 
@@ -93,7 +90,7 @@ class PackedAnswers:
 @dataclass(frozen=True)
 class RolloutsReply(Message):
     groups: tuple[PackedAnswers, ...]
-    seconds: Seconds
+    seconds: Annotated[float, within(0, MOST)]
 
     def __post_init__(self) -> None:
         """Raises GroupError."""
@@ -157,9 +154,3 @@ class PlacesReply:
     def __post_init__(self) -> None:
         if not all(0 <= start <= stop for start, stop in self.places):
             raise WireError("PlacesReply.places are none of any text")
-
-
-@dataclass(frozen=True)
-class ReplayReply(Message):
-    distances: Annotated[tuple[Distance, ...], within(0, 1)]
-    seconds: Seconds

@@ -41,7 +41,6 @@ from swarmnode.node.trainer.replies import (
     LossReply,
     MarkReply,
     PlacesReply,
-    ReplayReply,
     RolloutsReply,
     SampleReply,
     ScoreReply,
@@ -286,9 +285,9 @@ class TrainerProcess(Trainer):
         return (await self._ask("drawn", LossReply, **asked)).loss
 
     async def replay(self, slice: Slice) -> Replayed:
-        answer = await self._ask(
+        return await self._ask(
             "replay",
-            ReplayReply,
+            Replayed,
             peer=slice.author,
             start=point_row(slice.stretch.start),
             claimed=point_row(slice.stretch.end),
@@ -298,11 +297,9 @@ class TrainerProcess(Trainer):
             step=slice.stretch.step,
             steps=slice.stretch.steps,
         )
-        return Replayed(answer.distances, answer.seconds)
 
     async def calibrate(self) -> Replayed:
-        answer = await self._ask("calibrate", ReplayReply)
-        return Replayed(answer.distances, answer.seconds)
+        return await self._ask("calibrate", Replayed)
 
     async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
         if not 0 <= length <= MAX_SAMPLE:

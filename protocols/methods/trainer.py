@@ -124,11 +124,11 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """How far replays ended from what was claimed."""
+class Replayed(Message):
+    """How far a replay ended from what was claimed; no distance where nothing was repeated."""
 
-    distances: tuple[Distance, ...]
-    seconds: float
+    distances: Annotated[tuple[Distance, ...], within(0, 1)]
+    seconds: Annotated[float, within(0, MOST)]
 
 
 @dataclass(frozen=True)

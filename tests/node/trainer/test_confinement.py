@@ -25,7 +25,7 @@ from swarmnode.node.trainer.child import (
     with_base,
     with_models,
 )
-from swarmnode.protocols.methods.trainer import TrainerDied, TrainStats
+from swarmnode.protocols.methods.trainer import Replayed, TrainerDied, TrainStats
 from swarmnode.protocols.wire import WireError, received
 from swarmnode.training import hub
 from swarmnode.training.rl.groups import Learned
@@ -355,7 +355,7 @@ INIT = {
         ),
         (replies.PlacesReply, {"places": ((0, 3),)}, ({"places": ((-1, 3),)}, {"places": ((3, 0),)}, {"places": (3,)})),
         (
-            replies.ReplayReply,
+            Replayed,
             {"distances": ({"parameters": 0.0, "first": 0.0, "second": math.inf},), "seconds": 1.0},
             (
                 {"distances": 2 * ({"parameters": 0.0, "first": 0.0, "second": 0.0},), "seconds": 1.0},
