@@ -10,10 +10,13 @@ so that commands start quickly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.exitcodes import USAGE, ExpectedError
+
+N = TypeVar("N", int, float)
 
 LINE_LIMIT = 1 << 20  # bytes of one line in either direction; a whole log ring or peer list fits many times
 PARSE_ERROR = -32700
@@ -26,6 +29,21 @@ REFUSED = -32000  # the method understood the request and says no; the text is f
 
 class Declined(ExpectedError):
     """Raised by a method of the daemon: the request cannot be met, and the text tells a person why and what to do."""
+
+
+def number_in(params: Mapping[str, Any], name: str, usual: N) -> N:
+    """A number of a request, of the type of `usual`, which it is where none is given. Raises Declined for what is none.
+
+    It fits 64 bits, and is no NaN.
+    """
+    given = params.get(name)
+    try:
+        found = type(usual)(usual if given in (None, "") else given)
+        if abs(found) < 1 << 63:
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise Declined(f"{name}: {str(given)[:80]!r} is no number that can be meant", exit_code=USAGE)
 
 
 def absolute_path(value: Any) -> Path:

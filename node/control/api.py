@@ -22,7 +22,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.assembly import Node
 from swarmnode.node.config import CAPS, NodeConfig
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi, learning_of
 from swarmnode.node.control.server import ControlServer, served
@@ -193,7 +193,7 @@ class Api:
 
     async def discover(self, params: Mapping[str, Any]) -> dict[str, Any]:
         found = await self._node.catalogue.search(
-            within=float(params.get("within") or WITHIN), wanted=str(params.get("wanted") or "")
+            within=number_in(params, "within", WITHIN) or WITHIN, wanted=str(params.get("wanted") or "")
         )
         return {"runs": [told(run) for run in found]}
 
@@ -227,7 +227,7 @@ class Api:
         }
 
     def logs(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
-        return self._node.logs.stream(int(params.get("lines", 50)), bool(params.get("follow", False)))
+        return self._node.logs.stream(number_in(params, "lines", 50), bool(params.get("follow", False)))
 
     async def log_level(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The levels of the log in force; where `level` is named, `part` has it from now on."""
@@ -250,9 +250,9 @@ class Api:
             try:
                 text = await trainer.sample(
                     str(params.get("prompt", "")).encode(),
-                    length=int(params.get("length", 200)),
-                    temperature=float(params.get("temperature", 0.8)),
-                    seed=int(params.get("seed", 0)),
+                    length=number_in(params, "length", 200),
+                    temperature=number_in(params, "temperature", 0.8),
+                    seed=number_in(params, "seed", 0),
                 )
             except ValueError as error:
                 raise Declined(str(error)) from error

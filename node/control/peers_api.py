@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from swarmnode.node.assembly import Node
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, number_in
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import USAGE
@@ -189,7 +189,7 @@ class PeersApi:
     async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Round trips by calls, and the way of each; with `punch`, the node begins to replace a circuit."""
         peer = await self._resolve(str(params.get("peer", "")))
-        count = max(1, min(int(params.get("count", 3)), 100))
+        count = max(1, min(number_in(params, "count", 3), 100))
         rtts: list[float] = []
         ways: list[dict[str, Any]] = []
         for number in range(count):

@@ -11,7 +11,7 @@ import numpy as np
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.choice import wanted_by
-from swarmnode.node.control import Declined, absolute_path
+from swarmnode.node.control import Declined, absolute_path, number_in
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
@@ -93,7 +93,7 @@ class RunsApi:
     async def rollouts_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The groups that are here, own ones and others', the newest first."""
         _, rollouts = self._sharing()
-        limit, author = max(1, min(int(params.get("limit", 20)), LISTED)), params.get("author")
+        limit, author = max(1, min(number_in(params, "limit", 20), LISTED)), params.get("author")
         wanted = rollouts.pool.me if author == "me" else author
         held = [(group, None) for group in rollouts.pool.own()]
         held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]

@@ -17,7 +17,7 @@ from swarmnode.crdt.kinds import MAX_KEY, kind_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element
 from swarmnode.node.assembly import Node, now_ms
-from swarmnode.node.control import Declined, absolute_path
+from swarmnode.node.control import Declined, absolute_path, number_in
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.storage.shardstore import ShardEntry
 from swarmnode.node.storage.stateexport import export, import_
@@ -53,7 +53,7 @@ class StoresApi:
     async def shards_get(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Fetch a shard where it is not here yet; pin it and copy it to a file where that is asked for."""
         shard = self._meant(params)
-        timeout = min(float(params.get("within") or LONGEST_GET), LONGEST_GET)
+        timeout = min(number_in(params, "within", LONGEST_GET) or LONGEST_GET, LONGEST_GET)
         began = trio.current_time()
         asked = params.get("from") or self._node.shard_store.holding(shard).complete
         if not asked and not await self._node.shards.providers(shard):
@@ -127,7 +127,7 @@ class StoresApi:
 
     async def state_ls(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The elements under a prefix, in order of key and author; one more than `limit` is looked for."""
-        limit = max(1, min(int(params.get("limit") or 100), MOST))
+        limit = max(1, min(number_in(params, "limit", 0) or 100, MOST))
         prefix = str(params.get("prefix") or "")
         found = await self._open().select(prefix, author=self._author(params), limit=limit + 1)
         return {"elements": [as_json(element) for element in found[:limit]], "more": len(found) > limit}
@@ -167,7 +167,7 @@ class StoresApi:
         """How much there is of what, and a hash of it that other nodes can be compared by."""
         state, now = self._open(), now_ms()
         stats = await state.stats()
-        cutoff = int(params["cutoff"]) if params.get("cutoff") else now
+        cutoff = number_in(params, "cutoff", 0) or now
         try:
             digest = await in_thread(lambda: state.state_hash(cutoff))
         except ValueError as error:

@@ -14,7 +14,7 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.cli.terminal import short_peer
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.node.control.peers_api import PeersApi
 from swarmnode.protocols.methods.open.method import Open
@@ -99,6 +99,23 @@ def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_whe
             nursery.cancel_scope.cancel()
 
     run_simulation(main)
+
+
+@pytest.mark.parametrize("given", ["many", [], {}, "nan", float("inf"), 10**30])
+def test_what_is_no_number_is_told_to_who_asks_and_is_no_fault_of_the_daemon(given: Any) -> None:
+    asked = {"limit": 7, "within": 0.5, "seed": "8"}
+    assert number_in(asked, "limit", 20) == 7 and number_in(asked, "count", 3) == 3 and number_in(asked, "seed", 0) == 8
+    assert number_in(asked, "within", 20.0) == 0.5 and number_in({"limit": None}, "limit", 20) == 20
+    for usual in (3, 0.5):
+        with pytest.raises(Declined, match="limit"):
+            number_in({"limit": given}, "limit", usual)
+
+    async def main() -> None:
+        node: Any = SimpleNamespace(catalogue=SimpleNamespace(search=None))
+        with pytest.raises(Declined, match="within"):
+            await Api(node).discover({"within": given})
+
+    trio.run(main)
 
 
 def test_a_peer_may_be_named_as_peers_prints_it() -> None:
