@@ -6,7 +6,7 @@
 So what `merge` returned is on disk, what `has` and `snapshot` tell is never more than that, and a burst costs one sync
 for many records. Queries run beside the writer on a connection of their own.
 
-Files beside one another: `state.db` (with `-wal` and `-shm` while open), `state.clock` (see `stampfile`).
+Files beside one another: `state.db` (with `-wal` and `-shm` while open), `state.clock` (see `StampFile`).
 
 What may fail: a full or failing disk refuses a batch; its callers get `Unwritable`, the owner a warning, and the next
 batch tries again. A damaged database is moved aside and begun anew; the clock goes on from its own file, so nothing is
@@ -25,14 +25,13 @@ import trio
 
 from swarmnode.crdt import law
 from swarmnode.crdt.envelope import Sign
-from swarmnode.crdt.hlc import PeerClocks
+from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, HybridClock, PeerClocks
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.law import EVERYBODY, Merged, StrangerPool
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.storage.datadir import DataDirError, NoSpace
-from swarmnode.node.storage.stampfile import StampFile
+from swarmnode.node.storage.datadir import DataDirError, NoSpace, write_atomic
 from swarmnode.node.storage.statedb import Damaged, StateDatabase, StateFull, set_aside, size_on_disk
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
@@ -42,6 +41,7 @@ BATCH = 2048  # elements, about, that one transaction takes: some 30 ms of the w
 SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 SWEEP = 1024  # elements, about, that one transaction forgets
 GIVE_BACK = 1024  # pages of 4 KiB, at most, that a sweep gives back to the disk
+STAMPS = 1_000 << COUNTER_BITS  # that are reserved at once: one second. A crash puts the clock ahead by less than that
 STAMP = 8  # bytes at the beginning of a rank, before the id
 
 ELEMENTS = Metric("swarmnode_state_elements", GAUGE, "elements of the replicated state that this node holds")
@@ -51,6 +51,73 @@ POOLED = Metric("swarmnode_state_pooled", GAUGE, "records in memory of authors w
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+class StampFile:
+    """A hybrid clock whose high-water mark is durable before a stamp is used; `load` before anything else.
+
+    Its file holds a *ceiling*: no stamp above it was ever used. Stamps are reserved in blocks, so not every record
+    costs a write of its own. After a crash the clock goes on from the ceiling, whatever became of the database:
+    damaged, deleted, or restored from an older copy, this node never uses a stamp twice.
+    """
+
+    def __init__(self, path: Path, runner: Runner) -> None:
+        self.path = path
+        self._runner = runner
+        self._clock = HybridClock()
+        self._ceiling = 0
+
+    @property
+    def last(self) -> int:
+        return self._clock.last
+
+    def load(self, *, own: int) -> None:
+        """Go on from the file's ceiling, or from `own`, the greatest stamp of this node's that is known otherwise.
+
+        Blocks. Raises Unwritable where the file is there and cannot be read.
+        """
+        try:
+            text = self.path.read_text(encoding="ascii")
+            self._ceiling = int(text)
+            if not 0 <= self._ceiling <= MAX_STAMP:
+                raise ValueError(f"{text.strip()} is no stamp")
+        except FileNotFoundError:
+            self._ceiling = 0
+        except ValueError:
+            logger.warning("%s is damaged; the clock goes on from the newest record of this node's own", self.path)
+            self._ceiling = own + STAMPS if own else 0
+        except OSError as error:
+            raise Unwritable(f"{self.path}: cannot be read ({error.strerror}); without it nothing is signed") from error
+        self._clock = HybridClock(max(self._ceiling, own))
+
+    async def tick(self, now: int) -> int:
+        """A stamp greater than all before it; durable as used when this returns. Raises Unwritable.
+
+        Not for two tasks at once.
+        """
+        stamp = self._clock.tick(now)
+        if stamp > self._ceiling:
+            ceiling = min(stamp + STAMPS, MAX_STAMP)
+            await self._runner(lambda: self._write(ceiling))
+            self._ceiling = ceiling
+        return stamp
+
+    def observe(self, stamp: int, now: int) -> None:
+        self._clock.observe(stamp, now)
+
+    def release(self) -> None:
+        """At an orderly end: leave the last stamp as the ceiling, so that the next start is not ahead. Blocks."""
+        if self._ceiling > self._clock.last:
+            self._write(self._clock.last)
+            self._ceiling = self._clock.last
+
+    def _write(self, ceiling: int) -> None:
+        try:
+            write_atomic(self.path, f"{ceiling}\n".encode("ascii"))
+        except NoSpace as error:
+            raise StateFull(str(error)) from error
+        except DataDirError as error:
+            raise Unwritable(str(error)) from error
 
 
 class _Merge:

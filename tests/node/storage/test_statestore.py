@@ -22,7 +22,7 @@ from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import Record, write
 from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE
 from swarmnode.node.identity import peer_id_of
-from swarmnode.node.storage import datadir, stampfile, statedb
+from swarmnode.node.storage import datadir, statedb, statestore
 from swarmnode.node.storage.statedb import StateFull, StateVersion
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
@@ -139,7 +139,7 @@ def test_the_clock_reserves_ahead_and_settles_at_an_orderly_end(lab: Lab, monkey
         written.append(int(content))
         real(path, content)
 
-    monkeypatch.setattr(stampfile, "write_atomic", noted)
+    monkeypatch.setattr(statestore, "write_atomic", noted)
 
     async def main() -> None:
         async with lab.running() as store:
@@ -164,7 +164,7 @@ def test_a_stamp_is_not_used_where_it_could_not_be_made_durable(lab: Lab, monkey
     async def main() -> None:
         async with lab.running() as store:
             with monkeypatch.context() as patch:
-                patch.setattr(stampfile, "write_atomic", full)
+                patch.setattr(statestore, "write_atomic", full)
                 with pytest.raises(StateFull) as caught:
                     await store.write("note/a", 1)
                 assert caught.value.exit_code == NO_SPACE
@@ -442,4 +442,4 @@ def test_a_place_that_cannot_be_written_is_said_in_words(lab: Lab) -> None:
 
 
 def test_a_block_of_stamps_is_a_second() -> None:
-    assert stampfile.BLOCK == 1000 << COUNTER_BITS
+    assert statestore.STAMPS == 1000 << COUNTER_BITS
