@@ -5,8 +5,8 @@
             print(round["round"], round["loss"])
 
 The node is a daemon in a process of its own, as `swarmnode run` starts it: the script may block for as long as it
-likes, and the node is gone when the block ends, also where the script is killed. `Node.open` is the same for trio.
-The kernel ends the node with the thread that started it, so begin the block in one that lives as long.
+likes, and the node is gone when the block ends, on Linux also where the script is killed. `Node.open` is the same for
+trio. The kernel ends the node with the thread that started it, so begin the block in one that lives as long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import queue
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +27,7 @@ from typing import IO, Any
 
 import trio
 
-from swarmnode.cli.local.swarm import TIED_TO_PARENT
+from swarmnode.cli.local.swarm import NODE, tied_to_parent
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.control.client import ControlClient
 from swarmnode.node.exitcodes import ERROR, ExpectedError
@@ -132,11 +131,10 @@ class ScriptedNode:
     def start(self) -> None:
         """Start the process; returns at once."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tied = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()))
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the node)
         told = {f"SWARMNODE_{key.upper()}": _as_text(value) for key, value in self._settings.items()}
         self._process = subprocess.Popen(
-            [*tied, sys.executable, "-m", "swarmnode", "run", *self._arguments()],
+            tied_to_parent([*NODE, "run", *self._arguments()]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._words,

@@ -55,16 +55,27 @@ LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
 # Settings in the environment that would tie a local swarm to other nodes, or keep its nodes from training.
 _FOREIGN_SETTINGS = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_ROLE", "SWARMNODE_WAIT_PEERS")
 
-# Runs first in each child: asks the kernel to kill the child when its parent dies (prctl 1 is PR_SET_PDEATHSIG; the
-# setting survives exec), ends if the parent is gone already, and becomes the node. This is not done by preexec_fn,
-# which runs Python between fork and exec and can deadlock in a process with threads.
-TIED_TO_PARENT = """
+# Runs first in a child: asks the kernel to kill it when its parent dies (prctl 1 is PR_SET_PDEATHSIG; the setting
+# survives exec), ends if the parent is gone already, and becomes the node. This is not done by preexec_fn, which runs
+# Python between fork and exec and can deadlock in a process with threads.
+_TIE = """
 import ctypes, os, sys
 ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
+
+
+def tied_to_parent(command: Sequence[str]) -> list[str]:
+    """`command` for a child that the kernel kills when this process dies; as it is where only Linux could.
+
+    Start it from a thread that lives as long: its end counts as the parent's death.
+    """
+    if sys.platform != "linux":
+        return [*command]
+    # -I -S: no user site, no environment, for a start in a few milliseconds.
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
 class StartFailed(Exception):
@@ -206,17 +217,19 @@ class NodeProcess:
         return "training" if self.ready is not None else "starting"
 
     def start(self, command: Sequence[str], events: queue.Queue[tuple[NodeProcess, float, bytes]]) -> None:
-        """Start the process and the thread that reads its events. To be called from the main thread: the kernel takes
-        the end of the thread that started a child for the death of its parent."""
+        """Start the process and the thread that reads its events. To be called from the main thread: see
+        `tied_to_parent`."""
         environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_SETTINGS}
-        if sys.platform == "linux":
-            # -I -S: no user site, no environment, for a start in a few milliseconds.
-            command = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), *command)
         with self.log_file.open("ab") as log:
             # A process group of its own keeps the terminal's Ctrl-C away from the node: it would arrive beside the
             # SIGINT of `stop()`, and a second SIGINT forces a node to end without goodbye.
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, process_group=0
+                tied_to_parent(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                process_group=0,
             )
         assert self.process.stdout is not None
         threading.Thread(target=self._read, args=(self.process.stdout, events), daemon=True).start()

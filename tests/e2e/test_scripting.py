@@ -54,3 +54,19 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert ended.value.exit_code == CONFIG
     with pytest.raises(SettingError, match="prot: no such setting"):
         Node("run.toml", data_dir=tmp_path, prot=1)
+
+
+def test_where_only_linux_could_tie_a_node_to_the_script_it_starts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    def starts(command: list[str], **_: object) -> None:
+        started.append(command)
+        raise OSError("not in this test")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "Popen", starts)
+    with pytest.raises(OSError, match="not in this test"):
+        Node("run.toml", data_dir=tmp_path).start()
+    assert started[0][:4] == [sys.executable, "-m", "swarmnode", "run"]

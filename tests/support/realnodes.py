@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Node:
         *arguments: str | Path,
         corpus: Path | None,
         port: int = 0,
-        program: tuple[str, ...] = (str(PROGRAM),),
+        program: Sequence[str] = (str(PROGRAM),),
         flags: tuple[str, ...] = LOCAL,
     ) -> None:
         """Without a `corpus` it takes the usual one; `flags` say where it listens and what it may take."""

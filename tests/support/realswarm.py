@@ -9,9 +9,7 @@ A node at a site keeps its address over restarts, and dies with the program that
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from typing import Any
 from lab import Host
 from realnodes import PROGRAM, Node, swarmnode
 
-from swarmnode.cli.local.swarm import TIED_TO_PARENT
+from swarmnode.cli.local.swarm import tied_to_parent
 
 PORT = 4077  # of a node that has a machine for itself
 LOOPBACK = "127.0.0.1"
@@ -58,10 +56,9 @@ def node_at(
     wrapper: tuple[str, ...] = (),
 ) -> Node:
     """A node that is not started yet, by `wrapper`. Without a `corpus` it takes the usual one, or the run's data."""
-    tied = (sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()))
     enter = site.host.enter if site.host is not None else ()
     always = ("--listen", site.address, "--no-mdns", "--no-upnp", "--threads", "1", *flags)
-    program = (*tied, *enter, *wrapper, str(PROGRAM))
+    program = tied_to_parent([*enter, *wrapper, str(PROGRAM)])
     return Node(home, *arguments, corpus=corpus, port=site.port, program=program, flags=always)
 
 
