@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +34,7 @@ def check(
             text += "every member needs the file that defines it (--task FILE.py:CLASS)"
     else:
         values = parse_node_table(tables, source=str(file))
-        answer = {"kind": "node", "file": str(file), "values": {key: _json(value) for key, value in values.items()}}
+        answer = {"kind": "node", "file": str(file), "values": values}
         text = f"{file}: a node configuration, in order. It sets {', '.join(values) or 'nothing'}"
     show(answer, text)
 
@@ -68,12 +67,5 @@ def show_settings(file: ConfigOption = None) -> None:
     found = load_config(file, os.environ, flags())
     for warning in found.warnings:
         say(f"warning: {warning}")
-    values = {field.name: getattr(found.config, field.name) for field in dataclasses.fields(found.config)}
-    settings = {key: {"value": _json(value), "origin": found.origins[key]} for key, value in values.items()}
-    rows = [(key, as_toml(value), found.origins[key]) for key, value in values.items()]
-    answer = {"settings": settings, "warnings": list(found.warnings)}
-    show(answer, table(("KEY", "VALUE", "FROM"), rows))
-
-
-def _json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    rows = [(key, as_toml(each["value"]), each["origin"]) for key, each in found.settings.items()]
+    show({"settings": found.settings, "warnings": found.warnings}, table(("KEY", "VALUE", "FROM"), rows))

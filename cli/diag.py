@@ -113,7 +113,7 @@ def diag(
 def _parts(home: DataDir) -> Iterator[tuple[str, Any]]:
     """Each file of the report, and what reads its text; that may raise."""
     yield "versions.json", lambda: _json(_versions())
-    yield "config.json", lambda: _json(_settings())
+    yield "config.json", lambda: _json(loaded().settings)
     for method in ASKED:
         ending = "txt" if method == "metrics" else "json"
         yield f"{method}.{ending}", lambda method=method: _answer(method)
@@ -138,11 +138,6 @@ def _versions() -> dict[str, Any]:
         "packages": installed,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def _settings() -> dict[str, Any]:
-    found = loaded()
-    return {key: {"value": getattr(found.config, key), "origin": origin} for key, origin in found.origins.items()}
 
 
 def _json(value: Any, indent: int | None = 1) -> str:

@@ -8,14 +8,27 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from swarmnode.cli.run import run
-from swarmnode.cli.terminal import UsageMistake, age, ask, count, flags, heed, plain, say, short_peer, show, size, table
+from swarmnode.cli.terminal import (
+    UsageMistake,
+    age,
+    ask,
+    count,
+    flags,
+    heed,
+    plain,
+    say,
+    short_peer,
+    show,
+    size,
+    table,
+    taking,
+)
 from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
@@ -37,22 +50,10 @@ class RunNotFound(ExpectedError):
     exit_code = RUN_UNAVAILABLE
 
 
-def _with_options_of_run(names: Container[str]) -> Callable[[Any], Any]:
-    """Gives a command these options of `run` behind its own, in the place of its last parameter, `**options`."""
-
-    def decorate(command: Any) -> Any:
-        own = inspect.signature(command, eval_str=True).parameters
-        others = inspect.signature(run, eval_str=True).parameters
-        parameters = [*own.values()][:-1]
-        parameters += [each for name, each in others.items() if name in names and name not in own]
-        command.__signature__ = inspect.Signature(parameters)
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
-        return command
-
-    return decorate
+_OF_RUN = inspect.signature(run, eval_str=True).parameters
 
 
-@_with_options_of_run(set(inspect.signature(run).parameters) - {"runspec", "weights", "join", "choose"})
+@taking(each for name, each in _OF_RUN.items() if name not in ("runspec", "weights", "join", "choose"))
 def join(
     where: Annotated[
         str,
@@ -181,7 +182,7 @@ def _whose(run: dict[str, Any]) -> str:
     return f"signed by {', '.join(said)} {age(time.time() - run['age_s'])} ago{whose}"
 
 
-@_with_options_of_run(_OF_A_SEED)
+@taking(each for name, each in _OF_RUN.items() if name in _OF_A_SEED)
 def seed(
     max_peers: Annotated[
         int, typer.Option(min=1, max=4096, metavar="N", help="Peers to be connected to at the most.")

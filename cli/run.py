@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, heed, one_run, say
+from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, heed, one_run, say, taking
 from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, type_of
@@ -54,16 +54,7 @@ def _flag(key: str) -> inspect.Parameter:
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
-def _with_settings(command: Any) -> Any:
-    """Shows a flag for each setting of the node in the place of the command's last parameter, `**settings`."""
-    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [*own, *(_flag(key) for key in _KNOWN if key not in {each.name for each in own})]
-    command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
-
-
-@_with_settings
+@taking(map(_flag, _KNOWN))
 def run(
     runspec: Annotated[
         Path | None,

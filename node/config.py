@@ -267,6 +267,11 @@ class Loaded:
     origins: dict[str, str]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """By key, each `value` and its `origin`."""
+        return {key: {"value": getattr(self.config, key), "origin": origin} for key, origin in self.origins.items()}
+
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
     """$XDG_DATA_HOME/swarmnode, ~/.local/share/swarmnode where it is not set (XDG Base Directory Specification)."""
