@@ -35,6 +35,7 @@ from swarmnode.cli.terminal import (
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain
 from swarmnode.node.storage.history import ALL, HISTORY, MOST, figures
+from swarmnode.training.options import installing
 
 Write = Callable[[dict[str, Any]], None]  # of one round
 
@@ -204,7 +205,7 @@ def _for_wandb(project: str, home: DataDir, answer: dict[str, Any]) -> Iterator[
 
 def _lacking(extra: str, error: ImportError) -> ExpectedError:
     return ExpectedError(
-        f'--{extra} needs another package ({error}): pip install "swarmnode[{extra}]"', exit_code=CONFIG
+        f"--{extra} needs another package ({error}): {installing(f'swarmnode[{extra}]')}", exit_code=CONFIG
     )
 
 

@@ -255,9 +255,13 @@ def _text(expression: ast.expr) -> str:
     if isinstance(expression, ast.Constant):
         return " ".join(str(expression.value).replace("`", "'").split(" ")).replace("\n", " ")
     if isinstance(expression, ast.JoinedStr):
-        return "".join(_text(value) if isinstance(value, ast.Constant) else "…" for value in expression.values)
+        return "".join(map(_text, expression.values))
     if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
         return _text(expression.left) + _text(expression.right)
+    if isinstance(expression, ast.FormattedValue) and isinstance(expression.value, ast.Call):
+        call = expression.value
+        if ast.unparse(call.func) == "installing":  # by whichever tool made the environment
+            return f'pip install "{_text(call.args[0])}"'
     return "…"
 
 

@@ -61,7 +61,7 @@ from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.hub import as_qwen3, fetch, file_name, weights_hash, write_beside, write_gguf
-from swarmnode.training.options import SettingError
+from swarmnode.training.options import SettingError, installing
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
 from swarmnode.training.tasks import TaskError
@@ -181,7 +181,7 @@ def _for_llama(path: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]
         write_gguf(path, spec, tensors, tokenizer)
     except ImportError as error:
         raise NoModel(
-            f'{path}: GGUF needs a package that cannot be imported ({error}): pip install "swarmnode[gguf]"'
+            f"{path}: GGUF needs a package that cannot be imported ({error}): {installing('swarmnode[gguf]')}"
         ) from error
     except ValueError as error:
         raise NoModel(

@@ -35,7 +35,7 @@ from swarmnode.protocols.peers.hello import Incompatible, greet
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.documents import Meter
-from swarmnode.training.options import SettingError
+from swarmnode.training.options import SettingError, installing
 from swarmnode.training.rl.section import asked_by
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
 from swarmnode.training.tasks import BUILT_IN, needs_text, task_source
@@ -391,14 +391,14 @@ def with_gym(spec: RunSpec, creator: bool) -> RunSpec:
         here = version("reasoning-gym")
     except PackageNotFoundError as error:
         raise SettingError(
-            f"the run {spec.run.name} asks tasks of reasoning-gym, which is not installed here: pip install "
-            '"swarmnode[rl]"'
+            f"the run {spec.run.name} asks tasks of reasoning-gym, which is not installed here: "
+            f"{installing('swarmnode[rl]')}"
         ) from error
     wanted = spec.rollouts.gym
     if wanted and wanted != here:
         raise SettingError(
-            f"the run's members have reasoning-gym {wanted}, and here is {here}, whose questions may differ: pip "
-            f"install reasoning-gym=={wanted}"
+            f"the run's members have reasoning-gym {wanted}, and here is {here}, whose questions may differ: "
+            f"{installing(f'reasoning-gym=={wanted}')}"
         )
     return spec.updated(rollouts={"gym": here}) if creator else spec
 

@@ -32,6 +32,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.training.options import installing
 from swarmnode.training.tokens import BYTES, CorpusError, dtype_of
 
 FROM_DATASETS = "datasets:"  # before the name of a data set in the cache of Hugging Face's library
@@ -188,7 +189,8 @@ class Documents:
             from datasets import load_dataset
         except ImportError:
             raise CorpusError(
-                f"--corpus {self.path}: the library datasets is not installed (pip install datasets); or name a file"
+                f"--corpus {self.path}: the library datasets is not installed ({installing('datasets')}); or name a "
+                "file"
             ) from None
         try:
             rows = load_dataset(name, split=split or "train")
@@ -254,7 +256,7 @@ def _of_parquet(path: Path, piece: int) -> Iterator[tuple[int, bytes]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise CorpusError(f"corpus {path}: reading it needs pyarrow: pip install 'swarmnode[data]'") from None
+        raise CorpusError(f"corpus {path}: reading it needs pyarrow: {installing('swarmnode[data]')}") from None
     size = path.stat().st_size
     try:
         with pyarrow.parquet.ParquetFile(path) as table:

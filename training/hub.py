@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.training.options import installing
 from swarmnode.training.runspec import ModelSection, RunSpec
 from swarmnode.training.tokens import LETTERS, TokenizerError, end_of, size_of
 
@@ -238,11 +239,8 @@ def main() -> None:
     try:
         print(fetch(name, offline=bool(offline)))
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        hint = (
-            '; models of the hub need more packages: pip install "swarmnode[hf]"'
-            if isinstance(error, ImportError)
-            else ""
-        )
+        missing = isinstance(error, ImportError)
+        hint = f"; models of the hub need more packages: {installing('swarmnode[hf]')}" if missing else ""
         print(f"the model {name!r} cannot be fetched: {' '.join(str(error).split())}{hint}")
         sys.exit(1)
 

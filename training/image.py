@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmnode.training.open_step import SEQUENCES
+from swarmnode.training.options import installing
 from swarmnode.training.runspec import ModelSection, RunSpec
 from swarmnode.training.tasks import Assignment, TaskError
 
@@ -101,8 +102,8 @@ def _pictures() -> Tensor:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise TaskError(
-            f"the task image has its pictures from scikit-learn, which cannot be imported ({error}): pip install "
-            '"swarmnode[image]"'
+            f"the task image has its pictures from scikit-learn, which cannot be imported ({error}): "
+            f"{installing('swarmnode[image]')}"
         ) from error
     pixels, digits = load_digits(return_X_y=True)
     rows = np.column_stack([pixels / BRIGHTEST, digits]).astype(np.float32)

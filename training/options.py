@@ -14,7 +14,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar, get_type_hints
 
 S = TypeVar("S")
@@ -166,3 +168,13 @@ def as_toml(value: Any) -> str:
 def number_of(count: int, what: str) -> str:
     """`1 shard`, `2 shards`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def installing(package: str) -> str:
+    """The command that adds a package, or an extra as in swarmnode[hf], to the environment of this program."""
+    prefix = Path(sys.prefix)
+    if (prefix / "pipx_metadata.json").exists():
+        return f'pipx runpip {quote(prefix.name)} install "{package}"'
+    if find_spec("pip") is None:  # as where `uv tool` made it
+        return f'uv pip install --python {quote(sys.executable)} "{package}"'
+    return f'{quote(sys.executable)} -m pip install "{package}"'

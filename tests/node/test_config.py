@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from swarmnode.node.assembly import host_settings
 from swarmnode.node.config import NodeConfig, default_data_dir, load_config
 from swarmnode.node.host.limits import Limits
-from swarmnode.training.options import SettingError, describe
+from swarmnode.training import options
+from swarmnode.training.options import SettingError, describe, installing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -161,3 +163,18 @@ def test_every_setting_is_described_and_documented() -> None:
     for key, (_, described) in describe(NodeConfig).items():
         assert len(described.help) > 10, key
         assert re.search(rf"\| `{key}` \|", page), key
+
+
+def test_a_missing_package_is_added_by_what_made_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/a venv/bin/python")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "node"))
+    monkeypatch.setattr(options, "find_spec", lambda name: name)
+    assert installing("swarmnode[hf]") == "'/a venv/bin/python' -m pip install \"swarmnode[hf]\""
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    assert installing("swarmnode[hf]") == "uv pip install --python '/a venv/bin/python' \"swarmnode[hf]\""
+    written_by_pipx = tmp_path / "node" / "pipx_metadata.json"
+    written_by_pipx.parent.mkdir()
+    written_by_pipx.touch()
+    assert installing("swarmnode[hf]") == 'pipx runpip node install "swarmnode[hf]"'

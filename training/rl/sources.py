@@ -3,12 +3,12 @@
     for name, task in tasks_from(spec.rollouts, "questions.py:Questions").items():
         register(name, task)
 
-**`gym/NAME`** are procedural tasks of reasoning-gym, with the extra `rl`: pip install "swarmnode[rl]". The difficulty
-is the level of the dataset's curriculum, applied to all of its attributes; 0 is its default configuration, and
-parameters of the run file come on top of either. Its verifiers read answers of strangers, and some of them `eval` what
-they read (countdown, puzzle24, n_queens, spiral_matrix, the integrals and others, seen in 0.1.25). Where the module of
-a verifier does such a thing, it is given an answer only if this is an expression of numbers and single letters
-(`is_harmless`); any other answer earns something if it is the key to the letter.
+**`gym/NAME`** are procedural tasks of reasoning-gym, with the extra `rl`. The difficulty is the level of the dataset's
+curriculum, applied to all of its attributes; 0 is its default configuration, and parameters of the run file come on top
+of either. Its verifiers read answers of strangers, and some of them `eval` what they read (countdown, puzzle24,
+n_queens, spiral_matrix, the integrals and others, seen in 0.1.25). Where the module of a verifier does such a thing, it
+is given an answer only if this is an expression of numbers and single letters (`is_harmless`); any other answer earns
+something if it is the key to the letter.
 
 **`text/NAME`** are the lines of a file, {"question": …, "answer": …, "match": "exact", "number" or "regex"}. The seed
 draws one.
@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from swarmnode.training.options import SettingError
+from swarmnode.training.options import SettingError, installing
 from swarmnode.training.rl.section import MAX_LEVEL, RolloutsSection, asked_by
 from swarmnode.training.rl.tasks import MAX_QUESTION, RolloutTask, TaskRef, UnknownTask, regenerate, register
 from swarmnode.training.tasks import TaskError, class_in, task_file
@@ -167,7 +167,8 @@ def _factory() -> Any:
         from reasoning_gym import factory
     except ImportError as error:
         raise TaskError(
-            f'tasks called gym:... need reasoning-gym, which cannot be imported ({error}): pip install "swarmnode[rl]"'
+            "tasks called gym:... need reasoning-gym, which cannot be imported "
+            f"({error}): {installing('swarmnode[rl]')}"
         ) from error
     return factory
 
