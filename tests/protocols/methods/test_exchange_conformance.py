@@ -23,9 +23,7 @@ from simswarm import Body, SimSwarm
 from tripwire import Struck, Tripwire, spread, strike
 
 from swarmnode.testing.toy import ToyModel
-from swarmnode.training.options import describe
 from swarmnode.training.outer import Layout
-from swarmnode.training.runspec import ExchangeSection
 
 # Methods whose members go through the same states; with sapo each has a policy of its own.
 OF_ONE_HISTORY = ("async", "btard", "demo", "diloco", "lowrank", "open", "streaming")
@@ -351,7 +349,3 @@ def test_the_search_for_a_place_can_be_cancelled_at_any_message(method: str) -> 
             await swarm.until(lambda: bool(again.rounds) and swarm.all_agree(), within=300)
 
         simulate(method, body)
-
-
-def test_every_method_can_be_chosen_in_a_run_file(method: str) -> None:
-    assert method in describe(ExchangeSection)["method"][1].choices

@@ -27,10 +27,7 @@ from swarmnode.protocols.methods.gossip.meeting import MeetRequest, SettleReques
 from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.testing.consensus import consensus_distance
-from swarmnode.training.options import describe
-from swarmnode.training.runspec import ExchangeSection
 
-IN_PAIRS = ("gossip",)
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
 STEP = 0.4  # seconds
@@ -44,11 +41,9 @@ ONE_ANSWER = 0.6  # rounds of work: what is between two, where the last answer o
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
-pytestmark = pytest.mark.parametrize("method", IN_PAIRS)
 
-
-def simulate(method: str, body: Body, **options: Any) -> None:
-    simswarm.simulate(body, method=method, steps=STEPS, seconds_per_step=STEP, floor=FLOOR, **options)
+def simulate(body: Body, **options: Any) -> None:
+    simswarm.simulate(body, method="gossip", steps=STEPS, seconds_per_step=STEP, floor=FLOOR, **options)
 
 
 async def begin(swarm: SimSwarm, names: tuple[str, ...]) -> None:
@@ -61,13 +56,13 @@ def distance(swarm: SimSwarm, *names: str) -> float:
     return consensus_distance([swarm.nodes[name].method.saved().state.parameters for name in names])
 
 
-def at_messages(method: str, names: tuple[str, ...], most: int, struck: Struck, **options: Any) -> None:
+def at_messages(names: tuple[str, ...], most: int, struck: Struck, **options: Any) -> None:
     """`struck(swarm, victim, at)` at `most` of the messages of round SWEPT; the victim is each of `names` in turn."""
 
     async def done(swarm: SimSwarm) -> None:
         await swarm.past(SWEPT, *names)
 
-    strike(partial(simulate, method, **options), partial(begin, names=names), done, names, most, struck)
+    strike(partial(simulate, **options), partial(begin, names=names), done, names, most, struck)
 
 
 def assert_no_long_waits(swarm: SimSwarm, names: tuple[str, ...], context: object) -> None:
@@ -80,7 +75,7 @@ def assert_no_long_waits(swarm: SimSwarm, names: tuple[str, ...], context: objec
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 
-def final_loss(method: str, names: tuple[str, ...], rounds: int) -> float:
+def final_loss(names: tuple[str, ...], rounds: int) -> float:
     losses: list[float] = []
 
     async def body(swarm: SimSwarm) -> None:
@@ -90,16 +85,16 @@ def final_loss(method: str, names: tuple[str, ...], rounds: int) -> float:
         swarm.assert_equal_hashes_are_equal_bits()
         assert distance(swarm, *names) < CLOSE
 
-    simulate(method, body)
+    simulate(body)
     return max(losses)
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_every_node_of_a_swarm_learns_more_than_a_node_alone(method: str, size: int) -> None:
-    assert final_loss(method, NAMES[:size], 20) < 0.9 * final_loss(method, NAMES[:1], 20)
+def test_every_node_of_a_swarm_learns_more_than_a_node_alone(size: int) -> None:
+    assert final_loss(NAMES[:size], 20) < 0.9 * final_loss(NAMES[:1], 20)
 
 
-def test_each_meets_each(method: str) -> None:
+def test_each_meets_each() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES)
         await swarm.past(30, *NAMES)
@@ -109,13 +104,13 @@ def test_each_meets_each(method: str) -> None:
             assert met == {swarm.peer(n) for n in NAMES}
             assert 0 < len(alone) < 15, name  # of five, one is left over in each round
 
-    simulate(method, body)
+    simulate(body)
 
 
 # --- who takes part ---------------------------------------------------------------------------------------------------
 
 
-def test_who_is_not_admitted_is_met_by_nobody(method: str) -> None:
+def test_who_is_not_admitted_is_met_by_nobody() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:2])
         met, stranger = swarm.nodes["a"].method, swarm.world.node("stranger")
@@ -130,7 +125,7 @@ def test_who_is_not_admitted_is_met_by_nobody(method: str) -> None:
                 await ask
         await swarm.past(SWEPT + 2, *NAMES[:2])
 
-    simulate(method, body)
+    simulate(body)
 
 
 def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out(method: str) -> None:
@@ -157,7 +152,7 @@ def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out(meth
 
 
 @pytest.mark.parametrize("size", [SLOW(2), 3, 4])
-def test_survivors_go_on_whichever_message_a_member_died_at(method: str, size: int) -> None:
+def test_survivors_go_on_whichever_message_a_member_died_at(size: int) -> None:
     names = NAMES[:size]
 
     async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
@@ -167,11 +162,11 @@ def test_survivors_go_on_whichever_message_a_member_died_at(method: str, size: i
         assert_no_long_waits(swarm, survivors, (size, victim, at))
         assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
 
-    at_messages(method, names, FEW, struck, model=signature)
+    at_messages(names, FEW, struck, model=signature)
 
 
 @pytest.mark.parametrize("size", [SLOW(2), 3])
-def test_all_are_near_again_whichever_message_a_member_froze_at(method: str, size: int) -> None:
+def test_all_are_near_again_whichever_message_a_member_froze_at(size: int) -> None:
     names = NAMES[:size]
 
     async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
@@ -184,10 +179,10 @@ def test_all_are_near_again_whichever_message_a_member_froze_at(method: str, siz
         await swarm.past(thawed_in + 25, *names, within=300)
         assert distance(swarm, *names) < CLOSE
 
-    at_messages(method, names, FEW, struck)
+    at_messages(names, FEW, struck)
 
 
-def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
+def test_one_that_leaves_in_order_holds_nobody_up() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
         await swarm.past(7, *NAMES[:3])
@@ -201,10 +196,10 @@ def test_one_that_leaves_in_order_holds_nobody_up(method: str) -> None:
             after = [t["seconds"] for r, t in swarm.nodes[name].rounds.items() if r > left_in]
             assert max(after) <= 1.5 * STEPS * STEP + 0.5
 
-    simulate(method, body)
+    simulate(body)
 
 
-def test_the_sides_of_a_partition_both_go_on_and_their_work_comes_together(method: str) -> None:
+def test_the_sides_of_a_partition_both_go_on_and_their_work_comes_together() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES)
         sides = NAMES[:3], NAMES[3:]
@@ -221,13 +216,13 @@ def test_the_sides_of_a_partition_both_go_on_and_their_work_comes_together(metho
             held = [float(swarm.nodes[n].method.saved().state.parameters[model.axis]) for n in NAMES]
             assert min(held) > 0.5 * model.work / len(NAMES)
 
-    simulate(method, body, model=signature)
+    simulate(body, model=signature)
 
 
 # --- coming and going -------------------------------------------------------------------------------------------------
 
 
-def test_one_that_joins_late_is_met_in_the_next_rounds(method: str) -> None:
+def test_one_that_joins_late_is_met_in_the_next_rounds() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
         await swarm.past(8, *NAMES[:3])
@@ -241,10 +236,10 @@ def test_one_that_joins_late_is_met_in_the_next_rounds(method: str) -> None:
         assert any(e["event"] == "caught_up" for e in late.events)
         assert distance(swarm, *NAMES[:3], "late") < CLOSE
 
-    simulate(method, body)
+    simulate(body)
 
 
-def test_a_paused_node_holds_nobody_up_and_comes_back(method: str) -> None:
+def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
         await trio.sleep(0.5)
@@ -261,10 +256,10 @@ def test_a_paused_node_holds_nobody_up_and_comes_back(method: str) -> None:
         assert swarm.nodes["c"].method.place.round >= swarm.nodes["a"].done - 2
         assert distance(swarm, *NAMES[:3]) < CLOSE
 
-    simulate(method, body)
+    simulate(body)
 
 
-def test_a_swarm_that_restarts_goes_on_from_what_was_saved(method: str, tmp_path: Path) -> None:
+def test_a_swarm_that_restarts_goes_on_from_what_was_saved(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
         await begin(swarm, NAMES[:3])
@@ -295,22 +290,22 @@ def test_a_swarm_that_restarts_goes_on_from_what_was_saved(method: str, tmp_path
         model.step = noted  # type: ignore[method-assign]
         return model
 
-    simulate(method, body, model=remembered)
+    simulate(body, model=remembered)
 
 
-def test_what_is_saved_is_where_the_node_stands_and_stays_as_it_is(method: str) -> None:
+def test_what_is_saved_is_where_the_node_stands_and_stays_as_it_is() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:2])
         node = swarm.nodes["b"].method
         saved, place = node.saved(), node.place
         assert place is not None
-        assert (saved.round, saved.method) == (place.round, method)
+        assert (saved.round, saved.method) == (place.round, "gossip")
         assert saved.state.parameters.shape == saved.residual.shape == (swarm.nodes["b"].trainer.layout.parameters,)
         before = saved.state.parameters.copy(), saved.residual.copy()
         await swarm.past(SWEPT + 1, *NAMES[:2])
         assert np.array_equal(saved.state.parameters, before[0]) and np.array_equal(saved.residual, before[1])
 
-    simulate(method, body)
+    simulate(body)
 
 
 # --- work is not lost -------------------------------------------------------------------------------------------------
@@ -336,7 +331,7 @@ def assert_work_is_there_once(
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_all_work_is_in_the_states_of_all(method: str, size: int) -> None:
+def test_all_work_is_in_the_states_of_all(size: int) -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:size])
         await swarm.past(12, *NAMES[:size])
@@ -344,10 +339,10 @@ def test_all_work_is_in_the_states_of_all(method: str, size: int) -> None:
         assert_work_is_there_once(swarm, NAMES[:size], "undisturbed", slack=0.05)
 
     assert len(NAMES) <= AXES
-    simulate(method, body, model=signature)
+    simulate(body, model=signature)
 
 
-def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
+def test_work_of_a_round_that_a_node_missed_counts_later() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
         await trio.sleep(1.5)  # in the middle of training
@@ -361,11 +356,11 @@ def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
         await trio.sleep(1.0)
         assert_work_is_there_once(swarm, NAMES[:3], "paused", slack=ONE_ANSWER)
 
-    simulate(method, body, model=signature)
+    simulate(body, model=signature)
 
 
 @pytest.mark.parametrize("size", [SLOW(2), 3])
-def test_a_round_can_be_cancelled_at_any_message(method: str, size: int) -> None:
+def test_a_round_can_be_cancelled_at_any_message(size: int) -> None:
     names = NAMES[:size]
 
     async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
@@ -375,8 +370,4 @@ def test_a_round_can_be_cancelled_at_any_message(method: str, size: int) -> None
         assert_no_long_waits(swarm, names, (size, victim, at))
         assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
 
-    at_messages(method, names, 2 * FEW, struck, model=signature)
-
-
-def test_every_method_can_be_chosen_in_a_run_file(method: str) -> None:
-    assert method in describe(ExchangeSection)["method"][1].choices
+    at_messages(names, 2 * FEW, struck, model=signature)

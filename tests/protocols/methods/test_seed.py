@@ -26,9 +26,7 @@ from swarmnode.crdt.record import Record
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.seed import KIND, LACKING_FOR, MANY, Chain, Seed, SeedStand, _chains
 from swarmnode.protocols.wire import RunQuery
-from swarmnode.training.options import describe
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import ExchangeSection
 from swarmnode.training.seed import Tally
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -463,7 +461,3 @@ def test_a_step_costs_a_byte_and_its_share_of_a_record() -> None:
 
 def test_the_longest_record_fits() -> None:
     assert KINDS[KIND].max_size >= 1024 + OVERHEAD
-
-
-def test_it_can_be_chosen_in_a_run_file() -> None:
-    assert "seed" in describe(ExchangeSection)["method"][1].choices
