@@ -59,9 +59,7 @@ class Scene:
         return max(max(self.swarm.nodes[name].rounds, default=-1) for name in self.honest)
 
     def method(self, name: str) -> Open:
-        method = self.swarm.nodes[name].method
-        assert isinstance(method, Open)
-        return method
+        return self.swarm.nodes[name].open
 
     def peer(self, name: str) -> str:
         return self.swarm.peer(name)

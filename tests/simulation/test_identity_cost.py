@@ -5,7 +5,6 @@ from __future__ import annotations
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.state.membership import work_of
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
@@ -30,8 +29,7 @@ def test_a_free_identity_has_no_lease_and_no_commit_while_one_that_cost_work_con
                 await swarm.start(name, join="a")
             await swarm.round_done(5, "a", "b", "c", worthy)
             for name in ("a", "b", "c", worthy):
-                method = swarm.nodes[name].method
-                assert isinstance(method, Open)
+                method = swarm.nodes[name].open
                 held, members = method.store, swarm.nodes[name].session._context.membership.members()
                 authors = {said.author for book in held.logs.values() for said in book.commits.values()}
                 assert swarm.peer(cheap) not in {*members, *authors, *held.last_heads}

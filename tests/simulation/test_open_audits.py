@@ -120,18 +120,12 @@ def simulate(
     run_simulation(main)
 
 
-def method_of(swarm: SimSwarm, name: str) -> Open:
-    method = swarm.nodes[name].method
-    assert isinstance(method, Open)
-    return method
-
-
 @pytest.mark.parametrize("every", [3] if settings.default.max_examples < 1000 else [3, 5, 7])  # `make thorough`
 def test_the_work_of_a_round_that_was_cut_and_is_begun_anew_holds_up(every: int) -> None:
     """It is cut, as by a pause that is over by then, as work is given to a thread."""
 
     async def body(swarm: AuditedSwarm) -> None:
-        local, session, calls = method_of(swarm, "c").local, swarm.nodes["c"].session, 0
+        local, session, calls = swarm.nodes["c"].open.local, swarm.nodes["c"].session, 0
 
         async def cutting(work: Callable[[], Any]) -> Any:
             nonlocal calls
@@ -161,7 +155,7 @@ def test_honest_work_holds_up_and_costs_no_more_than_the_share(turns: bool) -> N
             assert found[Verdict.NOT_SHOWN] <= 2  # after a round that was undone: its work came back
             told = [LEDGERS[swarm.peer(other)].found(swarm.peer(name)) for other in NAMES if other != name]
             assert not any(finding.bad for found_of in told for finding in found_of if finding.saw not in NOISY)
-            audits, longest = method_of(swarm, name).audits, 0.2 * stretch_steps(STEPS, 64)
+            audits, longest = swarm.nodes[name].open.audits, 0.2 * stretch_steps(STEPS, 64)
             assert audits is not None
             assert audits.budget.spent <= audits.budget.earned + (SAVED + 2) * longest  # what it begins with
             assert audits.held <= 2 * 12 * 4 * 64, "of the audit that goes on: others said when they were done"
@@ -203,7 +197,7 @@ class LateTree:
 
 def test_who_hears_of_rosters_later_than_its_auditors_is_no_liar() -> None:
     async def body(swarm: AuditedSwarm) -> None:
-        slow = method_of(swarm, "d").audits
+        slow = swarm.nodes["d"].open.audits
         assert slow is not None
         store = slow._store
 
@@ -234,7 +228,7 @@ def test_who_keeps_states_of_two_contributions_is_no_liar_to_a_slow_auditor(seco
             trainer = swarm.nodes[name].trainer
             assert isinstance(trainer, SimTrainer) and trainer._recorder is not None
             trainer._recorder._vectors.budget = 4 * 64 * WINDOWS * (-(-STEPS // stretch_steps(STEPS, 64)) + SPARE)
-        slow = method_of(swarm, "a").audits
+        slow = swarm.nodes["a"].open.audits
         assert slow is not None
         fetch = slow._fetch
 
@@ -294,7 +288,7 @@ TOYS: dict[str, Callable[[str], ToyModel]] = {
 def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: bool) -> None:
     async def body(swarm: AuditedSwarm) -> None:
         if cheat in OFFERS:
-            OFFERS[cheat](method_of(swarm, LIAR))
+            OFFERS[cheat](swarm.nodes[LIAR].open)
         await swarm.round_done(12, *NAMES)
         found = {name: swarm.verdicts(name) for name in NAMES}
         assert found[LIAR][Verdict.LIED] >= 3
@@ -304,7 +298,7 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: boo
         assert not [audit for audit in held if audit.stretch[2] >= least], held
         assert not any(found[name][Verdict.LIED] for name in NAMES if name != LIAR)
         if cheat == "other data":  # found by replays alone, and what others repeat does not cost the looks of their own
-            audits = [method_of(swarm, name).audits for name in NAMES[:3]]
+            audits = [swarm.nodes[name].open.audits for name in NAMES[:3]]
             assert any(one is not None and one._repeated > 0 and one.budget.saved > 0 for one in audits)
         for name in NAMES[:3]:
             ledger = LEDGERS[swarm.peer(name)]
@@ -327,8 +321,8 @@ def look_at_nobody(method: Open) -> None:
 def test_a_lie_that_one_auditor_finds_is_found_by_all_from_what_it_shows() -> None:
     async def body(swarm: AuditedSwarm) -> None:
         for name in (*NAMES[1:3], LIAR):
-            look_at_nobody(method_of(swarm, name))
-        OFFERS["scaled"](method_of(swarm, LIAR))
+            look_at_nobody(swarm.nodes[name].open)
+        OFFERS["scaled"](swarm.nodes[LIAR].open)
         await swarm.until(lambda: swarm.verdicts(LIAR)[Verdict.LIED] >= 3, within=400)  # until its auditor is drawn
         await swarm.round_done(max(swarm.nodes["a"].rounds) + 6, *NAMES)
         for name in NAMES[:3]:
@@ -336,7 +330,7 @@ def test_a_lie_that_one_auditor_finds_is_found_by_all_from_what_it_shows() -> No
             assert Verdict.LIED in {audit.verdict for audit in found}, name
             assert LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(LIAR)) == 0
             assert not any(swarm.verdicts(other)[Verdict.LIED] for other in NAMES[:3])
-        store = method_of(swarm, "a").store
+        store = swarm.nodes["a"].open.store
         accepted = [{worked.author for worked in roster} for roster in store.block.chain.history[-4:]]
         assert all(swarm.peer(LIAR) not in authors for authors in accepted)
         assert all(any(swarm.peer(name) in authors for authors in accepted) for name in NAMES[:3])
@@ -346,7 +340,7 @@ def test_a_lie_that_one_auditor_finds_is_found_by_all_from_what_it_shows() -> No
 
 def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
     async def body(swarm: AuditedSwarm) -> None:
-        liar = method_of(swarm, LIAR).audits
+        liar = swarm.nodes[LIAR].open.audits
         assert liar is not None
         audit = liar._audit
 
@@ -355,22 +349,22 @@ def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
 
         liar._audit = slander  # type: ignore[method-assign]
         for name in NAMES[:3]:
-            look_at_nobody(method_of(swarm, name))
+            look_at_nobody(swarm.nodes[name].open)
         await swarm.round_done(12, *NAMES)
         assert liar.counts[Verdict.LIED] >= 3
         for name in NAMES[:3]:
-            audits = method_of(swarm, name).audits
+            audits = swarm.nodes[name].open.audits
             assert audits is not None
             assert audits.counts[Verdict.LIED] == 0
             assert audits._unheard.keys() <= {(swarm.peer(LIAR), True)}
-        assert any(method_of(swarm, name).audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
+        assert any(swarm.nodes[name].open.audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
 
     simulate(body)
 
 
 def test_a_fault_of_an_auditor_makes_nobody_a_liar() -> None:
     async def body(swarm: AuditedSwarm) -> None:
-        audits = method_of(swarm, "a").audits
+        audits = swarm.nodes["a"].open.audits
         assert audits is not None
         replay, faults = audits._trainer.replay, list[Replayed]()
 
@@ -390,8 +384,8 @@ def test_a_fault_of_an_auditor_makes_nobody_a_liar() -> None:
 def test_who_shows_its_record_and_no_states_is_convicted_by_all_after_three_rounds() -> None:
     async def body(swarm: AuditedSwarm) -> None:
         for name in (*NAMES[1:3], LIAR):
-            look_at_nobody(method_of(swarm, name))
-        local = method_of(swarm, LIAR).local
+            look_at_nobody(swarm.nodes[name].open)
+        local = swarm.nodes[LIAR].open.local
         show, records = local.show, local._shown  # type: ignore[attr-defined]
 
         async def withhold(id: bytes) -> memoryview | None:
@@ -408,7 +402,7 @@ def test_who_shows_its_record_and_no_states_is_convicted_by_all_after_three_roun
 
 def test_who_says_falsely_that_nothing_is_shown_convicts_nobody() -> None:
     async def body(swarm: AuditedSwarm) -> None:
-        liar = method_of(swarm, LIAR).audits
+        liar = swarm.nodes[LIAR].open.audits
         assert liar is not None
         audit = liar._audit
 
@@ -418,9 +412,9 @@ def test_who_says_falsely_that_nothing_is_shown_convicts_nobody() -> None:
 
         liar._audit = slander  # type: ignore[method-assign]
         for name in NAMES[:3]:
-            look_at_nobody(method_of(swarm, name))
+            look_at_nobody(swarm.nodes[name].open)
         await swarm.round_done(12, *NAMES)
-        heard = [method_of(swarm, name).audits for name in NAMES[:3]]
+        heard = [swarm.nodes[name].open.audits for name in NAMES[:3]]
         assert all(audits.counts[Verdict.LIED] == 0 for audits in heard if audits)
         assert all(audits._unheard.keys() <= {(swarm.peer(LIAR), False)} for audits in heard if audits)
         assert any(audits._unheard for audits in heard if audits)

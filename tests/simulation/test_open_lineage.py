@@ -39,15 +39,9 @@ def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
     run_simulation(main)
 
 
-def method_of(swarm: SimSwarm, name: str) -> Open:
-    method = swarm.nodes[name].method
-    assert isinstance(method, Open)
-    return method
-
-
 def roster_of(swarm: SimSwarm, name: str) -> str:
     """The roster that the node's join line names."""
-    place = method_of(swarm, name).place
+    place = swarm.nodes[name].open.place
     assert place is not None
     return place.roster
 
@@ -93,7 +87,7 @@ def test_a_newcomer_all_of_whose_neighbours_show_a_made_up_history_takes_nothing
         await settle(swarm, "a", "x")
         text = await joined(swarm, roster_of(swarm, "a"), by="x")
         assert "does not contain roster" in text and "Ask somebody whom you trust" in text
-        assert method_of(swarm, "new").place is None
+        assert swarm.nodes["new"].open.place is None
 
     simulate(body)
 
@@ -132,7 +126,7 @@ def test_a_history_whose_records_are_not_shown_is_not_joined() -> None:
     async def body(swarm: SimSwarm) -> None:
         await settle(swarm, "x")
         for name in LIARS:
-            hide_cuts(method_of(swarm, name))
+            hide_cuts(swarm.nodes[name].open)
         text = await joined(swarm, roster_of(swarm, "x"), by="x")
         assert "nobody who answers can show" in text
 

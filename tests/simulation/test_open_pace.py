@@ -11,7 +11,6 @@ from simswarm import RUN, SimSwarm
 
 from swarmnode.protocols.chain.state import decode
 from swarmnode.protocols.methods.open.join import TipQuery
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Trainer, TrainerHeld
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
@@ -53,8 +52,7 @@ def test_nobody_is_given_a_state_to_begin_with_whose_roster_the_next_one_undid()
     """As that takes the state before, which a newcomer has not."""
 
     async def body(swarm: SimSwarm) -> None:
-        method = swarm.nodes["a"].method
-        assert isinstance(method, Open)
+        method = swarm.nodes["a"].open
         undone = 0
         for round in range(60):
             await swarm.round_done(round, "a")

@@ -11,7 +11,6 @@ from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.chain.statements import JUDGED, Score
 from swarmnode.protocols.methods.open import recheck
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.recheck import CHECKED
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.testing.simnet import SimWorld
@@ -26,15 +25,9 @@ def simulate(body: Body) -> None:
     simswarm.simulate(body, *NAMES, world=SimWorld(latency=0.05), method="open", validators=NAMES)
 
 
-def method_of(swarm: SimSwarm, name: str) -> Open:
-    method = swarm.nodes[name].method
-    assert isinstance(method, Open)
-    return method
-
-
 def lies(swarm: SimSwarm, name: str, lie: Lie) -> None:
     """From now on this judge says what the lie makes of its figures."""
-    rounds = method_of(swarm, name).rounds
+    rounds = swarm.nodes[name].open.rounds
     honest = rounds.seal
 
     async def seal(context: RoundContext, scores: tuple[Score, ...]) -> None:
@@ -45,7 +38,7 @@ def lies(swarm: SimSwarm, name: str, lie: Lie) -> None:
 
 def counted(swarm: SimSwarm, outcome: str) -> int:
     """How often honest nodes came to this."""
-    return sum(method_of(swarm, name).rechecks.counts[outcome] for name in NAMES if name != LIAR)
+    return sum(swarm.nodes[name].open.rechecks.counts[outcome] for name in NAMES if name != LIAR)
 
 
 def test_honest_judges_find_one_another_s_figures_right() -> None:
@@ -53,8 +46,8 @@ def test_honest_judges_find_one_another_s_figures_right() -> None:
         await swarm.round_done(16, *NAMES)
         assert counted(swarm, "right") >= 8
         assert counted(swarm, "false") == 0
-        assert all(not method_of(swarm, name).rechecks.slanderers for name in NAMES)
-        chain = method_of(swarm, "a").store.block.chain
+        assert all(not swarm.nodes[name].open.rechecks.slanderers for name in NAMES)
+        chain = swarm.nodes["a"].open.store.block.chain
         assert len(chain.validators) == len(NAMES) and chain.expelled == {}
 
     simulate(body)
@@ -85,7 +78,7 @@ def test_a_judge_that_lies_is_removed_and_loses_what_it_earned(monkeypatch: pyte
         await swarm.round_done(2, *NAMES)
         lies(swarm, LIAR, one_figure)
         await swarm.round_done(12, *NAMES)
-        chain = method_of(swarm, "a").store.block.chain
+        chain = swarm.nodes["a"].open.store.block.chain
         assert set(chain.expelled) == {swarm.peer(LIAR)}
         assert len(chain.validators) == len(NAMES) - 1
         lies_until = chain.expelled[swarm.peer(LIAR)]
@@ -98,7 +91,7 @@ def test_a_judge_that_lies_is_removed_and_loses_what_it_earned(monkeypatch: pyte
 def test_slander_removes_nobody_and_costs_everybody_one_measurement() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        store, chain = method_of(swarm, LIAR).store, method_of(swarm, LIAR).store.block.chain
+        store, chain = swarm.nodes[LIAR].open.store, swarm.nodes[LIAR].open.store.block.chain
 
         def everybody() -> tuple[tuple[int, int], ...]:
             now = store.block.chain
@@ -107,10 +100,10 @@ def test_slander_removes_nobody_and_costs_everybody_one_measurement() -> None:
         store.accusations = everybody  # type: ignore[method-assign]
         began, measured = store.block.chain.round, counted(swarm, "right")
         await swarm.round_done(began + 12, *NAMES)
-        honest = [method_of(swarm, name).rechecks for name in NAMES if name != LIAR]
+        honest = [swarm.nodes[name].open.rechecks for name in NAMES if name != LIAR]
         assert all(set(one.slanderers) == {swarm.peer(LIAR)} for one in honest)
-        assert method_of(swarm, "a").store.block.chain.validators == chain.validators
-        assert counted(swarm, "false") == 0 and not any(method_of(swarm, name).store.disproved for name in NAMES[:-1])
+        assert swarm.nodes["a"].open.store.block.chain.validators == chain.validators
+        assert counted(swarm, "false") == 0 and not any(swarm.nodes[name].open.store.disproved for name in NAMES[:-1])
         assert counted(swarm, "right") - measured < 2 * CHECKED * len(honest) * 12 + len(honest)
 
     simulate(body)
@@ -121,14 +114,14 @@ def test_figures_that_rest_on_what_others_do_not_have_are_not_said_to_be_false()
 
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        author, judge = method_of(swarm, "b"), method_of(swarm, "c")
+        author, judge = swarm.nodes["b"].open, swarm.nodes["c"].open
 
         def slip(id: bytes) -> None:
             judge.contributions._held[id] = author.contributions[id]
 
         author.contributions.serve = slip  # type: ignore[method-assign]
         await swarm.round_done(16, *NAMES)
-        assert method_of(swarm, "a").store.block.chain.expelled == {}
+        assert swarm.nodes["a"].open.store.block.chain.expelled == {}
         assert counted(swarm, "false") == 0 < counted(swarm, "untold")
 
     simulate(body)

@@ -13,7 +13,6 @@ from swarmnode.node.session import METHODS
 from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Method
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.testing.simnet import SimWorld, run_simulation
@@ -51,8 +50,7 @@ def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(l
             await swarm.round_done(ROUNDS, *NAMES)
             peers = {swarm.peer(name) for name in NAMES}
             for name in NAMES:
-                method, ledger = swarm.nodes[name].method, ledgers[swarm.peer(name)]
-                assert isinstance(method, Open)
+                ledger = ledgers[swarm.peer(name)]
                 view = ledger.view()
                 assert set(view) == peers
                 assert min(view[peer].account.rounds for peer in peers) >= ROUNDS - 2

@@ -17,7 +17,6 @@ from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.statements import Commit, ForkChoiceVote, Roster, Said, Score
 from swarmnode.protocols.methods.open import sync as open_sync
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.methods.open.store import NoState
 from swarmnode.protocols.methods.open.sync import RECENT
@@ -32,12 +31,6 @@ def simulate(body: Body, *, names: tuple[str, ...] = NAMES, validators: tuple[st
     """`body` with a swarm whose nodes have all begun; by default all of them are validators."""
     world = SimWorld(latency=0.05)
     simswarm.simulate(body, *names, world=world, method="open", validators=validators or names)
-
-
-def method_of(swarm: SimSwarm, name: str) -> Open:
-    method = swarm.nodes[name].method
-    assert isinstance(method, Open)
-    return method
 
 
 def assert_one_chain(swarm: SimSwarm, *names: str) -> None:
@@ -63,7 +56,7 @@ def test_who_is_no_validator_contributes_and_follows() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(4, *NAMES)
         assert all(len(swarm.hashes(round)) == 1 for round in range(5))
-        chain = method_of(swarm, "d").store.block.chain
+        chain = swarm.nodes["d"].open.store.block.chain
         assert {worked.author for roster in chain.history for worked in roster} >= {swarm.peer(n) for n in "bcd"}
         assert chain.validators == (swarm.peer("a"),)
 
@@ -83,7 +76,7 @@ def test_training_goes_on_while_contributions_are_exchanged() -> None:
 def test_work_that_a_node_may_not_offer_is_offered_once_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        method, returned = method_of(swarm, "b"), []
+        method, returned = swarm.nodes["b"].open, []
         local, tip = method.local, method.store.tip
         method.signer.silent_after = tip
         monkeypatch.setattr(local.feedback, "give_back", lambda work, *norm: returned.append(work))
@@ -114,7 +107,7 @@ def test_the_death_of_any_validator_holds_the_others_up_for_seconds(victim: str)
 def test_a_dead_validator_leaves_within_some_rounds_and_is_one_again_when_it_works() -> None:
     async def body(swarm: SimSwarm) -> None:
         def validators() -> set[str]:
-            return {name for name in names if swarm.peer(name) in method_of(swarm, "a").store.block.chain.validators}
+            return {name for name in names if swarm.peer(name) in swarm.nodes["a"].open.store.block.chain.validators}
 
         await swarm.round_done(2, *names)
         assert validators() == set(names)
@@ -134,7 +127,7 @@ def test_a_dead_validator_leaves_within_some_rounds_and_is_one_again_when_it_wor
 def test_a_validator_that_follows_what_nobody_has_leads_a_slow_node_astray_in_no_round() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *names)
-        slow, liar = (method_of(swarm, name) for name in "de")
+        slow, liar = (swarm.nodes[name].open for name in "de")
         examine = slow.sync._examine
 
         async def slowly(said: Said[Roster]) -> None:
@@ -161,7 +154,7 @@ def test_a_validator_that_follows_what_nobody_has_leads_a_slow_node_astray_in_no
 def test_a_cut_is_completed_also_where_a_head_names_its_id_as_a_roster() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        sync = method_of(swarm, "a").sync
+        sync = swarm.nodes["a"].open.sync
         await swarm.until(lambda: bool(sync.store.log.cuts))
         cut = next(iter(sync.store.log.cuts.values()))
         lacking = replace(cut, id=hashlib.sha256(b"cut").digest(), what=replace(cut.what, commits=(bytes(32),)))
@@ -176,7 +169,7 @@ def test_a_cut_is_completed_also_where_a_head_names_its_id_as_a_roster() -> None
 def test_a_judge_who_seals_late_costs_no_round_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        duties = method_of(swarm, "b").rounds
+        duties = swarm.nodes["b"].open.rounds
         seal = duties.seal
 
         async def late(turn: RoundContext, scores: tuple[Score, ...]) -> None:
@@ -202,7 +195,7 @@ def test_who_finds_nobody_is_silent_in_the_round_of_its_checkpoint_and_then_goes
         node = await swarm.start("c")
         await swarm.until(lambda: any(event["members"] for event in node.rounds.values()), within=300)
         first = min(node.rounds)
-        said = await method_of(swarm, "c").sync._state.select(author=swarm.peer("c"), limit=1000)
+        said = await swarm.nodes["c"].open.sync._state.select(author=swarm.peer("c"), limit=1000)
         rounds = {
             int(element.key.split("/")[1]) for element in said if element.key.startswith(("commit", "availability"))
         }
@@ -217,7 +210,7 @@ def test_a_run_outlives_its_only_validator() -> None:
         swarm.kill("a")
         await swarm.round_done(14, *"bcd", within=300)
         assert_one_chain(swarm, *NAMES)
-        assert method_of(swarm, "b").store.block.chain.validators == tuple(sorted(map(swarm.peer, NAMES)))
+        assert swarm.nodes["b"].open.store.block.chain.validators == tuple(sorted(map(swarm.peer, NAMES)))
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
         assert last["loss"] < first["loss"]
 
@@ -230,7 +223,7 @@ def test_a_run_outlives_an_only_validator_that_is_there_and_says_nothing(monkeyp
 
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        monkeypatch.setattr(method_of(swarm, "a").signer, "publish", silence)
+        monkeypatch.setattr(swarm.nodes["a"].open.signer, "publish", silence)
         await swarm.round_done(14, *"bcd", within=1000)
         assert len(swarm.hashes(14)) == 1
         first, last = swarm.nodes["b"].rounds[2], swarm.nodes["b"].rounds[14]
@@ -282,7 +275,7 @@ def test_one_of_many_who_is_there_and_silent_teaches_nobody_to_wait_longer() -> 
 
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(1, *NAMES)
-        waits = method_of(swarm, "a").rounds._timeouts
+        waits = swarm.nodes["a"].open.rounds._timeouts
         usual = waits._deadlines["tried"] = AdaptiveDeadline(floor=3.0, ceiling=60.0)
         b, c, d = (swarm.peer(name) for name in "bcd")
         for _ in range(5):
@@ -300,7 +293,7 @@ def test_a_late_joiner_is_in_step_within_two_rounds() -> None:
         await swarm.round_done(8, *NAMES, "late", within=60)
         await swarm.until(lambda: swarm.all_agree(after=10), within=60)
         assert_one_chain(swarm, *NAMES, "late")
-        chain = method_of(swarm, "a").store.block.chain
+        chain = swarm.nodes["a"].open.store.block.chain
         assert swarm.peer("late") in {worked.author for roster in chain.history for worked in roster}
 
     simulate(body)
@@ -317,7 +310,7 @@ def test_a_node_that_no_longer_has_the_state_from_which_to_follow_the_others_get
 
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
-        held = method_of(swarm, "d").store
+        held = swarm.nodes["d"].open.store
         forgetful, state_after = held.tree, held.state_after
 
         async def gone(block: Block) -> OuterState:
@@ -337,7 +330,7 @@ def test_a_node_that_no_longer_has_the_state_from_which_to_follow_the_others_get
 def test_a_node_can_stand_on_an_empty_roster_that_came_with_others() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(1, "a")
-        method = method_of(swarm, "a")
+        method = swarm.nodes["a"].open
         held = method.store
         block = empty_block(held.block.chain)
         held.tree.add(block)  # as where a validator names the last of several empty rosters
@@ -365,7 +358,7 @@ def test_a_node_that_restarts_says_nothing_twice(tmp_path: Path) -> None:
 
 async def swarm_state(swarm: SimSwarm, name: str) -> list[object]:
     """The evidence of equivocation that a node holds."""
-    return list(await method_of(swarm, name).sync._state.select("evidence", limit=16))
+    return list(await swarm.nodes[name].open.sync._state.select("evidence", limit=16))
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["in the state", "only in logs"])
@@ -379,14 +372,14 @@ def test_who_commits_something_else_to_each_validator_has_no_round_end_empty(kep
         stranger = swarm.world.node("stranger")
         await swarm.round_done(1, *NAMES)
         for round in range(2, 6):
-            chain = method_of(swarm, "a").store.block.chain
+            chain = swarm.nodes["a"].open.store.block.chain
             said = [Commit(chain.round, chain.tip, bytes([number] * 32), bytes(32)) for number in range(3)]
             hlc = simswarm.real_time() << COUNTER_BITS
             records = [
                 write(simswarm.RUN, stranger.me, one.key, one.value, hlc=hlc, sign=stranger.sign) for one in said
             ]
             for name, numbers in heard.items():
-                method = method_of(swarm, name)
+                method = swarm.nodes[name].open
                 for number in numbers:
                     if kept:
                         await swarm.nodes[name].session._context.state.merge([records[number]])
@@ -394,7 +387,7 @@ def test_who_commits_something_else_to_each_validator_has_no_round_end_empty(kep
                         method.sync.insert(records[number])
             await swarm.round_done(round, *NAMES)
             assert all(len(swarm.hashes(each)) == 1 for each in range(round + 1))
-        assert method_of(swarm, "a").store.block.chain.made >= 6, "a round ended empty"
+        assert swarm.nodes["a"].open.store.block.chain.made >= 6, "a round ended empty"
 
     simulate(body)
 
@@ -402,7 +395,7 @@ def test_who_commits_something_else_to_each_validator_has_no_round_end_empty(kep
 def test_a_paused_node_keeps_no_more_than_the_last_rounds_and_comes_back() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(1, *NAMES)
-        session, store = swarm.nodes["d"].session, method_of(swarm, "d").store
+        session, store = swarm.nodes["d"].session, swarm.nodes["d"].open.store
         await session.pause()
         stood = store.block.chain.round
         await swarm.round_done(stood + 3 * RECENT, *NAMES[:3])

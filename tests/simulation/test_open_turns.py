@@ -10,7 +10,6 @@ import numpy as np
 import trio
 from simswarm import SimSwarm
 
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.runspec import RunSpec
 
@@ -56,8 +55,8 @@ def test_deaths_cuts_and_restarts_leave_one_history_that_learns(tmp_path: Path) 
 
 def carries_what_was_left_over(swarm: Turns, name: str) -> None:
     """Where a node stands and what it left over tell where what it trains for the next contribution began."""
-    method = swarm.nodes[name].method
-    assert isinstance(method, Open) and method.local.base is not None
+    method = swarm.nodes[name].open
+    assert method.local.base is not None
     left = method.local.feedback.export()
     assert left.any()
     np.testing.assert_array_equal(method.local.start, method.local.base.parameters - left)

@@ -15,7 +15,6 @@ from swarmnode.node.session import METHODS
 from swarmnode.protocols.methods.open.checks import unique as open_unique
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.methods.open.checks.unique import NEVER, drawn_steps
-from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Batches, Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.attestation import Saw
@@ -79,8 +78,7 @@ def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_b
             told_by_sharer = [f for name in honest for f in LEDGERS[swarm.peer(SHARER)].found(swarm.peer(name))]
             assert not any(f.saw is Saw.ASSIGNED for f in told_by_sharer)  # its own work passes by chance as well
             for by in honest:
-                method = swarm.nodes[by].method
-                assert isinstance(method, Open)
+                method = swarm.nodes[by].open
                 assert method.unique is not None
                 assert method.unique.budget.spent <= method.unique.budget.earned
             nursery.cancel_scope.cancel()
@@ -128,8 +126,7 @@ def test_text_that_cannot_be_had_tells_nothing_and_stops_nobody(monkeypatch: pyt
                 await swarm.start(name, join="a")
             await swarm.round_done(6, *NAMES[:3])
             for name in NAMES[:3]:
-                method = swarm.nodes[name].method
-                assert isinstance(method, Open)
+                method = swarm.nodes[name].open
                 assert method.unique is not None
                 assert method.unique.counts["untold"] == method.unique.counts.total() > 0
             nursery.cancel_scope.cancel()

@@ -27,6 +27,7 @@ from swarmnode.protocols.methods.known.messages import parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Begin, Method
+from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
@@ -97,8 +98,14 @@ class SimNode:
 
     @property
     def diloco(self) -> Diloco:
-        """The method, where it is that one; what follows are its parts."""
+        """The method, where it is that one; what follows `open` are its parts."""
         assert isinstance(self.session.method, Diloco)
+        return self.session.method
+
+    @property
+    def open(self) -> Open:
+        """The method, where it is that one."""
+        assert isinstance(self.session.method, Open)
         return self.session.method
 
     @property
