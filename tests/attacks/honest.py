@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 
 import trio
+from victim import LISTEN, Blob, new_identity
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.protocols.calls.rpc import CallError, Rpc
@@ -22,16 +22,8 @@ PERIOD = 0.01  # seconds between calls
 LOST = 5000.0  # ms; also the timeout of a call
 
 
-@dataclass(frozen=True)
-class Blob:
-    data: bytes = b""
-    count: int = 0
-
-
 async def main(address: str) -> None:
-    from victim import new_identity
-
-    network = Libp2pNetwork(new_identity(), HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+    network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,)))
     rpc = Rpc(network)
     taken: list[float] = []
     waiting: set[float] = set()  # since when; no two calls begin at one time

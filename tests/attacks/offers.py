@@ -7,7 +7,7 @@ and of the copied node's commits, and the slowest round beside the usual one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,10 +15,9 @@ import trio
 from adversaries import offers as adversaries
 from adversaries.offers import LIAR, OfferAdversary, RevealedToSome
 from harness import Outcome
-from openswarm import NODES, UNDEFENDED_PATIENCE, WARM, Scene, with_swarm
+from openswarm import NODES, UNDEFENDED_PATIENCE, WARM, Scene, in_swarm
 
 from swarmnode.protocols.chain.statements import VERDICTS
-from swarmnode.testing.simnet import run_simulation
 
 ACCEPTED = VERDICTS[0]
 SLOWER = 2.0  # of the usual round
@@ -79,7 +78,7 @@ async def _attacked(scene: Scene, adversary: OfferAdversary) -> Damage:
 
 def damage(adversary: OfferAdversary, *, nodes: int = NODES) -> Damage:
     """Run one attack to its end, by one of so many nodes."""
-    return _run(lambda scene: _attacked(scene, adversary), nodes)
+    return in_swarm(lambda scene: _attacked(scene, adversary), nodes=nodes)
 
 
 def undefended(adversary: OfferAdversary) -> Damage:
@@ -90,13 +89,7 @@ def undefended(adversary: OfferAdversary) -> Damage:
         with adversary.lacks.taken_out():
             return await _attacked(scene, adversary.undefended())
 
-    return _run(body, NODES)
-
-
-def _run(body: Callable[[Scene], Awaitable[Damage]], nodes: int) -> Damage:
-    found = run_simulation(lambda: with_swarm(body, nodes=nodes))
-    assert isinstance(found, Damage)
-    return found
+    return in_swarm(body)
 
 
 async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:

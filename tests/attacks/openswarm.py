@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from statistics import median
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, TypeVar
 
-import trio
-from simswarm import RUN, SimSwarm, real_time
+from simswarm import RUN, SimSwarm, real_time, simulate
 
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
@@ -33,6 +32,7 @@ WARM = 3  # rounds before an attack, in which waits adapt
 PATIENCE = 900.0  # virtual seconds in which some rounds must end
 UNDEFENDED_PATIENCE = 300.0  # the same, of nodes without a defence: 25 usual rounds
 
+Found = TypeVar("Found")
 Say = Callable[[Any], Awaitable[Any]]
 
 
@@ -172,16 +172,15 @@ class Scene:
                 continue
 
 
-async def with_swarm(body: Callable[[Scene], Awaitable[Any]], *, nodes: int = NODES) -> Any:
-    """What `body` returns of a swarm whose nodes, called a, b, c …, did WARM rounds; for `run_simulation`."""
+def in_swarm(body: Callable[[Scene], Awaitable[Found]], *, nodes: int = NODES) -> Found:
+    """What `body` returns of a swarm whose nodes, called a, b, c …, did WARM rounds."""
     names = tuple(ascii_lowercase[:nodes])
-    async with trio.open_nursery() as nursery:
-        swarm = SimSwarm(
-            nursery, world=SimWorld(latency=0.02), method="open", validators=names, seconds_per_step=SECONDS_PER_STEP
-        )
-        await swarm.begin(names)
-        scene = Scene(swarm, names)
+    found: list[Found] = []
+
+    async def warmed(swarm: SimSwarm) -> None:
         await swarm.round_done(WARM - 1, *names)
-        found = await body(scene)
-        nursery.cancel_scope.cancel()
-    return found
+        found.append(await body(Scene(swarm, names)))
+
+    world = SimWorld(latency=0.02)
+    simulate(warmed, *names, world=world, method="open", validators=names, seconds_per_step=SECONDS_PER_STEP)
+    return found[0]

@@ -21,6 +21,7 @@ import numpy as np
 import trio
 from adversaries.rollouts import Flood, Liar
 from policytrainer import InProcess
+from simpolicy import Groups
 from simswarm import SimSwarm
 
 from swarmnode.node.reputation import Reputation
@@ -105,12 +106,7 @@ class _Attacker(InProcess):
         self.published += count
         return [RolloutGroup.from_map(self._flood.group(liar, liar.question())) for _ in range(count)], 0.0
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         await trio.lowlevel.checkpoint()
         return Learned(
             reward=0.0, own=0, informative=0, taken=0, authors=0, external=0, refused={}, refused_answers={}, tokens=0

@@ -6,7 +6,7 @@ round beside the usual one; what else must be true is said by each adversary.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +14,8 @@ import trio
 from adversaries import rounds as adversaries
 from adversaries.rounds import Stopped
 from harness import Outcome
-from openswarm import NODES, UNDEFENDED_PATIENCE, Scene, with_swarm
+from openswarm import NODES, UNDEFENDED_PATIENCE, Scene, in_swarm
 from roundadversary import RoundAdversary
-
-from swarmnode.testing.simnet import run_simulation
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ async def _attacked(scene: Scene, adversary: RoundAdversary, *, heals: bool = Tr
 
 def damage(adversary: RoundAdversary, *, nodes: int = NODES) -> Damage:
     """Run one attack on so many nodes to its end."""
-    return _run(lambda scene: _attacked(scene, adversary), nodes)
+    return in_swarm(lambda scene: _attacked(scene, adversary), nodes=nodes)
 
 
 def undefended(adversary: RoundAdversary) -> Damage:
@@ -75,13 +73,7 @@ def undefended(adversary: RoundAdversary) -> Damage:
         with adversary.lacks.taken_out():
             return await _attacked(scene, adversary.undefended(), heals=False)
 
-    return _run(body, NODES)
-
-
-def _run(body: Callable[[Scene], Awaitable[Damage]], nodes: int) -> Damage:
-    found = run_simulation(lambda: with_swarm(body, nodes=nodes))
-    assert isinstance(found, Damage)
-    return found
+    return in_swarm(body)
 
 
 async def outcomes(nodes: int = NODES) -> AsyncIterator[Outcome]:

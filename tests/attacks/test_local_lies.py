@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from openswarm import Scene, with_swarm
+from openswarm import Scene, in_swarm
 
 from swarmnode.cli.local.attack import LIES
 from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.disguise import lying_open
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +37,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[float, list[i
             await scene.done(ROUNDS)
             return scene.weight(LIAR, first), scene.split(), scene.verdicts("b", first)
 
-        found: tuple[float, list[int], list[str]] = run_simulation(lambda: with_swarm(body))
-        return found
+        return in_swarm(body)
 
     return run
 

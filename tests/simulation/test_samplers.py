@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from simpolicy import SimPolicy
+from simpolicy import Groups, SimPolicy
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
@@ -20,7 +20,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.codecs.floats import from_bf16
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import Learned, RolloutGroup
+from swarmnode.training.rl.groups import Learned
 from swarmnode.training.rl.tasks import NAMES, TaskRef
 
 STALENESS = 4  # the run's bound, by default
@@ -169,12 +169,7 @@ class HeldAsItLearns(SimPolicy):
 
     error: type[TrainerDied] = TrainerHeld
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         self.given = [*getattr(self, "given", ()), *([sampled] if sampled else ())]
         if len(self.given) == 1 and sampled:
             raise self.error("the simulation says so")
@@ -205,12 +200,7 @@ class DiesLate(SimPolicy):
 
     died = False
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         told = await super().learn(pool, sampled, probation)
         if not self.died and told.sampled:
             self.died = True

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 import trio
-from simpolicy import SimPolicy
+from simpolicy import Groups, SimPolicy
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.testing.simnet import SimWorld, run_simulation
-from swarmnode.training.rl.groups import Learned, RolloutGroup
+from swarmnode.training.rl.groups import Learned
 
 PACE = 1.0  # s of a round, by default
 Body = Callable[[SimSwarm], Awaitable[None]]
@@ -23,14 +23,9 @@ class DiesOfOthers(SimPolicy):
 
     def __init__(self, peer_id: str) -> None:
         super().__init__(peer_id)
-        self.given: list[Sequence[tuple[str, RolloutGroup]]] = []
+        self.given: list[Groups] = []
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         self.given += [pool] if pool else []
         if len(self.given) == 1 and pool:
             raise TrainerDied("the simulation says so")

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 
 import torch
 import trio
+from simpolicy import Groups, PolicyTrainer
 
-from swarmnode.protocols.methods.trainer import Answered, Capabilities, Trainer, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Vector
 from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
@@ -20,10 +21,8 @@ from swarmnode.training.rl.trainee import Trainee
 BATCH = 8  # questions that take `sampling` seconds
 
 
-class InProcess(Trainer):
+class InProcess(PolicyTrainer):
     """Calls take virtual time."""
-
-    capabilities = Capabilities(rollouts=True)
 
     def __init__(self, task: Trainee, *, sampling: float, update: float, cheats: bool = False) -> None:
         self.task, self._sampling, self._update, self._cheats = task, sampling, update, cheats
@@ -57,27 +56,13 @@ class InProcess(Trainer):
         groups = [RolloutGroup.from_map(group) for group in answer["groups"]]
         return Answered(groups, answer["reward"], self._sampling)
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         await trio.sleep(self._update)
         others, own = ([(author, group.to_map()) for author, group in groups] for groups in (pool, sampled))
         told = self.task.learn(others, own, sorted(probation))
         self.learned.append(Learned(**told))
         return self.learned[-1]
 
-    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
-        raise AssertionError("a policy has no batches")
-
-    async def interrupt(self) -> None:
-        await trio.lowlevel.checkpoint()
-
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
         return self.task.evaluate(thorough=thorough, seed=seed)
-
-    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        raise AssertionError("nobody asks")

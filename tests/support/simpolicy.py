@@ -27,6 +27,7 @@ from swarmnode.training.rl.patches import rounded
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
+Groups = Sequence[tuple[str, RolloutGroup]]  # each with its author
 OWN, EXTERNAL, ANSWERS = 4, 4, 8
 STEP = 0.01  # of a rule's share, for each informative group
 
@@ -35,10 +36,23 @@ def _logprob(shares: Vector) -> float:
     return -1.0 - float(shares.sum())
 
 
-class SimPolicy(Trainer):
-    """Asking takes `seconds` of virtual time, learning none. `dies` makes the next call raise TrainerDied."""
+class PolicyTrainer(Trainer):
+    """What every trainer of a policy has: no batches, and nobody who asks it for text."""
 
     capabilities = Capabilities(rollouts=True)
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
+        raise AssertionError("a policy has no batches")
+
+    async def interrupt(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
+        raise AssertionError("nobody asks a policy of a simulation")
+
+
+class SimPolicy(PolicyTrainer):
+    """Asking takes `seconds` of virtual time, learning none. `dies` makes the next call raise TrainerDied."""
 
     def __init__(self, peer_id: str, *, seconds: float = 0.2, knows: float = 0.2) -> None:
         self._peer_id, self._seconds = peer_id, seconds
@@ -87,12 +101,7 @@ class SimPolicy(Trainer):
         tokens = tuple((*DIGITS.encode(answer), DIGITS.end) for answer in answers)
         return RolloutGroup(task, tokens, version, policy, DIGITS.id)
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         if self.dies:
             await self._work()
         scored = [score(author, group) for author, group in pool]
@@ -130,15 +139,6 @@ class SimPolicy(Trainer):
             self.dies = False
             raise TrainerDied("the simulation says so")
 
-    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
-        raise AssertionError("a policy has no batches")
-
-    async def interrupt(self) -> None:
-        await trio.lowlevel.checkpoint()
-
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
         return 1.0 - float(self._shares.mean())
-
-    async def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        raise AssertionError("nobody asks a simulated policy")
