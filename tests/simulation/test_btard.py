@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import trio
-from simswarm import RUN, SimSwarm
+from simswarm import RUN, SimSwarm, simulate
 
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.btard.method import Btard, Proof
@@ -20,23 +20,18 @@ USUAL = 10.0  # virtual seconds in which a round ends, many times over
 def test_nobody_is_waited_for_who_would_not_be_let_in() -> None:
     """It answers pings and has a vote, and no leader knows yet how long stragglers take: they took a minute."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
-            await swarm.start("a", wait_peers=4)
-            for name in (*HONEST[1:], BANNED):
-                await swarm.start(name, join="a")
-            await swarm.until(lambda: all(node.session.place is not None for node in swarm.nodes.values()), within=60)
-            for name in HONEST:
-                method = swarm.nodes[name].method
-                assert isinstance(method, Btard)
-                method.bans.convict(swarm.peer(BANNED), "was seen to lie")
-            for round in range(4):
-                await swarm.round_done(round, *HONEST, within=USUAL)
-                assert len({swarm.nodes[name].rounds[round]["state_hash"] for name in HONEST}) == 1
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin((*HONEST, BANNED))
+        await swarm.until(lambda: all(node.session.place is not None for node in swarm.nodes.values()), within=60)
+        for name in HONEST:
+            method = swarm.nodes[name].method
+            assert isinstance(method, Btard)
+            method.bans.convict(swarm.peer(BANNED), "was seen to lie")
+        for round in range(4):
+            await swarm.round_done(round, *HONEST, within=USUAL)
+            assert len({swarm.nodes[name].rounds[round]["state_hash"] for name in HONEST}) == 1
 
-    run_simulation(main)
+    simulate(body, world=SimWorld(latency=0.02), method="btard", steps=2)
 
 
 def test_who_held_no_proof_takes_the_others_word_though_it_alone_has_a_vote_and_the_liar_calls_it() -> None:
@@ -45,9 +40,7 @@ def test_who_held_no_proof_takes_the_others_word_though_it_alone_has_a_vote_and_
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
-            await swarm.start("a", wait_peers=4)
-            for name in (*HONEST[1:], BANNED):
-                await swarm.start(name, join="a")
+            await swarm.begin((*HONEST, BANNED))
             await swarm.until(lambda: all(node.session.place is not None for node in swarm.nodes.values()), within=60)
             nursery.start_soon(summon, swarm)
             for name in HONEST[1:]:
@@ -64,27 +57,23 @@ def test_who_held_no_proof_takes_the_others_word_though_it_alone_has_a_vote_and_
 def test_who_proves_that_a_stranger_lies_has_nobody_banned_and_nothing_written() -> None:
     """Anybody can sign two things with a key that nobody has."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
-            await swarm.begin(HONEST)
-            await swarm.round_done(0, *HONEST)
-            stranger = swarm.world.node("stranger")
-            one, two = (seal(Opening(bytes([n] * 32)), stranger.me, b"attempt", b"life", stranger.sign) for n in (1, 2))
-            method = swarm.nodes["a"].method
-            assert isinstance(method, Btard)
-            assert convicts(LieEvidence(one, two), stranger.verify) == stranger.me
-            await method._take_proof(swarm.peer("b"), Proof(RUN, LieEvidence(one, two)))
-            assert not method.bans.convicted
-            one, two = (
-                seal(Opening(bytes([n] * 32)), swarm.peer("c"), b"attempt", b"life", swarm.world.node("c").sign)
-                for n in (1, 2)
-            )
-            await method._take_proof(swarm.peer("b"), Proof(RUN, LieEvidence(one, two)))
-            assert method.bans.convicted.keys() == {swarm.peer("c")}
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(0, *HONEST)
+        stranger = swarm.world.node("stranger")
+        one, two = (seal(Opening(bytes([n] * 32)), stranger.me, b"attempt", b"life", stranger.sign) for n in (1, 2))
+        method = swarm.nodes["a"].method
+        assert isinstance(method, Btard)
+        assert convicts(LieEvidence(one, two), stranger.verify) == stranger.me
+        await method._take_proof(swarm.peer("b"), Proof(RUN, LieEvidence(one, two)))
+        assert not method.bans.convicted
+        one, two = (
+            seal(Opening(bytes([n] * 32)), swarm.peer("c"), b"attempt", b"life", swarm.world.node("c").sign)
+            for n in (1, 2)
+        )
+        await method._take_proof(swarm.peer("b"), Proof(RUN, LieEvidence(one, two)))
+        assert method.bans.convicted.keys() == {swarm.peer("c")}
 
-    run_simulation(main)
+    simulate(body, *HONEST, world=SimWorld(latency=0.02), method="btard", steps=2)
 
 
 async def summon(swarm: SimSwarm) -> None:

@@ -6,9 +6,7 @@ import random
 
 import pytest
 import trio
-from simswarm import SimSwarm
-
-from swarmnode.testing.simnet import run_simulation
+from simswarm import SimSwarm, simulate
 
 pytestmark = pytest.mark.slow
 
@@ -51,45 +49,34 @@ async def churn(swarm: SimSwarm, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_members_of_one_roster_agree_through_random_churn(seed: int) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, seed=seed)
-            await swarm.start("a", wait_peers=len(NAMES) - 1)
-            for name in NAMES[1:]:
-                await swarm.start(name, join="a")
-            await swarm.round_done(1, *NAMES)
-            await churn(swarm, random.Random(seed))
-            await swarm.until(lambda: max(swarm.nodes["a"].rounds) >= ROUNDS and swarm.all_stand_together(), within=600)
-            by_round: dict[tuple[int, str], set[str]] = {}
-            for _, result in swarm.told:
-                by_round.setdefault((result["round"], result["roster"]), set()).add(result["state_hash"])
-            assert all(len(hashes) == 1 for hashes in by_round.values())
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, *NAMES)
+        await churn(swarm, random.Random(seed))
+        await swarm.until(lambda: max(swarm.nodes["a"].rounds) >= ROUNDS and swarm.all_stand_together(), within=600)
+        by_round: dict[tuple[int, str], set[str]] = {}
+        for _, result in swarm.told:
+            by_round.setdefault((result["round"], result["roster"]), set()).add(result["state_hash"])
+        assert all(len(hashes) == 1 for hashes in by_round.values())
 
-    run_simulation(main)
+    simulate(body, *NAMES, seed=seed)
 
 
 def test_nothing_grows_over_fifty_rounds() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, steps=2, seconds_per_step=0.1)
-            await swarm.start("a", wait_peers=3)
-            for name in ("b", "c", "d"):
-                await swarm.start(name, join="a")
-            await swarm.round_done(8, "a", "b", "c", "d")
-            before = swarm.held()
-            for round in range(10, 50, 8):  # also through ballots that fail
-                await swarm.until(lambda round=round: max(swarm.nodes["a"].rounds) >= round)  # type: ignore[misc]
-                swarm.world.freeze(swarm.peer("c"))
-                await trio.sleep(6.0)
-                swarm.world.thaw(swarm.peer("c"))
-                await swarm.until(swarm.all_stand_together)
-            last = max(swarm.nodes["a"].rounds)
-            await swarm.until(lambda: max(swarm.nodes["a"].rounds) >= last + 8)
-            after = swarm.held()
-            assert after.offers <= before.offers + 4
-            assert after.boxes <= before.boxes + 4
-            assert after.tasks <= before.tasks + 16  # a few more idle streams between busy peers
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin(("a", "b", "c", "d"))
+        await swarm.round_done(8, "a", "b", "c", "d")
+        before = swarm.held()
+        for round in range(10, 50, 8):  # also through ballots that fail
+            await swarm.until(lambda round=round: max(swarm.nodes["a"].rounds) >= round)  # type: ignore[misc]
+            swarm.world.freeze(swarm.peer("c"))
+            await trio.sleep(6.0)
+            swarm.world.thaw(swarm.peer("c"))
+            await swarm.until(swarm.all_stand_together)
+        last = max(swarm.nodes["a"].rounds)
+        await swarm.until(lambda: max(swarm.nodes["a"].rounds) >= last + 8)
+        after = swarm.held()
+        assert after.offers <= before.offers + 4
+        assert after.boxes <= before.boxes + 4
+        assert after.tasks <= before.tasks + 16  # a few more idle streams between busy peers
 
-    run_simulation(main)
+    simulate(body, steps=2, seconds_per_step=0.1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import trio
-from simswarm import SimSwarm
+from simswarm import SimSwarm, simulate
 
 from swarmnode.protocols.state.membership import work_of
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 BITS = 3
 
@@ -18,23 +17,19 @@ def named(world: SimWorld, *, worthy: bool) -> str:
 
 
 def test_a_free_identity_has_no_lease_and_no_commit_while_one_that_cost_work_contributes() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            world = SimWorld(latency=0.05)
-            worthy, cheap = named(world, worthy=True), named(world, worthy=False)
-            swarm = SimSwarm(nursery, world=world, method="open", validators=("a", "b", "c"), identity_bits=BITS)
-            swarm.trusting.add(cheap)  # it runs a program without the rule
-            await swarm.start("a", wait_peers=4)
-            for name in ("b", "c", worthy, cheap):
-                await swarm.start(name, join="a")
-            await swarm.round_done(5, "a", "b", "c", worthy)
-            for name in ("a", "b", "c", worthy):
-                method = swarm.nodes[name].open
-                held, members = method.store, swarm.nodes[name].session._context.membership.members()
-                authors = {said.author for book in held.logs.values() for said in book.commits.values()}
-                assert swarm.peer(cheap) not in {*members, *authors, *held.last_heads}
-                worked = {worked.author for roster in held.block.chain.history for worked in roster}
-                assert swarm.peer(worthy) in worked and swarm.peer(cheap) not in worked
-            nursery.cancel_scope.cancel()
+    world = SimWorld(latency=0.05)
+    worthy, cheap = named(world, worthy=True), named(world, worthy=False)
 
-    run_simulation(main)
+    async def body(swarm: SimSwarm) -> None:
+        swarm.trusting.add(cheap)  # it runs a program without the rule
+        await swarm.begin(("a", "b", "c", worthy, cheap))
+        await swarm.round_done(5, "a", "b", "c", worthy)
+        for name in ("a", "b", "c", worthy):
+            method = swarm.nodes[name].open
+            held, members = method.store, swarm.nodes[name].session._context.membership.members()
+            authors = {said.author for book in held.logs.values() for said in book.commits.values()}
+            assert swarm.peer(cheap) not in {*members, *authors, *held.last_heads}
+            worked = {worked.author for roster in held.block.chain.history for worked in roster}
+            assert swarm.peer(worthy) in worked and swarm.peer(cheap) not in worked
+
+    simulate(body, world=world, method="open", validators=("a", "b", "c"), identity_bits=BITS)

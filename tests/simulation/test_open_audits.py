@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from hypothesis import settings
 from ledgers import LEDGERS, keep_ledgers
@@ -18,7 +19,7 @@ from simswarm import SimSwarm
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import RunSpec
@@ -110,14 +111,8 @@ def simulate(
 ) -> None:
     """`turns`: with `sign3` and outer momentum, so that local parameters carry residuals. Times are in seconds."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = AuditedSwarm(nursery, toys or {}, turns, step, latency)
-            await swarm.begin(NAMES)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    given = {"toys": toys or {}, "turns": turns, "step": step, "latency": latency}
+    simswarm.simulate(body, *NAMES, swarm=AuditedSwarm, **given)
 
 
 @pytest.mark.parametrize("every", [3] if settings.default.max_examples < 1000 else [3, 5, 7])  # `make thorough`

@@ -44,9 +44,7 @@ def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(l
                 exchange={"codec": "int8"},  # topk sends one or two of so few elements, some of which overshoot
                 model=lambda name, peer: ToyModel(dimension=64, peer_id=peer, batch=16, noise=0.1),
             )  # fmt: skip
-            await swarm.start("a", wait_peers=4)
-            for name in NAMES[1:]:
-                await swarm.start(name, join="a")
+            await swarm.begin(NAMES)
             await swarm.round_done(ROUNDS, *NAMES)
             peers = {swarm.peer(name) for name in NAMES}
             for name in NAMES:

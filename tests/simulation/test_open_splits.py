@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import simswarm
 import trio
-from simswarm import SimSwarm
+from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.chain import forks
 from swarmnode.protocols.methods.open import join as open_place
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 pytestmark = pytest.mark.slow
 
 KEPT = 6  # rounds, in place of 64
+
+NAMES = ("a", "b", "c", "d")
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +31,16 @@ def warning(swarm: SimSwarm, name: str) -> str:
     return swarm.nodes[name].session.warnings.get("split", "")
 
 
-async def begin(nursery: trio.Nursery, folder: Path) -> SimSwarm:
-    names = "abcd"
-    swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=tuple(names))
-    swarm.checkpoints = folder
-    await swarm.start("a", wait_peers=3)
-    for name in names[1:]:
-        await swarm.start(name, join="a")
-    await swarm.round_done(2, *names)
-    return swarm
+def simulate(body: Body, folder: Path) -> None:
+    """`body` with a swarm of four that saves into a folder and has done three rounds."""
+
+    async def begun(swarm: SimSwarm) -> None:
+        swarm.checkpoints = folder
+        await swarm.begin(NAMES)
+        await swarm.round_done(2, *NAMES)
+        await body(swarm)
+
+    simswarm.simulate(begun, world=SimWorld(latency=0.05), method="open", validators=NAMES)
 
 
 async def cut(swarm: SimSwarm, *sides: str, rounds: int) -> int:
@@ -49,54 +53,43 @@ async def cut(swarm: SimSwarm, *sides: str, rounds: int) -> int:
 
 
 def test_after_a_cut_that_is_too_old_to_heal_the_owner_is_told_and_can_have_a_node_go_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = await begin(nursery, tmp_path)
-            await cut(swarm, "ab", "cd", rounds=4 * KEPT)
-            await swarm.until(lambda: warning(swarm, "a") != "" and warning(swarm, "c") != "", within=120)
-            told = warning(swarm, "c")
-            assert "another history" in told
-            roster = told.rpartition("--roster ")[2]
-            await swarm.leave("d")
-            await swarm.start("d", join="c", roster=roster)  # its checkpoint and the node that it asks are of this side
-            await swarm.until(lambda: len(swarm.nodes["d"].rounds) >= 2, within=120)
-            last = max(swarm.nodes["d"].rounds)
-            await swarm.round_done(last, "a")
-            hashes = {name: swarm.nodes[name].rounds[last]["state_hash"] for name in "ad"}
-            assert hashes["d"] == hashes["a"]
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await cut(swarm, "ab", "cd", rounds=4 * KEPT)
+        await swarm.until(lambda: warning(swarm, "a") != "" and warning(swarm, "c") != "", within=120)
+        told = warning(swarm, "c")
+        assert "another history" in told
+        roster = told.rpartition("--roster ")[2]
+        await swarm.leave("d")
+        await swarm.start("d", join="c", roster=roster)  # its checkpoint and the node that it asks are of this side
+        await swarm.until(lambda: len(swarm.nodes["d"].rounds) >= 2, within=120)
+        last = max(swarm.nodes["d"].rounds)
+        await swarm.round_done(last, "a")
+        hashes = {name: swarm.nodes[name].rounds[last]["state_hash"] for name in "ad"}
+        assert hashes["d"] == hashes["a"]
 
-    run_simulation(main)
+    simulate(body, tmp_path)
 
 
 def test_a_cut_that_heals_by_itself_is_no_split(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = await begin(nursery, tmp_path)
-            done = await cut(swarm, "ab", "cd", rounds=2)
-            await swarm.until(lambda: swarm.all_agree(after=done + 3), within=120)
-            await trio.sleep(30)
-            assert not any(warning(swarm, name) for name in "abcd")
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        done = await cut(swarm, "ab", "cd", rounds=2)
+        await swarm.until(lambda: swarm.all_agree(after=done + 3), within=120)
+        await trio.sleep(30)
+        assert not any(warning(swarm, name) for name in "abcd")
 
-    run_simulation(main)
+    simulate(body, tmp_path)
 
 
 def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path) -> None:
     """As a machine does whose link was down over night, though it is a validator and had rounds of its own."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = await begin(nursery, tmp_path)
-            await cut(swarm, "abc", "d", rounds=4 * KEPT)
-            together = len(swarm.told)
-            await swarm.until(
-                lambda: "d" in {name for name, e in swarm.told[together:] if e["members"] == 4}, within=300
-            )
-            last = max(swarm.nodes["d"].rounds)
-            await swarm.round_done(last, "a")
-            assert swarm.nodes["a"].rounds[last]["state_hash"] == swarm.nodes["d"].rounds[last]["state_hash"]
-            assert not any(warning(swarm, name) for name in "abcd")
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await cut(swarm, "abc", "d", rounds=4 * KEPT)
+        together = len(swarm.told)
+        await swarm.until(lambda: "d" in {name for name, e in swarm.told[together:] if e["members"] == 4}, within=300)
+        last = max(swarm.nodes["d"].rounds)
+        await swarm.round_done(last, "a")
+        assert swarm.nodes["a"].rounds[last]["state_hash"] == swarm.nodes["d"].rounds[last]["state_hash"]
+        assert not any(warning(swarm, name) for name in "abcd")
 
-    run_simulation(main)
+    simulate(body, tmp_path)

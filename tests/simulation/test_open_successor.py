@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trio
-from simswarm import RUN, SimSwarm
+from simswarm import RUN, SimSwarm, simulate
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.outer import OuterState
 
 MOMENTUM = 0.25
@@ -30,22 +29,19 @@ def keep_parents_state(swarm: SimSwarm, folder: Path, *names: str) -> np.ndarray
 
 @pytest.mark.parametrize("with_file", [True, False])
 def test_all_begin_from_the_parents_state_also_who_does_not_have_it(tmp_path: Path, with_file: bool) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method="open", validators=("a",))
-            swarm.checkpoints = tmp_path
-            parameters = keep_parents_state(swarm, tmp_path, "a", "b")
-            began = await swarm.start("a", creator=with_file)
-            await swarm.until(lambda: began.session.place is not None, within=60)
-            held = began.method.store
-            genesis = held.block
-            while genesis.chain.round:  # a round may have ended meanwhile
-                genesis = held.tree[genesis.parent]
-            state = held.state(genesis.id)
-            assert (state.parameters == parameters).all() and (state.momentum == np.float32(MOMENTUM)).all()
-            await swarm.start("b", join="a", creator=False)
-            await swarm.start("c", join="a", creator=False)
-            await swarm.until(lambda: swarm.all_agree(after=3), within=120)
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        parameters = keep_parents_state(swarm, tmp_path, "a", "b")
+        began = await swarm.start("a", creator=with_file)
+        await swarm.until(lambda: began.session.place is not None, within=60)
+        held = began.method.store
+        genesis = held.block
+        while genesis.chain.round:  # a round may have ended meanwhile
+            genesis = held.tree[genesis.parent]
+        state = held.state(genesis.id)
+        assert (state.parameters == parameters).all() and (state.momentum == np.float32(MOMENTUM)).all()
+        await swarm.start("b", join="a", creator=False)
+        await swarm.start("c", join="a", creator=False)
+        await swarm.until(lambda: swarm.all_agree(after=3), within=120)
 
-    run_simulation(main)
+    simulate(body, world=SimWorld(latency=0.05), method="open", validators=("a",))

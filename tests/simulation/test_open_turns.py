@@ -7,10 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import trio
-from simswarm import SimSwarm
+from simswarm import SimSwarm, simulate
 
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.training.runspec import RunSpec
 
 NAMES = ("a", "b", "c", "d")
@@ -29,9 +27,7 @@ class Turns(SimSwarm):
 def test_deaths_cuts_and_restarts_leave_one_history_that_learns(tmp_path: Path) -> None:
     async def body(swarm: Turns) -> None:
         swarm.checkpoints = tmp_path
-        await swarm.start("a", wait_peers=len(NAMES) - 1)
-        for name in NAMES[1:]:
-            await swarm.start(name, join="a")
+        await swarm.begin(NAMES)
         await swarm.round_done(4, *NAMES)
         swarm.kill("d")
         await swarm.round_done(8, *NAMES[:3])
@@ -45,12 +41,7 @@ def test_deaths_cuts_and_restarts_leave_one_history_that_learns(tmp_path: Path) 
         rounds = swarm.nodes["a"].rounds
         assert rounds[max(rounds)]["loss"] < 0.7 * rounds[0]["loss"]
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(Turns(nursery, method="open", validators=NAMES, steps=10))
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    simulate(body, swarm=Turns, method="open", validators=NAMES, steps=10)
 
 
 def carries_what_was_left_over(swarm: Turns, name: str) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import pytest
 import trio
 from ledgers import LEDGERS, keep_ledgers
-from simswarm import SimSwarm
+from simswarm import SimSwarm, simulate
 
 from swarmnode.node.session import METHODS
 from swarmnode.protocols.methods.open.checks import unique as open_unique
@@ -58,9 +58,7 @@ def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_b
                 nursery, world=SimWorld(latency=0.05), method="open", validators=NAMES[:4], steps=STEPS, trainer=trainer
             )
             swarms.append(swarm)
-            await swarm.start("a", wait_peers=len(NAMES) - 1)
-            for name in NAMES[1:]:
-                await swarm.start(name, join="a")
+            await swarm.begin(NAMES)
             await swarm.round_done(ROUNDS, *NAMES)
             passed, tests = Counter[str](), Counter[str]()
             for name in NAMES:
@@ -111,27 +109,18 @@ def test_text_that_cannot_be_had_tells_nothing_and_stops_nobody(monkeypatch: pyt
     with_ledgers = METHODS["open"]
     monkeypatch.setitem(METHODS, "open", lambda parts: with_ledgers(replace(parts, texts=Withheld())))
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = DenseSwarm(
-                nursery,
-                world=SimWorld(latency=0.05),
-                method="open",
-                validators=NAMES[:3],
-                steps=STEPS,
-                trainer=lambda name, peer: ReadingTrainer(ToyModel(dimension=64, peer_id=peer), seconds_per_step=0.2),
-            )
-            await swarm.start("a", wait_peers=2)
-            for name in NAMES[1:3]:
-                await swarm.start(name, join="a")
-            await swarm.round_done(6, *NAMES[:3])
-            for name in NAMES[:3]:
-                method = swarm.nodes[name].open
-                assert method.unique is not None
-                assert method.unique.counts["untold"] == method.unique.counts.total() > 0
-            nursery.cancel_scope.cancel()
+    async def body(swarm: DenseSwarm) -> None:
+        await swarm.round_done(6, *NAMES[:3])
+        for name in NAMES[:3]:
+            method = swarm.nodes[name].open
+            assert method.unique is not None
+            assert method.unique.counts["untold"] == method.unique.counts.total() > 0
 
-    run_simulation(main)
+    def trainer(name: str, peer: str) -> Trainer:
+        return ReadingTrainer(ToyModel(dimension=64, peer_id=peer), seconds_per_step=0.2)
+
+    names, world = NAMES[:3], SimWorld(latency=0.05)
+    simulate(body, *names, swarm=DenseSwarm, world=world, method="open", validators=names, steps=STEPS, trainer=trainer)
 
 
 def test_drawn_steps_are_of_the_round_and_differ_between_rounds_auditors_and_authors() -> None:

@@ -7,11 +7,10 @@ from functools import cached_property
 
 import pytest
 import trio
-from simswarm import SimNode, SimSwarm
+from simswarm import SimNode, SimSwarm, simulate
 
 from swarmnode.protocols.methods.known.population import LEAST, MOST, STEPS, Population, Trial, next_factor
 from swarmnode.protocols.network import PeerId
-from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.options import SettingError
@@ -54,18 +53,14 @@ def loss_after(kind: type[SimSwarm], rounds: int) -> float:
     """Held-out, of the state after so many rounds; all of them had equal states."""
     found: list[float] = []
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = kind(nursery, trainer=learner)
-            await swarm.begin(NAMES)
-            await swarm.round_done(rounds, *NAMES)
-            assert all(len(swarm.hashes(round)) == 1 for round in range(rounds))
-            found.append(swarm.nodes["a"].rounds[rounds]["loss"])
-            tried = [population(node) for node in swarm.nodes.values()]
-            assert all(each.factor > 1.5 for each in tried if each) and all(tried) == (kind is TryingSwarm)
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(rounds, *NAMES)
+        assert all(len(swarm.hashes(round)) == 1 for round in range(rounds))
+        found.append(swarm.nodes["a"].rounds[rounds]["loss"])
+        tried = [population(node) for node in swarm.nodes.values()]
+        assert all(each.factor > 1.5 for each in tried if each) and all(tried) == (kind is TryingSwarm)
 
-    run_simulation(main)
+    simulate(body, *NAMES, swarm=kind, trainer=learner)
     return found[0]
 
 
@@ -74,37 +69,30 @@ def test_a_population_that_begins_with_a_small_rate_learns_faster_than_without()
 
 
 def test_who_joins_takes_over_and_who_comes_back_goes_on_with_what_it_tried() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = TryingSwarm(nursery, trainer=learner)
-            await swarm.begin(NAMES)
-            await swarm.round_done(15, *NAMES)
-            swarm.kill("c")
-            await trio.sleep(1.0)
-            await swarm.start("c", join="a")
-            await swarm.start("f", join="a")
-            late = swarm.nodes["c"], swarm.nodes["f"]
-            await swarm.until(lambda: all(len(node.rounds) > 2 * PERIOD + 1 for node in late))
-            for node in late:
-                assert population(node).factor > 1.25, "it is as the others', and not what one step from 1 gives"
-            for round in range(max(swarm.nodes["a"].rounds)):
-                assert len(swarm.hashes(round)) == 1
-                assert node.session.last is not None and node.session.last.steered["inner.lr"] > InnerSection().lr
-            nursery.cancel_scope.cancel()
+    async def body(swarm: TryingSwarm) -> None:
+        await swarm.round_done(15, *NAMES)
+        swarm.kill("c")
+        await trio.sleep(1.0)
+        await swarm.start("c", join="a")
+        await swarm.start("f", join="a")
+        late = swarm.nodes["c"], swarm.nodes["f"]
+        await swarm.until(lambda: all(len(node.rounds) > 2 * PERIOD + 1 for node in late))
+        for node in late:
+            assert population(node).factor > 1.25, "it is as the others', and not what one step from 1 gives"
+        for round in range(max(swarm.nodes["a"].rounds)):
+            assert len(swarm.hashes(round)) == 1
+            assert node.session.last is not None and node.session.last.steered["inner.lr"] > InnerSection().lr
 
-    run_simulation(main)
+    simulate(body, *NAMES, swarm=TryingSwarm, trainer=learner)
 
 
 def test_who_is_alone_and_who_hears_nothing_but_nonsense() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = TryingSwarm(nursery, trainer=learner)
-            await swarm.start("a")
-            await swarm.round_done(5, "a")
-            assert population(swarm.nodes["a"]).factor == 1.0
-            nursery.cancel_scope.cancel()
+    async def body(swarm: TryingSwarm) -> None:
+        await swarm.start("a")
+        await swarm.round_done(5, "a")
+        assert population(swarm.nodes["a"]).factor == 1.0
 
-    run_simulation(main)
+    simulate(body, swarm=TryingSwarm, trainer=learner)
     for value in (None, 3, {}, {"period": 1, "factor": 1e6, "loss": 1.0}, {"period": 1, "factor": 1.0, "loss": "x"}):
         assert Trial.read(value) is None
     assert Trial.read({"period": 1, "factor": 1.0, "loss": float("nan")}) is None

@@ -14,10 +14,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-import trio
-from simswarm import SimSwarm
+from simswarm import SimSwarm, simulate
 
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("cli", "crdt", "node", "package", "protocols", "training")  # what volunteers run; testing/ is not
@@ -59,21 +58,17 @@ def profile_of(method: str) -> Counter[str]:
     """Calls by module in one round of four nodes."""
     profile = Profile()
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            validators = NAMES if method == "open" else ()
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.05), method=method, validators=validators)
-            await swarm.begin(NAMES)
-            await swarm.round_done(WARM, *NAMES)
-            before = sys.getprofile()
-            sys.setprofile(profile)
-            try:
-                await swarm.round_done(WARM + 1, *NAMES)
-            finally:
-                sys.setprofile(before)
-            nursery.cancel_scope.cancel()
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(WARM, *NAMES)
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            await swarm.round_done(WARM + 1, *NAMES)
+        finally:
+            sys.setprofile(before)
 
-    run_simulation(main)
+    validators = NAMES if method == "open" else ()
+    simulate(body, *NAMES, world=SimWorld(latency=0.05), method=method, validators=validators)
     return profile.calls
 
 

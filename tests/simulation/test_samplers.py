@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simswarm
 import trio
 from simpolicy import Groups, SimPolicy
 from simswarm import SimSwarm
@@ -17,7 +18,7 @@ from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
 from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, Newest, Weights, WeightsFetch
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
 from swarmnode.protocols.network import PeerId
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs.floats import from_bf16
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned
@@ -63,22 +64,17 @@ def simulate(
 ) -> None:
     """`body` with a swarm whose nodes have all begun; `odd` nodes have such a policy."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            kinds = odd or {}
-            swarm = SimSwarm(
-                nursery,
-                world=world or SimWorld(latency=0.05),
-                method="sapo",
-                trainer=lambda name, peer: kinds.get(name, SimPolicy)(peer, knows=0.5 if name in kinds else 0.2),
-                rollouts=rollouts,
-            )
-            for name in trainers + samplers:
-                await swarm.start(name, join=None if name == "a" else "a", samples=name in samplers)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
+    kinds, world = odd or {}, world or SimWorld(latency=0.05)
 
-    run_simulation(main)
+    async def begun(swarm: SimSwarm) -> None:
+        for name in trainers + samplers:
+            await swarm.start(name, join=None if name == "a" else "a", samples=name in samplers)
+        await body(swarm)
+
+    def policy(name: str, peer: str) -> SimPolicy:
+        return kinds.get(name, SimPolicy)(peer, knows=0.5 if name in kinds else 0.2)
+
+    simswarm.simulate(begun, world=world, method="sapo", trainer=policy, rollouts=rollouts)
 
 
 def trainer_of(swarm: SimSwarm, name: str) -> Sapo:

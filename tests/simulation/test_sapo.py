@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
-import trio
+import simswarm
 from simpolicy import Groups, SimPolicy
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.methods.trainer import TrainerDied
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.rl.groups import Learned
 
 PACE = 1.0  # s of a round, by default
@@ -37,21 +37,18 @@ def simulate(
 ) -> None:
     """`body` with a swarm whose nodes have all begun; `odd`: policies of another kind, by the node's name."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            world = SimWorld(latency=0.05)
-            swarm = SimSwarm(
-                nursery, world=world, method="sapo", trainer=lambda name, peer: (odd or {}).get(name, SimPolicy)(peer)
-            )
-            swarm.checkpoints = checkpoints
-            first, *others = names
-            await swarm.start(first)
-            for name in others:
-                await swarm.start(name, join=first)
-            await body(swarm)
-            nursery.cancel_scope.cancel()
+    async def begun(swarm: SimSwarm) -> None:
+        swarm.checkpoints = checkpoints
+        first, *others = names
+        await swarm.start(first)
+        for name in others:
+            await swarm.start(name, join=first)
+        await body(swarm)
 
-    run_simulation(main)
+    def policy(name: str, peer: str) -> SimPolicy:
+        return (odd or {}).get(name, SimPolicy)(peer)
+
+    simswarm.simulate(begun, world=SimWorld(latency=0.05), method="sapo", trainer=policy)
 
 
 def policy_of(swarm: SimSwarm, name: str) -> SimPolicy:
