@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,10 +30,6 @@ def loopback_has_ipv6() -> bool:
     return True
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main)
-
-
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("place", ["/ip4/127.0.0.1", "/dns4/localhost", "/dns/localhost"])
 def test_every_kind_of_join_address_connects(place: str, named: bool) -> None:
@@ -46,7 +41,7 @@ def test_every_kind_of_join_address_connects(place: str, named: bool) -> None:
             assert [(view.peer, view.inbound) for view in a.peers()] == [(b.me, False)]
             await until(lambda: [view.peer for view in b.peers()] == [a.me])
 
-    run(main)
+    trio.run(main)
 
 
 @pytest.mark.skipif(not loopback_has_ipv6(), reason="this machine has no IPv6")
@@ -61,7 +56,7 @@ def test_peers_over_ipv6_are_seen_with_their_addresses(named: bool) -> None:
             await until(lambda: bool(b.peers()))
             assert str(b.connections.of(a.me)[0].conn.get_transport_addresses()[0]).startswith("/ip6/::1/tcp/")
 
-    run(main)
+    trio.run(main)
 
 
 def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
@@ -86,7 +81,7 @@ def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
             assert manager is not None
             await until(lambda: a.peers() == b.peers() == () and manager._current_connections == 0)
 
-    run(main)
+    trio.run(main)
 
 
 def test_nameless_dials_share_one_connection_and_keep_to_the_one_there_is() -> None:
@@ -101,7 +96,7 @@ def test_nameless_dials_share_one_connection_and_keep_to_the_one_there_is() -> N
             assert len(a.connections.of(b.me)) == 1
             await until(lambda: len(b.connections.of(a.me)) == 1)
 
-    run(main)
+    trio.run(main)
 
 
 def test_failures_to_join_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +131,7 @@ def test_failures_to_join_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> 
             with socket.create_server(("127.0.0.1", 0)) as silent:
                 assert "did not answer within 0.5 s" in await failure(f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}")
 
-    run(main)
+    trio.run(main)
 
 
 def test_address_where_something_else_listens_is_no_peer() -> None:
@@ -159,7 +154,7 @@ def test_address_where_something_else_listens_is_no_peer() -> None:
                 await a.connect(f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity().peer_id}")
             assert a.peers() == ()
 
-    run(main)
+    trio.run(main)
 
 
 def test_name_is_resolved_anew_for_each_try_until_the_seed_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +182,7 @@ def test_name_is_resolved_anew_for_each_try_until_the_seed_is_there(monkeypatch:
             assert answers == ["nothing", "127.0.0.1"]
             assert f"{join}/p2p/{b.me}" in a.known_addresses(b.me)
 
-    run(main)
+    trio.run(main)
 
 
 @pytest.fixture
@@ -224,7 +219,7 @@ def test_txt_records_lead_to_seeds(records: dict[str, list[str]]) -> None:
                 await a.connect("/dnsaddr/loop.test")
             assert not a.peers() and await a.connect("/dnsaddr/seed.test") == b.me
 
-    run(main)
+    trio.run(main)
 
 
 def test_who_answers_must_have_the_key_that_the_link_names() -> None:
@@ -237,4 +232,4 @@ def test_who_answers_must_have_the_key_that_the_link_names() -> None:
             assert not a.peers()
             assert await a.connect(place + public_key(b.me).public_bytes_raw()[:8].hex()) == b.me
 
-    run(main)
+    trio.run(main)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,10 +41,6 @@ async def ask(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
     return answer
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main)
-
-
 def test_streams_carry_bytes_both_ways_and_end_cleanly() -> None:
     async def main() -> None:
         a, b = network(), network()
@@ -66,7 +61,7 @@ def test_streams_carry_bytes_both_ways_and_end_cleanly() -> None:
                     received += chunk
             assert received == payload
 
-    run(main)
+    trio.run(main)
 
 
 def test_connecting_on_loopback_takes_no_fixed_wait() -> None:
@@ -76,7 +71,7 @@ def test_connecting_on_loopback_takes_no_fixed_wait() -> None:
             with trio.fail_after(0.2):  # upstream waits 0.25 s for a better address
                 await a.connect(b.addresses[0])
 
-    run(main)
+    trio.run(main)
 
 
 def test_errors_say_which_of_three_things_happened() -> None:
@@ -107,7 +102,7 @@ def test_errors_say_which_of_three_things_happened() -> None:
                 await stream.receive_some(1)
             await stream.aclose()
 
-    run(main)
+    trio.run(main)
 
 
 def test_silent_address_is_given_up_after_the_timeout() -> None:
@@ -121,7 +116,7 @@ def test_silent_address_is_given_up_after_the_timeout() -> None:
                 with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"), trio.fail_after(1):
                     await a.connect(target, timeout=0.2)
 
-    run(main)
+    trio.run(main)
 
 
 def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
@@ -133,7 +128,7 @@ def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
                     nursery.start_soon(a.connect, b.addresses[0])
             assert len(a.connections.of(b.me)) == 1
 
-    run(main)
+    trio.run(main)
 
 
 def test_cancelled_caller_leaves_the_shared_dial_to_the_others() -> None:
@@ -153,7 +148,7 @@ def test_cancelled_caller_leaves_the_shared_dial_to_the_others() -> None:
             impatient.cancel()
             await until(lambda: bool(a.peers()))
 
-    run(main)
+    trio.run(main)
 
 
 def test_peers_that_dial_each_other_at_once_end_up_connected() -> None:
@@ -169,7 +164,7 @@ def test_peers_that_dial_each_other_at_once_end_up_connected() -> None:
             assert await ask(b, a.me, b"and back") == b"and back"
             assert [view.peer for view in a.peers()] == [b.me]
 
-    run(main)
+    trio.run(main)
 
 
 def test_exception_in_a_handler_ends_its_stream_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +186,7 @@ def test_exception_in_a_handler_ends_its_stream_and_is_counted(caplog: pytest.Lo
             assert a.me in caplog.text
 
     with caplog.at_level(logging.WARNING):
-        run(main)
+        trio.run(main)
 
 
 def test_garbage_in_negotiation_does_not_end_the_host() -> None:
@@ -208,7 +203,7 @@ def test_garbage_in_negotiation_does_not_end_the_host() -> None:
                 stream.send_eof_nowait()
             assert await ask(a, b.me, b"alive") == b"alive"
 
-    run(main)
+    trio.run(main)
 
 
 def test_closed_connections_free_their_slots() -> None:
@@ -225,7 +220,7 @@ def test_closed_connections_free_their_slots() -> None:
             await until(lambda: b.swarm._inbound_limiter.borrowed_tokens == 0)
             await until(lambda: manager._current_connections == 0)
 
-    run(main)
+    trio.run(main)
 
 
 def test_peers_come_and_go_with_events_and_views() -> None:
@@ -246,7 +241,7 @@ def test_peers_come_and_go_with_events_and_views() -> None:
                 event = await events.receive()
                 assert (event.peer, event.up) == (b.me, False)
 
-    run(main)
+    trio.run(main)
 
 
 def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
@@ -259,7 +254,7 @@ def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
                 connections._notify(PeerEvent(str(number), up=True))
             assert (await events.receive()).peer == "10"
 
-    run(main)
+    trio.run(main)
 
 
 def test_more_peers_than_the_limit_are_refused() -> None:
@@ -273,7 +268,7 @@ def test_more_peers_than_the_limit_are_refused() -> None:
             await until(lambda: not b.peers())
             assert [view.peer for view in full.peers()] == [a.me]
 
-    run(main)
+    trio.run(main)
 
 
 def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
@@ -288,7 +283,7 @@ def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
             with pytest.raises(OSError, match="connect"):
                 await trio.open_tcp_stream("127.0.0.1", port)
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_host_that_has_ended_tells_where_it_was() -> None:
@@ -299,7 +294,7 @@ def test_a_host_that_has_ended_tells_where_it_was() -> None:
         assert told and node.own_addresses == node.addresses == told
         assert node.dial_source("127.0.0.1")
 
-    run(main)
+    trio.run(main)
 
 
 def test_port_in_use_is_reported_with_a_way_out() -> None:
@@ -311,7 +306,7 @@ def test_port_in_use_is_reported_with_a_way_out() -> None:
             with pytest.raises(PortTaken, match=rf"port {port} is in use.*--port 0"):
                 await late.run()
 
-    run(main)
+    trio.run(main)
 
 
 def test_address_of_no_interface_is_reported() -> None:
@@ -319,7 +314,7 @@ def test_address_of_no_interface_is_reported() -> None:
         with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
             await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
 
-    run(main)
+    trio.run(main)
 
 
 def test_unspecified_address_is_announced_as_real_ones() -> None:
@@ -333,7 +328,7 @@ def test_unspecified_address_is_announced_as_real_ones() -> None:
                 address.decapsulate("/p2p") if "/p2p/" in str(address) else address for address in a._host.get_addrs()
             ]
 
-    run(main)
+    trio.run(main)
 
 
 def test_told_addresses_replace_those_of_the_interfaces() -> None:
@@ -359,7 +354,7 @@ def test_all_bytes_at_the_sockets_are_counted() -> None:
                 assert 100_000 < told[f"swarmnode_{way}_bytes_total", ECHO] < 103_000  # with what streams cost
                 assert told[f"swarmnode_{way}_bytes_total", "other"] < 3_000
 
-    run(main)
+    trio.run(main)
 
 
 @pytest.mark.parametrize("capped", ["up", "down"])
@@ -377,7 +372,7 @@ def test_caps_hold_traffic_to_their_rate(capped: str) -> None:
             elapsed = trio.current_time() - started
             assert size / elapsed < 1.35 * rate + 0.3 * rate  # a quarter of a second may be caught up on
 
-    run(main)
+    trio.run(main)
 
 
 def test_signatures_are_bound_to_the_peer_id() -> None:
@@ -421,7 +416,7 @@ def test_however_many_others_are_told_of_who_is_connected_is_still_known_and_so_
             await late.connect(a.addresses[0])
             await until(lambda: bool(late.protocols_of(a.me)))
 
-    run(main)
+    trio.run(main)
 
 
 def test_providers_are_found_through_a_third_node() -> None:
@@ -437,7 +432,7 @@ def test_providers_are_found_through_a_third_node() -> None:
             assert a.addresses[0] in c.known_addresses(a.me)
             assert await c.find_providers(os.urandom(32)) == ()
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_key_too_many_is_not_announced_and_ends_nothing(
@@ -454,7 +449,7 @@ def test_a_key_too_many_is_not_announced_and_ends_nothing(
             assert "at most 1 keys" in caplog.text
 
     monkeypatch.setattr(kademlia, "MAX_KEYS", 1)
-    run(main)
+    trio.run(main)
 
 
 @pytest.mark.parametrize("answer", [b"", b"\xff\xff\xff\x7f", b"\x03na\n"], ids=["ends", "too long", "refuses"])
@@ -496,7 +491,7 @@ def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.Monke
             with trio.fail_after(1.5):
                 assert await a.find_providers(os.urandom(32)) == ()
 
-    run(main)
+    trio.run(main)
 
 
 def test_connection_that_never_shakes_hands_costs_no_peer() -> None:
@@ -509,7 +504,7 @@ def test_connection_that_never_shakes_hands_costs_no_peer() -> None:
             for stream in silent:
                 await stream.aclose()
 
-    run(main)
+    trio.run(main)
 
 
 def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +519,7 @@ def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.Mo
             await a.run()
         assert caught.value.subgroup(RuntimeError)
 
-    run(main)
+    trio.run(main)
 
 
 # --- addresses that nobody can read -----------------------------------------------------------------------------------

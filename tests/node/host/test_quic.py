@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -72,10 +72,6 @@ async def connected(a: Libp2pNetwork, b: Libp2pNetwork) -> AsyncIterator[trio.Nu
         yield nursery
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main)
-
-
 def port_of(address: str) -> int:
     endpoint = parse(address)
     assert endpoint is not None
@@ -91,7 +87,7 @@ def test_it_listens_at_the_port_of_tcp_and_dials_from_there() -> None:
             assert await seen_by(session(a, b)) == place(a).partition("/p2p/")[0]
             assert a.connections.of(b.me)[0].direct and b.connections.of(a.me)[0].inbound
 
-    run(main)
+    trio.run(main)
 
 
 def test_no_quic_where_the_owner_wants_none() -> None:
@@ -102,7 +98,7 @@ def test_no_quic_where_the_owner_wants_none() -> None:
             with pytest.raises(Unreachable, match="no UDP port"):
                 await a.connect(place(b))
 
-    run(main)
+    trio.run(main)
 
 
 def test_tcp_takes_over_where_it_works_as_well_and_whoever_keeps_streams_hears_of_it() -> None:
@@ -121,7 +117,7 @@ def test_tcp_takes_over_where_it_works_as_well_and_whoever_keeps_streams_hears_o
             assert best is not None and not best.is_quic
             assert await ask(a, b, b"hello") == b"hello"
 
-    run(main)
+    trio.run(main)
 
 
 @pytest.mark.parametrize("tcp", ["silent", "refuses"])
@@ -147,7 +143,7 @@ def test_quic_is_dialled_where_tcp_is_silent_for_a_second_or_failed(tcp: str, mo
             waited = began[1][1] - began[0][1]
             assert (waited > HEAD_START / 2) == (tcp == "silent")
 
-    run(main)
+    trio.run(main)
 
 
 def test_quic_is_dialled_beside_tcp_that_turned_out_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +163,7 @@ def test_quic_is_dialled_beside_tcp_that_turned_out_slow(monkeypatch: pytest.Mon
             best = a.connections.best(b.me)
             assert best is not None and best.is_quic
 
-    run(main)
+    trio.run(main)
 
 
 def test_what_each_brought_decides_between_tcp_and_quic() -> None:
@@ -197,7 +193,7 @@ def test_what_each_brought_decides_between_tcp_and_quic() -> None:
                         brings(connection, rate, at - BULK / rate)
                 assert a.connections.best(b.me) is wanted, (tcp, quic)
 
-    run(main)
+    trio.run(main)
 
 
 def test_only_what_is_large_and_comes_without_a_pause_says_how_fast_a_connection_is() -> None:
@@ -224,7 +220,7 @@ def test_who_answers_is_checked_and_named() -> None:
             async with running(c):
                 assert await c.connect(place(b).partition("/p2p/")[0]) == b.me
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_certificate_names_its_key_and_no_other() -> None:
@@ -275,7 +271,7 @@ def test_datagrams_that_make_no_sense_are_counted_and_cost_no_connection() -> No
             assert await ask(a, b, bytes(100_000)) == bytes(100_000)
             await until(lambda: not b._handshakes.waiting)
 
-    run(main)
+    trio.run(main)
 
 
 def test_newcomers_prove_their_address_once_places_get_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +282,7 @@ def test_newcomers_prove_their_address_once_places_get_scarce(monkeypatch: pytes
             await a.connect(place(b))
             assert b.quic.dropped["asked to come again"] >= 1
 
-    run(main)
+    trio.run(main)
 
 
 def test_places_of_handshakes_are_bounded_and_free_again() -> None:
@@ -309,7 +305,7 @@ def test_places_of_handshakes_are_bounded_and_free_again() -> None:
             await until(lambda: not b._handshakes.waiting)
             assert set(b.quic.endpoints[0]._links.values()) == {session(b, a).link}
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_reader_that_takes_nothing_keeps_one_window_and_other_streams_go_on() -> None:
@@ -325,7 +321,7 @@ def test_a_reader_that_takes_nothing_keeps_one_window_and_other_streams_go_on() 
             assert 0 < unread <= 3 * INITIAL_WINDOW * 1.2  # with what pieces cost
             nursery.cancel_scope.cancel()
 
-    run(main)
+    trio.run(main)
 
 
 def test_what_a_handler_left_unread_counts_no_more_when_it_is_done() -> None:
@@ -346,7 +342,7 @@ def test_what_a_handler_left_unread_counts_no_more_when_it_is_done() -> None:
             share = session(b, a).allowance
             await until(lambda: not share.unread and not share.streams)
 
-    run(main)
+    trio.run(main)
 
 
 def test_who_sends_beyond_its_window_is_disconnected_and_noted() -> None:
@@ -363,7 +359,7 @@ def test_who_sends_beyond_its_window_is_disconnected_and_noted() -> None:
             await until(lambda: a.me not in b.connections and b.me not in a.connections)
             assert b._allowance.violations.count(a.me) == 1 and a._allowance.violations.count(b.me) == 0
 
-    run(main)
+    trio.run(main)
 
 
 def test_streams_of_a_peer_are_bounded() -> None:
@@ -381,7 +377,7 @@ def test_streams_of_a_peer_are_bounded() -> None:
             assert await ask(a, b, b"there is room again") == b"there is room again"
             assert b._allowance.violations.count(a.me) == 0
 
-    run(main)
+    trio.run(main)
 
 
 def test_connections_wait_together_for_room_in_their_socket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +403,7 @@ def test_connections_wait_together_for_room_in_their_socket(monkeypatch: pytest.
                     asking.start_soon(ask, a, peer, b"hello")
             assert len(over_quic) == 2 and not any(each.is_closed for each in over_quic)
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_connection_that_is_cut_in_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +418,7 @@ def test_a_connection_that_is_cut_in_silence_is_noticed(monkeypatch: pytest.Monk
             session(b, a).link.endpoint.send = lambda *_: None  # type: ignore[method-assign]
             await until(lambda: b.me not in a.connections)
 
-    run(main)
+    trio.run(main)
 
 
 @pytest.mark.parametrize("cap", ["up", "down"])
@@ -443,4 +439,4 @@ def test_the_owners_caps_hold(cap: str) -> None:
                 await stream.send_all(bytes(50 << 20))
             assert 1.5e6 < taken < 4.5e6  # with the first credit
 
-    run(main)
+    trio.run(main)

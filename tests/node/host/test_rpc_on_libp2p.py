@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -59,10 +59,6 @@ async def nodes(count: int, limits: RpcLimits = NORMAL) -> AsyncIterator[list[No
         yield made
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main)
-
-
 def test_handlers_that_wait_delay_no_other_call_of_their_peer() -> None:
     async def main() -> None:
         release, waiting = trio.Event(), 0
@@ -85,7 +81,7 @@ def test_handlers_that_wait_delay_no_other_call_of_their_peer() -> None:
                     crowd.start_soon(client.ask, server)
             release.set()
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_cancelled_call_ends_its_handler_on_the_other_side() -> None:
@@ -109,7 +105,7 @@ def test_a_cancelled_call_ends_its_handler_on_the_other_side() -> None:
             await ended.wait()
             assert (await client.ask(server, note=Note(b"on"))).text == b"on"  # the stream goes on
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_peer_that_reads_no_answers_is_not_read_from_and_delays_nobody() -> None:
@@ -148,7 +144,7 @@ def test_a_peer_that_reads_no_answers_is_not_read_from_and_delays_nobody() -> No
                 answered.add(reply.id)
             assert answered == set(range(1, calls + 1))
 
-    run(main)
+    trio.run(main)
 
 
 def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,4 +182,4 @@ def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypat
         assert second >= 20 * CHUNK
         assert second % CHUNK == 0
 
-    run(main)
+    trio.run(main)

@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import trio
+from hosts import until
 
 from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
@@ -44,12 +44,6 @@ async def main():
 
 trio.run(main)
 """
-
-
-async def until(condition: Callable[[], bool], *, within: float) -> None:
-    with trio.fail_after(within):
-        while not condition():  # noqa: ASYNC110 (another process decides)
-            await trio.sleep(0.01)
 
 
 @pytest.mark.slow
