@@ -33,10 +33,9 @@ class Peer:
         from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 
         from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-        from swarmnode.node.identity import Identity, peer_id_of
+        from swarmnode.node.identity import Identity
 
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        identity = Identity(Ed25519PrivateKey.generate())
         self.network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         self.stock = KadDHT(self.network._host, DHTMode.SERVER) if stock else None
 

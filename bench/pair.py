@@ -174,10 +174,9 @@ def swarmnode_network() -> Any:
 
     from swarmnode.node.host.limits import Limits, RateLimits
     from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-    from swarmnode.node.identity import Identity, peer_id_of
+    from swarmnode.node.identity import Identity
 
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    identity = Identity(Ed25519PrivateKey.generate())
     limits = Limits(rates=RateLimits(stranger=0.0, strangers=0.0))
     return Libp2pNetwork(identity, HostSettings(listen=(LOOPBACK,), limits=limits))
 

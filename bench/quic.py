@@ -38,7 +38,7 @@ from pair import cpu_seconds, emit
 from swarmnode.node.host import tcp
 from swarmnode.node.host.limits import Limits, RateLimits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.protocols.network import Stream
 
 TAKE, ECHO = "/bench/take/1", "/bench/echo/1"
@@ -48,8 +48,7 @@ PATIENCE = 120.0  # s for anything to end
 
 
 def node(listen: str) -> Libp2pNetwork:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    identity = Identity(Ed25519PrivateKey.generate())
     limits = Limits(rates=RateLimits(stranger=0.0, strangers=0.0))
     return Libp2pNetwork(identity, HostSettings(listen=(f"/ip4/{listen}/tcp/0",), limits=limits, quic=True))
 

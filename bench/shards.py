@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pair import cpu_seconds
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.network import PeerId, Stream
@@ -83,8 +83,7 @@ class OnlyTheNamed(Libp2pNetwork):
 
 
 def new_node(folder: Path, *, lies: bool = False) -> tuple[Libp2pNetwork, Rpc, ShardStore, Shards]:
-    key = Ed25519PrivateKey.generate()
-    identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    identity = Identity(Ed25519PrivateKey.generate())
     network = OnlyTheNamed(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",), mdns=False))
     rpc = Rpc(network)
     store = (LyingStore if lies else ShardStore)(folder / "shards", cap=1 << 40)

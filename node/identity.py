@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,14 @@ def cleaned(name: str) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """A node's key and its name in the network."""
+    """A node's key, and by it its name in the network."""
 
     private_key: Ed25519PrivateKey
-    peer_id: str  # base58btc, "12D3KooW…"
+
+    @cached_property
+    def peer_id(self) -> str:
+        """In base58btc, as "12D3KooW…"."""
+        return peer_id_of(self.private_key.public_key().public_bytes_raw())
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"
@@ -211,7 +216,7 @@ def load(path: Path, passphrase: bytes | None) -> Identity:
             f"{path}: holds a key of another kind ({type(private_key).__name__}); swarmnode identities are Ed25519. "
             "Move the file away to start with a new key."
         )
-    return Identity(private_key, peer_id_of(private_key.public_key().public_bytes_raw()))
+    return Identity(private_key)
 
 
 def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey, *, place: Any = os.link) -> None:

@@ -45,7 +45,7 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 from swarmnode.testing.simnode import Connection, SimNetwork
 
@@ -110,8 +110,7 @@ class SimWorld:
             identity, address = last.identity, last.address
         else:
             secret = hashlib.sha256(f"simnet {self._seed} {name!r}".encode()).digest()
-            key = Ed25519PrivateKey.from_private_bytes(secret)
-            identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+            identity = Identity(Ed25519PrivateKey.from_private_bytes(secret))
             number = len(self._named) + 1
             place = f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"
             self._by_address[place] = identity.peer_id

@@ -28,7 +28,7 @@ import msgpack
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.protocols.calls.frames import REPLY, Frame
 from swarmnode.protocols.calls.rpc import PROTOCOL, Rpc
 from swarmnode.protocols.wire import Empty, encode
@@ -44,8 +44,7 @@ class Blob:
 
 
 def new_identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Identity(Ed25519PrivateKey.generate())
 
 
 class Methods:

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.nat.netcheck import report
 from swarmnode.node.nat.relay import RelayRefused
 from swarmnode.node.nat.traversal import NatTraversal
@@ -52,8 +52,7 @@ class Node:
     """One life of the node, from `start` to the next one."""
 
     def __init__(self, port: int, *, mdns: bool) -> None:
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        identity = Identity(Ed25519PrivateKey.generate())
         limits = Limits()
         settings = HostSettings(listen=listening("::", port), mdns=mdns, quic=True, agent="netlab", limits=limits)
         self.network = Libp2pNetwork(identity, settings)

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file, save_file
 
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.provenance import Unfit, begun_from, export, first_state, follow, tokenizer_beside
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
@@ -48,9 +48,8 @@ def test_what_was_exported_is_what_a_new_run_begins_from(tmp_path: Path, task: s
     vector = np.random.default_rng(1).standard_normal(layout.parameters, np.float32)
     kept = Checkpoints(store.folder(old.run_id) / "checkpoints", run_id=old.run_id, layout=layout, keep=1)
     kept.save(Saved(9, OuterState(vector, np.ones_like(vector)), np.ones_like(vector), ()))
-    target, key = tmp_path / "model.safetensors", Ed25519PrivateKey.generate()
-    me = peer_id_of(key.public_key().public_bytes_raw())
-    _, record = export(DataDir(tmp_path), old.run_id, Identity(key, me), target, with_momentum=True)
+    target, me = tmp_path / "model.safetensors", Identity(Ed25519PrivateKey.generate())
+    _, record = export(DataDir(tmp_path), old.run_id, me, target, with_momentum=True)
     new = begun_from(old.updated(run={"name": "new"}), str(target))
     assert new.run.weights == record["model"]["sha256"] and new.run_id != old.run_id
     assert decode(encode(new), expected_run_id=new.run_id) == new

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.process import metrics_of
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
@@ -38,8 +38,7 @@ def test_names_say_what_kind_they_are_and_every_metric_says_what_it_means() -> N
 
 def test_prometheus_reads_what_is_printed() -> None:
     async def text() -> str:
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        identity = Identity(Ed25519PrivateKey.generate())
         network = Libp2pNetwork(identity, HostSettings(listen=()))
         return metrics_of(Limits(), network, Rpc(network)).text()
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from swarmnode.crdt import encoding
 from swarmnode.node import provenance
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.provenance import NoModel, export, verify
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
@@ -35,8 +35,7 @@ SPEC = RunSpec(RunSection(name="test")).resolved(heldout_sha256="ab" * 32, index
 
 
 def identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Identity(Ed25519PrivateKey.generate())
 
 
 ME = identity()

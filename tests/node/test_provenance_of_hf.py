@@ -14,7 +14,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tinymodels import folder_of
 
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.provenance import NoModel, begun_from, export, tokenizer_beside, verify
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir
@@ -38,8 +38,7 @@ SEALED = (b"abcdefg: 123=" * 40)[: 12 * 33]
 
 
 def identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Identity(Ed25519PrivateKey.generate())
 
 
 def kept(home: DataDir, base: Path, rank: int) -> tuple[RunSpec, CausalLM]:

@@ -11,15 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.protocols.network import Stream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
 def identity() -> Identity:
-    key = Ed25519PrivateKey.generate()
-    return Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+    return Identity(Ed25519PrivateKey.generate())
 
 
 def network(*, policy: PeerPolicy | None = None, listen: tuple[str, ...] = LOOPBACK, **settings: Any) -> Libp2pNetwork:

@@ -13,7 +13,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.state.membership import RunListing, serve_runs
@@ -39,8 +39,7 @@ class LyingPeer:
 
     async def _main(self) -> None:
         self._token, self._over = trio.lowlevel.current_trio_token(), trio.Event()
-        key = Ed25519PrivateKey.generate()
-        identity = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
+        identity = Identity(Ed25519PrivateKey.generate())
         network = Libp2pNetwork(identity, HostSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         rpc = Rpc(network)
         listings = tuple(RunListing(run_id, "tiny", 0, 1) for run_id in self._specifications)

@@ -11,15 +11,14 @@ import subprocess
 import sys
 from functools import partial
 
+import hosts
 import pytest
 import trio
 from hosts import until
 
 from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.host.patches import yamux_session
-from swarmnode.node.identity import Identity, peer_id_of
 
 KEEPALIVE, SILENCE, BRIEF = 0.15, 0.25, 0.1  # seconds
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
@@ -29,13 +28,11 @@ import sys, trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.node.discovery import finder
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
-from swarmnode.node.identity import Identity, peer_id_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.host.patches import yamux_session
 
 yamux_session.KEEPALIVE, yamux_session.SILENCE, finder.BRIEF = {KEEPALIVE}, {SILENCE}, {BRIEF}
-key = Ed25519PrivateKey.generate()
-me = Identity(key, peer_id_of(key.public_key().public_bytes_raw()))
-node = Libp2pNetwork(me, HostSettings(listen={LISTEN!r}))
+node = Libp2pNetwork(Identity(Ed25519PrivateKey.generate()), HostSettings(listen={LISTEN!r}))
 
 async def main():
     async with trio.open_nursery() as nursery:
@@ -48,13 +45,10 @@ trio.run(main)
 
 @pytest.mark.slow
 def test_process_that_was_frozen_is_connected_again_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     monkeypatch.setattr(yamux_session, "KEEPALIVE", KEEPALIVE)
     monkeypatch.setattr(yamux_session, "SILENCE", SILENCE)
     monkeypatch.setattr(finder, "BRIEF", BRIEF)
-    key = Ed25519PrivateKey.generate()
-    node = Libp2pNetwork(Identity(key, peer_id_of(key.public_key().public_bytes_raw())), HostSettings(listen=LISTEN))
+    node = hosts.network()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
