@@ -1,11 +1,14 @@
-"""How many examples property tests try: 100 by default, 2000 with `--hypothesis-profile thorough`.
+"""What all tests share: how `async def` tests run, and how many examples property tests try.
 
-Tests of promises therefore do not set `max_examples` themselves. Examples have no deadline, since runs share machines.
+That is 100 by default, 2000 with `--hypothesis-profile thorough`. Tests of promises therefore do not set `max_examples`
+themselves. Examples have no deadline, since runs share machines.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -18,6 +21,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is `async def` runs on trio."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    import trio
+
+    from swarmnode.testing.simnet import run_simulation
+
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run = run_simulation if pyfuncitem.get_closest_marker("virtual_time") else trio.run
+    run(partial(pyfuncitem.obj, **given))
+    return True
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -18,7 +19,8 @@ from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.testing.memorystate import MemoryState, clocks_of
-from swarmnode.testing.simnet import run_simulation
+
+pytestmark = pytest.mark.virtual_time
 
 RUN = "cd" * 32
 ME, BOB, CAT, ZOE = ("12D3KooW" + letter * 44 for letter in "ABCZ")
@@ -84,112 +86,94 @@ async def says(state: MemoryState, author: str, what: Attestation) -> None:
     await state.merge([write(RUN, author, what.key, what.value, hlc=hlc, sign=sign)])
 
 
-def test_a_node_attests_what_it_saw_and_says_it_once() -> None:
-    async def main() -> None:
-        state, ledger = new()
-        method = Sees(0, bob=8)
-        watch = watching(state, ledger, method)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch.run)
-            await trio.sleep(1)
-            for _ in range(4):
-                method.place = replace(method.place, round=method.place.round + 1)
-                await trio.sleep(EPOCH)
-            said = [read(record) for record in await state.select("attestation/", limit=100)]  # type: ignore[arg-type]
-            assert [(one.what.round, one.what.subject) for one in said] == [(1, BOB)]
+async def test_a_node_attests_what_it_saw_and_says_it_once() -> None:
+    state, ledger = new()
+    method = Sees(0, bob=8)
+    watch = watching(state, ledger, method)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        await trio.sleep(1)
+        for _ in range(4):
             method.place = replace(method.place, round=method.place.round + 1)
             await trio.sleep(EPOCH)
-            assert len(await state.select("attestation/", limit=100)) == 2
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
-
-
-def test_a_node_whom_nobody_told_what_it_said_attests_nothing_yet() -> None:
-    async def main() -> None:
-        state, ledger = new()
-        writer = Writer(state)
-        writer.remembered = False
-        watch = watching(state, ledger, Sees(8, bob=8), writer)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch.run)
-            await trio.sleep(2.5 * EPOCH)
-            assert not await state.select("attestation/", limit=100)
-            writer.remembered = True
-            await trio.sleep(EPOCH)
-            assert len(await state.select("attestation/", limit=100)) == 1
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+        said = [read(record) for record in await state.select("attestation/", limit=100)]  # type: ignore[arg-type]
+        assert [(one.what.round, one.what.subject) for one in said] == [(1, BOB)]
+        method.place = replace(method.place, round=method.place.round + 1)
+        await trio.sleep(EPOCH)
+        assert len(await state.select("attestation/", limit=100)) == 2
+        nursery.cancel_scope.cancel()
 
 
-def test_others_words_are_heard_before_and_while_a_node_watches() -> None:
-    async def main() -> None:
-        state, ledger = new()
-        for _ in range(6):
-            for peer in (BOB, CAT):
-                ledger.observe(peer, Saw.PROOF, good=8)
-            ledger.close(0)
-        await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
-        watch = watching(state, ledger, Sees(3))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch.run)
-            await says(state, CAT, Attestation(4, ZOE, 800, 900, 40))
-            await trio.sleep(1)
-            assert len(ledger.view()[ZOE].words) == 2
-            assert 0.8 <= ledger.view()[ZOE].score <= 0.9
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+async def test_a_node_whom_nobody_told_what_it_said_attests_nothing_yet() -> None:
+    state, ledger = new()
+    writer = Writer(state)
+    writer.remembered = False
+    watch = watching(state, ledger, Sees(8, bob=8), writer)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        await trio.sleep(2.5 * EPOCH)
+        assert not await state.select("attestation/", limit=100)
+        writer.remembered = True
+        await trio.sleep(EPOCH)
+        assert len(await state.select("attestation/", limit=100)) == 1
+        nursery.cancel_scope.cancel()
 
 
-def test_who_equivocates_in_attestations_is_not_heard_from_the_next_epoch_on() -> None:
-    async def main() -> None:
-        state, ledger = new()
-        for _ in range(6):
-            ledger.observe(BOB, Saw.PROOF, good=8)
-            ledger.close(0)
-        watch = watching(state, ledger, Sees(3))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch.run)
-            await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
-            await trio.sleep(1)
-            assert ledger.view()[ZOE].score == 0.9
-            await trio.sleep(1)
-            await says(state, BOB, Attestation(3, ZOE, 0, 0, 40))
-            await watch.end_epoch()
-            assert ledger.view()[ZOE].score == 0.0
-            assert ledger.view()[ZOE].probation
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+async def test_others_words_are_heard_before_and_while_a_node_watches() -> None:
+    state, ledger = new()
+    for _ in range(6):
+        for peer in (BOB, CAT):
+            ledger.observe(peer, Saw.PROOF, good=8)
+        ledger.close(0)
+    await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
+    watch = watching(state, ledger, Sees(3))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        await says(state, CAT, Attestation(4, ZOE, 800, 900, 40))
+        await trio.sleep(1)
+        assert len(ledger.view()[ZOE].words) == 2
+        assert 0.8 <= ledger.view()[ZOE].score <= 0.9
+        nursery.cancel_scope.cancel()
 
 
-def test_a_peer_that_goes_on_doing_harm_becomes_an_offender() -> None:
-    async def main() -> None:
-        state, ledger = new()
-        watch = watching(state, ledger, Sees(0, zoe=-8, bob=8))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch.run)
-            await trio.sleep(2.5 * EPOCH)
-            assert not watch.violations.totals
-            await trio.sleep(2 * EPOCH)
-            assert watch.violations.count(ZOE) and not watch.violations.count(BOB)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
-
-
-def test_a_name_too_long_to_be_attested_is_passed_over() -> None:
-    async def main() -> None:
-        state, ledger = new()
-        ledger.observe("x" * 200, Saw.PROOF, good=9)
+async def test_who_equivocates_in_attestations_is_not_heard_from_the_next_epoch_on() -> None:
+    state, ledger = new()
+    for _ in range(6):
         ledger.observe(BOB, Saw.PROOF, good=8)
-        watch = watching(state, ledger, Sees(4))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(state.run)
-            await watch.end_epoch()
-            assert [one.key.rpartition("/")[2] for one in await state.select("attestation/", limit=9)] == [BOB]
-            nursery.cancel_scope.cancel()
+        ledger.close(0)
+    watch = watching(state, ledger, Sees(3))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        await says(state, BOB, Attestation(3, ZOE, 900, 900, 40))
+        await trio.sleep(1)
+        assert ledger.view()[ZOE].score == 0.9
+        await trio.sleep(1)
+        await says(state, BOB, Attestation(3, ZOE, 0, 0, 40))
+        await watch.end_epoch()
+        assert ledger.view()[ZOE].score == 0.0
+        assert ledger.view()[ZOE].probation
+        nursery.cancel_scope.cancel()
 
-    run_simulation(main)
+
+async def test_a_peer_that_goes_on_doing_harm_becomes_an_offender() -> None:
+    state, ledger = new()
+    watch = watching(state, ledger, Sees(0, zoe=-8, bob=8))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        await trio.sleep(2.5 * EPOCH)
+        assert not watch.violations.totals
+        await trio.sleep(2 * EPOCH)
+        assert watch.violations.count(ZOE) and not watch.violations.count(BOB)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_name_too_long_to_be_attested_is_passed_over() -> None:
+    state, ledger = new()
+    ledger.observe("x" * 200, Saw.PROOF, good=9)
+    ledger.observe(BOB, Saw.PROOF, good=8)
+    watch = watching(state, ledger, Sees(4))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(state.run)
+        await watch.end_epoch()
+        assert [one.key.rpartition("/")[2] for one in await state.select("attestation/", limit=9)] == [BOB]
+        nursery.cancel_scope.cancel()

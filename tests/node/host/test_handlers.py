@@ -67,91 +67,73 @@ async def two() -> AsyncIterator[tuple[Side, Side]]:
         yield a, b
 
 
-def test_every_protocol_of_a_node_lets_go_of_a_stream_on_which_nothing_comes() -> None:
-    async def main() -> None:
-        async with two() as (a, b):
-            served = a.network.handlers.protocols
-            assert {RPC, BULK, HELLO, WEDGE, "/ipfs/kad/1.0.0", "/libp2p/autonat/1.0.0", "/libp2p/dcutr"} <= set(served)
+async def test_every_protocol_of_a_node_lets_go_of_a_stream_on_which_nothing_comes() -> None:
+    async with two() as (a, b):
+        served = a.network.handlers.protocols
+        assert {RPC, BULK, HELLO, WEDGE, "/ipfs/kad/1.0.0", "/libp2p/autonat/1.0.0", "/libp2p/dcutr"} <= set(served)
+        assert await a.answering.check(b.network.me)
+        assert not a.answering.problems() and not a.answering._silent and not a.answering._restarts
+        assert a.rpc.violations.count(b.network.me) == 0, "a probe is no offence"
+
+
+async def test_a_wedged_handler_is_told_restarted_and_answers_again() -> None:
+    async with two() as (a, b):
+        a.wedged = True
+        victim = await b.network.open_stream(a.network.me, WEDGE)  # takes the lock, for ever
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        a.wedged = False  # what is wedged stays so by itself
+        assert await a.answering.check(b.network.me)
+        assert [text for text in a.answering.problems() if WEDGE in text and "restarted once" in text]
+        assert a.answering._restarts == {WEDGE: 1}, "all others went on"
+        await victim.aclose()
+        assert await a.answering.check(b.network.me)
+        assert not a.answering.problems() and not a.lock.locked()
+
+
+async def test_one_that_stays_wedged_is_restarted_once_a_while_and_stays_a_problem() -> None:
+    async with two() as (a, b):
+        a.wedged = True
+        for _ in range(2):
             assert await a.answering.check(b.network.me)
-            assert not a.answering.problems() and not a.answering._silent and not a.answering._restarts
-            assert a.rpc.violations.count(b.network.me) == 0, "a probe is no offence"
-
-    trio.run(main)
+        assert a.answering._restarts == {WEDGE: 1}
+        assert [text for text in a.answering.problems() if WEDGE in text]
 
 
-def test_a_wedged_handler_is_told_restarted_and_answers_again() -> None:
-    async def main() -> None:
-        async with two() as (a, b):
-            a.wedged = True
-            victim = await b.network.open_stream(a.network.me, WEDGE)  # takes the lock, for ever
-            await trio.testing.wait_all_tasks_blocked(0.02)
-            a.wedged = False  # what is wedged stays so by itself
-            assert await a.answering.check(b.network.me)
-            assert [text for text in a.answering.problems() if WEDGE in text and "restarted once" in text]
-            assert a.answering._restarts == {WEDGE: 1}, "all others went on"
-            await victim.aclose()
-            assert await a.answering.check(b.network.me)
-            assert not a.answering.problems() and not a.lock.locked()
-
-    trio.run(main)
+async def test_a_part_begins_anew_and_serves_as_before() -> None:
+    async with two() as (a, b):
+        assert await b.rpc.ping(a.network.me, timeout=2) > 0
+        a.answering._restart(RPC)
+        with trio.fail_after(5):
+            while True:
+                try:
+                    await b.rpc.ping(a.network.me, timeout=2)
+                    break
+                except Exception:  # the old stream ends, and the next call opens another
+                    await trio.sleep(0.02)
+        assert (await greet(b.network, a.network.me, timeout=2)).agent == "test"
 
 
-def test_one_that_stays_wedged_is_restarted_once_a_while_and_stays_a_problem() -> None:
-    async def main() -> None:
-        async with two() as (a, b):
-            a.wedged = True
-            for _ in range(2):
-                assert await a.answering.check(b.network.me)
-            assert a.answering._restarts == {WEDGE: 1}
-            assert [text for text in a.answering.problems() if WEDGE in text]
+async def test_liars_have_nothing_restarted_and_one_place_is_not_believed() -> None:
+    async with two() as (a, b):
 
-    trio.run(main)
+        async def lie(peer: str, probe: Probe) -> Probed:
+            return Probed(answered=False)
 
-
-def test_a_part_begins_anew_and_serves_as_before() -> None:
-    async def main() -> None:
-        async with two() as (a, b):
-            assert await b.rpc.ping(a.network.me, timeout=2) > 0
-            a.answering._restart(RPC)
-            with trio.fail_after(5):
-                while True:
-                    try:
-                        await b.rpc.ping(a.network.me, timeout=2)
-                        break
-                    except Exception:  # the old stream ends, and the next call opens another
-                        await trio.sleep(0.02)
-            assert (await greet(b.network, a.network.me, timeout=2)).agent == "test"
-
-    trio.run(main)
-
-
-def test_liars_have_nothing_restarted_and_one_place_is_not_believed() -> None:
-    async def main() -> None:
-        async with two() as (a, b):
-
-            async def lie(peer: str, probe: Probe) -> Probed:
-                return Probed(answered=False)
-
-            b.rpc._server.methods.pop(METHOD)
-            b.rpc.serve(METHOD, Probe, lie)
-            assert await a.answering.check(b.network.me)
-            assert not a.answering._restarts and not a.answering.problems()
-            a.answering._silent[HELLO].places |= {f"192.0.2.{number}" for number in range(PEERS)}
-            assert ["peers at different places say" in text for text in a.answering.problems()] == [True]
-
-    trio.run(main)
+        b.rpc._server.methods.pop(METHOD)
+        b.rpc.serve(METHOD, Probe, lie)
+        assert await a.answering.check(b.network.me)
+        assert not a.answering._restarts and not a.answering.problems()
+        a.answering._silent[HELLO].places |= {f"192.0.2.{number}" for number in range(PEERS)}
+        assert ["peers at different places say" in text for text in a.answering.problems()] == [True]
 
 
 @pytest.mark.parametrize("protocol", ["/test/never-told/1", "/ipfs/nothing"])
-def test_who_is_asked_tries_only_what_the_asker_serves_and_not_without_end(protocol: str) -> None:
-    async def main() -> None:
-        async with two() as (a, b):
-            ask: Any = lambda name: a.rpc.call(b.network.me, METHOD, Probe(name), Probed, timeout=5)  # noqa: E731
-            with pytest.raises(Refused) as refused:
-                await ask(protocol)
-            assert refused.value.code == "untold"
-            with pytest.raises(Refused, match="too many"):
-                for _ in range(int(PROBES.burst) + 10):
-                    assert (await ask(HELLO)).answered
-
-    trio.run(main)
+async def test_who_is_asked_tries_only_what_the_asker_serves_and_not_without_end(protocol: str) -> None:
+    async with two() as (a, b):
+        ask: Any = lambda name: a.rpc.call(b.network.me, METHOD, Probe(name), Probed, timeout=5)  # noqa: E731
+        with pytest.raises(Refused) as refused:
+            await ask(protocol)
+        assert refused.value.code == "untold"
+        with pytest.raises(Refused, match="too many"):
+            for _ in range(int(PROBES.burst) + 10):
+                assert (await ask(HELLO)).answered

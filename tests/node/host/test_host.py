@@ -41,130 +41,109 @@ async def ask(node: Libp2pNetwork, peer: str, message: bytes) -> bytes:
     return answer
 
 
-def test_streams_carry_bytes_both_ways_and_end_cleanly() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        b.serve(ECHO, echo)
-        async with running(a, b):
-            assert await a.connect(b.addresses[0]) == b.me
-            payload = os.urandom(3_000_000)
-            stream = await a.open_stream(b.me, ECHO)
+async def test_streams_carry_bytes_both_ways_and_end_cleanly() -> None:
+    a, b = network(), network()
+    b.serve(ECHO, echo)
+    async with running(a, b):
+        assert await a.connect(b.addresses[0]) == b.me
+        payload = os.urandom(3_000_000)
+        stream = await a.open_stream(b.me, ECHO)
 
-            async def send() -> None:
-                await stream.send_all(payload)
-                await stream.send_eof()
+        async def send() -> None:
+            await stream.send_all(payload)
+            await stream.send_eof()
 
-            received = bytearray()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(send)
-                while chunk := await stream.receive_some(1 << 20):
-                    received += chunk
-            assert received == payload
-
-    trio.run(main)
+        received = bytearray()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            while chunk := await stream.receive_some(1 << 20):
+                received += chunk
+        assert received == payload
 
 
-def test_connecting_on_loopback_takes_no_fixed_wait() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        async with running(a, b):
-            with trio.fail_after(0.2):  # upstream waits 0.25 s for a better address
+async def test_connecting_on_loopback_takes_no_fixed_wait() -> None:
+    a, b = network(), network()
+    async with running(a, b):
+        with trio.fail_after(0.2):  # upstream waits 0.25 s for a better address
+            await a.connect(b.addresses[0])
+
+
+async def test_errors_say_which_of_three_things_happened() -> None:
+    a, b = network(), network()
+
+    async def drop(stream: Stream) -> None:
+        await stream.aclose()
+
+    b.serve("/test/drop/1", drop)
+    async with running(a, b):
+        nobody = identity().peer_id
+        with pytest.raises(Unreachable, match="no address"):
+            await a.connect(nobody)
+        with pytest.raises(Unreachable, match="refused"):
+            await a.connect(f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}")
+        with pytest.raises(Unreachable, match=f"answers as another peer, {b.me}"):
+            await a.connect(addresses.with_peer(b.addresses[0], nobody))
+        with pytest.raises(Unreachable, match="itself"):
+            await a.connect(a.addresses[0])
+        with pytest.raises(Unreachable, match="cannot be dialled: expected /ip4/"):
+            await a.connect("/ip4/127.0.0.1/udp/1")
+        await a.connect(b.addresses[0])
+        with pytest.raises(ProtocolUnsupported):
+            await a.open_stream(b.me, "/test/unknown/1")
+        stream = await a.open_stream(b.me, "/test/drop/1")
+        with pytest.raises(StreamBroken):
+            await stream.receive_some(1)
+        await stream.aclose()
+
+
+async def test_silent_address_is_given_up_after_the_timeout() -> None:
+    a = network()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with running(a):
+            target = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{identity().peer_id}"
+            with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"), trio.fail_after(1):
+                await a.connect(target, timeout=0.2)
+
+
+async def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
+    a, b = network(), network()
+    async with running(a, b):
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(a.connect, b.addresses[0])
+        assert len(a.connections.of(b.me)) == 1
+
+
+async def test_cancelled_caller_leaves_the_shared_dial_to_the_others() -> None:
+    a, b = network(), network()
+    async with running(a, b), trio.open_nursery() as nursery:
+        impatient = trio.CancelScope()
+
+        async def leave() -> None:
+            with impatient:
                 await a.connect(b.addresses[0])
 
-    trio.run(main)
+        nursery.start_soon(leave)
+        nursery.start_soon(a.connect, b.addresses[0])
+        while not a._dialler._under_way:
+            await trio.lowlevel.checkpoint()
+        impatient.cancel()
+        await until(lambda: bool(a.peers()))
 
 
-def test_errors_say_which_of_three_things_happened() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-
-        async def drop(stream: Stream) -> None:
-            await stream.aclose()
-
-        b.serve("/test/drop/1", drop)
-        async with running(a, b):
-            nobody = identity().peer_id
-            with pytest.raises(Unreachable, match="no address"):
-                await a.connect(nobody)
-            with pytest.raises(Unreachable, match="refused"):
-                await a.connect(f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}")
-            with pytest.raises(Unreachable, match=f"answers as another peer, {b.me}"):
-                await a.connect(addresses.with_peer(b.addresses[0], nobody))
-            with pytest.raises(Unreachable, match="itself"):
-                await a.connect(a.addresses[0])
-            with pytest.raises(Unreachable, match="cannot be dialled: expected /ip4/"):
-                await a.connect("/ip4/127.0.0.1/udp/1")
-            await a.connect(b.addresses[0])
-            with pytest.raises(ProtocolUnsupported):
-                await a.open_stream(b.me, "/test/unknown/1")
-            stream = await a.open_stream(b.me, "/test/drop/1")
-            with pytest.raises(StreamBroken):
-                await stream.receive_some(1)
-            await stream.aclose()
-
-    trio.run(main)
-
-
-def test_silent_address_is_given_up_after_the_timeout() -> None:
-    async def main() -> None:
-        a = network()
-        with socket.socket() as silent:
-            silent.bind(("127.0.0.1", 0))
-            silent.listen()
-            async with running(a):
-                target = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{identity().peer_id}"
-                with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"), trio.fail_after(1):
-                    await a.connect(target, timeout=0.2)
-
-    trio.run(main)
-
-
-def test_two_tasks_that_connect_to_one_peer_share_the_dial() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        async with running(a, b):
-            async with trio.open_nursery() as nursery:
-                for _ in range(10):
-                    nursery.start_soon(a.connect, b.addresses[0])
-            assert len(a.connections.of(b.me)) == 1
-
-    trio.run(main)
-
-
-def test_cancelled_caller_leaves_the_shared_dial_to_the_others() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        async with running(a, b), trio.open_nursery() as nursery:
-            impatient = trio.CancelScope()
-
-            async def leave() -> None:
-                with impatient:
-                    await a.connect(b.addresses[0])
-
-            nursery.start_soon(leave)
+async def test_peers_that_dial_each_other_at_once_end_up_connected() -> None:
+    a, b = network(), network()
+    a.serve(ECHO, echo)
+    b.serve(ECHO, echo)
+    async with running(a, b):
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(a.connect, b.addresses[0])
-            while not a._dialler._under_way:
-                await trio.lowlevel.checkpoint()
-            impatient.cancel()
-            await until(lambda: bool(a.peers()))
-
-    trio.run(main)
-
-
-def test_peers_that_dial_each_other_at_once_end_up_connected() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        a.serve(ECHO, echo)
-        b.serve(ECHO, echo)
-        async with running(a, b):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(a.connect, b.addresses[0])
-                nursery.start_soon(b.connect, a.addresses[0])
-            assert await ask(a, b.me, b"one way") == b"one way"
-            assert await ask(b, a.me, b"and back") == b"and back"
-            assert [view.peer for view in a.peers()] == [b.me]
-
-    trio.run(main)
+            nursery.start_soon(b.connect, a.addresses[0])
+        assert await ask(a, b.me, b"one way") == b"one way"
+        assert await ask(b, a.me, b"and back") == b"and back"
+        assert [view.peer for view in a.peers()] == [b.me]
 
 
 def test_exception_in_a_handler_ends_its_stream_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,146 +168,116 @@ def test_exception_in_a_handler_ends_its_stream_and_is_counted(caplog: pytest.Lo
         trio.run(main)
 
 
-def test_garbage_in_negotiation_does_not_end_the_host() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        b.serve(ECHO, echo)
-        async with running(a, b):
+async def test_garbage_in_negotiation_does_not_end_the_host() -> None:
+    a, b = network(), network()
+    b.serve(ECHO, echo)
+    async with running(a, b):
+        await a.connect(b.addresses[0])
+        for garbage in (b"\x04\xff\xfe\xfd\n", b"\xff" * 64, os.urandom(300), b"\x00", b"\x13/multistream/2.0.0\n"):
+            connection = a.connections.best(b.me)
+            assert connection is not None
+            stream = await connection.session.open_stream()
+            await stream.send_all(garbage)
+            stream.send_eof_nowait()
+        assert await ask(a, b.me, b"alive") == b"alive"
+
+
+async def test_closed_connections_free_their_slots() -> None:
+    a, b = network(), network()
+    async with running(a, b):
+        for _ in range(5):
             await a.connect(b.addresses[0])
-            for garbage in (b"\x04\xff\xfe\xfd\n", b"\xff" * 64, os.urandom(300), b"\x00", b"\x13/multistream/2.0.0\n"):
-                connection = a.connections.best(b.me)
-                assert connection is not None
-                stream = await connection.session.open_stream()
-                await stream.send_all(garbage)
-                stream.send_eof_nowait()
-            assert await ask(a, b.me, b"alive") == b"alive"
-
-    trio.run(main)
+            await until(lambda: bool(b.peers()))
+            await disconnect(a, b.me)
+            await until(lambda: not b.peers())
+        manager = b.swarm._resource_manager
+        assert manager is not None
+        await until(lambda: b.swarm._inbound_limiter.borrowed_tokens == 0)
+        await until(lambda: manager._current_connections == 0)
 
 
-def test_closed_connections_free_their_slots() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        async with running(a, b):
-            for _ in range(5):
-                await a.connect(b.addresses[0])
-                await until(lambda: bool(b.peers()))
-                await disconnect(a, b.me)
-                await until(lambda: not b.peers())
-            manager = b.swarm._resource_manager
-            assert manager is not None
-            await until(lambda: b.swarm._inbound_limiter.borrowed_tokens == 0)
-            await until(lambda: manager._current_connections == 0)
-
-    trio.run(main)
-
-
-def test_peers_come_and_go_with_events_and_views() -> None:
-    async def main() -> None:
-        a, b = network(), network(agent="swarmnode/test")
-        async with running(a, b):
-            with a.watch_peers() as events:
-                await a.connect(b.addresses[0])
-                event = await events.receive()
-                assert (event.peer, event.up) == (b.me, True)
-                (view,) = a.peers()
-                assert (view.path, view.inbound) == ("direct", False)
-                assert b.addresses[0] in a.known_addresses(b.me)
-                await until(lambda: a.peers()[0].agent == "swarmnode/test")
-                await until(lambda: bool(b.peers()))
-                assert b.peers()[0].inbound
-                await disconnect(b, a.me)
-                event = await events.receive()
-                assert (event.peer, event.up) == (b.me, False)
-
-    trio.run(main)
+async def test_peers_come_and_go_with_events_and_views() -> None:
+    a, b = network(), network(agent="swarmnode/test")
+    async with running(a, b):
+        with a.watch_peers() as events:
+            await a.connect(b.addresses[0])
+            event = await events.receive()
+            assert (event.peer, event.up) == (b.me, True)
+            (view,) = a.peers()
+            assert (view.path, view.inbound) == ("direct", False)
+            assert b.addresses[0] in a.known_addresses(b.me)
+            await until(lambda: a.peers()[0].agent == "swarmnode/test")
+            await until(lambda: bool(b.peers()))
+            assert b.peers()[0].inbound
+            await disconnect(b, a.me)
+            event = await events.receive()
+            assert (event.peer, event.up) == (b.me, False)
 
 
-def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
+async def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
     from swarmnode.node.host.connections import EVENTS, Connections, PeerEvent
 
-    async def main() -> None:
-        connections = Connections(HostAllowance())
-        with connections.watch() as events:
-            for number in range(EVENTS + 10):
-                connections._notify(PeerEvent(str(number), up=True))
-            assert (await events.receive()).peer == "10"
-
-    trio.run(main)
+    connections = Connections(HostAllowance())
+    with connections.watch() as events:
+        for number in range(EVENTS + 10):
+            connections._notify(PeerEvent(str(number), up=True))
+        assert (await events.receive()).peer == "10"
 
 
-def test_more_peers_than_the_limit_are_refused() -> None:
-    async def main() -> None:
-        full = network(max_peers=1)
-        a, b = network(), network()
-        async with running(full, a, b):
-            await a.connect(full.addresses[0])
-            await until(lambda: bool(full.peers()))
-            await b.connect(full.addresses[0])
-            await until(lambda: not b.peers())
-            assert [view.peer for view in full.peers()] == [a.me]
-
-    trio.run(main)
+async def test_more_peers_than_the_limit_are_refused() -> None:
+    full = network(max_peers=1)
+    a, b = network(), network()
+    async with running(full, a, b):
+        await a.connect(full.addresses[0])
+        await until(lambda: bool(full.peers()))
+        await b.connect(full.addresses[0])
+        await until(lambda: not b.peers())
+        assert [view.peer for view in full.peers()] == [a.me]
 
 
-def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        async with running(a):
-            with trio.fail_after(3):
-                async with running(b):
-                    await a.connect(b.addresses[0])
-                    port = int(b.addresses[0].split("/")[4])
-            await until(lambda: not a.peers())
-            with pytest.raises(OSError, match="connect"):
-                await trio.open_tcp_stream("127.0.0.1", port)
-
-    trio.run(main)
+async def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
+    a, b = network(), network()
+    async with running(a):
+        with trio.fail_after(3):
+            async with running(b):
+                await a.connect(b.addresses[0])
+                port = int(b.addresses[0].split("/")[4])
+        await until(lambda: not a.peers())
+        with pytest.raises(OSError, match="connect"):
+            await trio.open_tcp_stream("127.0.0.1", port)
 
 
-def test_a_host_that_has_ended_tells_where_it_was() -> None:
-    async def main() -> None:
-        node = network()
-        async with running(node):
-            told = node.own_addresses
-        assert told and node.own_addresses == node.addresses == told
-        assert node.dial_source("127.0.0.1")
-
-    trio.run(main)
+async def test_a_host_that_has_ended_tells_where_it_was() -> None:
+    node = network()
+    async with running(node):
+        told = node.own_addresses
+    assert told and node.own_addresses == node.addresses == told
+    assert node.dial_source("127.0.0.1")
 
 
-def test_port_in_use_is_reported_with_a_way_out() -> None:
-    async def main() -> None:
-        a = network()
-        async with running(a):
-            port = a.addresses[0].split("/")[4]
-            late = network(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
-            with pytest.raises(PortTaken, match=rf"port {port} is in use.*--port 0"):
-                await late.run()
-
-    trio.run(main)
+async def test_port_in_use_is_reported_with_a_way_out() -> None:
+    a = network()
+    async with running(a):
+        port = a.addresses[0].split("/")[4]
+        late = network(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
+        with pytest.raises(PortTaken, match=rf"port {port} is in use.*--port 0"):
+            await late.run()
 
 
-def test_address_of_no_interface_is_reported() -> None:
-    async def main() -> None:
-        with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
-            await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
-
-    trio.run(main)
+async def test_address_of_no_interface_is_reported() -> None:
+    with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
+        await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
 
 
-def test_unspecified_address_is_announced_as_real_ones() -> None:
-    async def main() -> None:
-        a = network(listen=("/ip4/0.0.0.0/tcp/0",))
-        async with running(a):
-            assert a.addresses
-            assert not any("/0.0.0.0/" in address for address in a.addresses)
-            assert all(addresses.peer_of(address) == a.me for address in a.addresses)
-            assert [Multiaddr(address.partition("/p2p/")[0]) for address in a.addresses] == [
-                address.decapsulate("/p2p") if "/p2p/" in str(address) else address for address in a._host.get_addrs()
-            ]
-
-    trio.run(main)
+async def test_unspecified_address_is_announced_as_real_ones() -> None:
+    a = network(listen=("/ip4/0.0.0.0/tcp/0",))
+    async with running(a):
+        assert a.addresses
+        assert not any("/0.0.0.0/" in address for address in a.addresses)
+        assert all(addresses.peer_of(address) == a.me for address in a.addresses)
+        assert [Multiaddr(address.partition("/p2p/")[0]) for address in a.addresses] == [
+            address.decapsulate("/p2p") if "/p2p/" in str(address) else address for address in a._host.get_addrs()
+        ]
 
 
 def test_told_addresses_replace_those_of_the_interfaces() -> None:
@@ -336,43 +285,37 @@ def test_told_addresses_replace_those_of_the_interfaces() -> None:
     assert a.addresses == (f"/dns4/node.example/tcp/4077/p2p/{a.me}",)
 
 
-def test_all_bytes_at_the_sockets_are_counted() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        b.serve(ECHO, echo)
-        async with running(a, b):
-            await a.connect(b.addresses[0])
-            await ask(a, b.me, bytes(100_000))
-            traffic = a.traffic()
-            assert 100_000 < traffic.bytes_out < 130_000
-            assert 100_000 < traffic.bytes_in < 130_000
-            await until(lambda: b.traffic().bytes_in == a.traffic().bytes_out)
-            metrics = Metrics()
-            b.measure(metrics)
-            told = {(one.metric.name, one.of): one.value for one in metrics.samples()}
-            for way in ("received", "sent"):
-                assert 100_000 < told[f"swarmnode_{way}_bytes_total", ECHO] < 103_000  # with what streams cost
-                assert told[f"swarmnode_{way}_bytes_total", "other"] < 3_000
-
-    trio.run(main)
+async def test_all_bytes_at_the_sockets_are_counted() -> None:
+    a, b = network(), network()
+    b.serve(ECHO, echo)
+    async with running(a, b):
+        await a.connect(b.addresses[0])
+        await ask(a, b.me, bytes(100_000))
+        traffic = a.traffic()
+        assert 100_000 < traffic.bytes_out < 130_000
+        assert 100_000 < traffic.bytes_in < 130_000
+        await until(lambda: b.traffic().bytes_in == a.traffic().bytes_out)
+        metrics = Metrics()
+        b.measure(metrics)
+        told = {(one.metric.name, one.of): one.value for one in metrics.samples()}
+        for way in ("received", "sent"):
+            assert 100_000 < told[f"swarmnode_{way}_bytes_total", ECHO] < 103_000  # with what streams cost
+            assert told[f"swarmnode_{way}_bytes_total", "other"] < 3_000
 
 
 @pytest.mark.parametrize("capped", ["up", "down"])
-def test_caps_hold_traffic_to_their_rate(capped: str) -> None:
-    async def main() -> None:
-        rate = 400_000.0
-        a = network(up=rate if capped == "up" else 0)
-        b = network(down=rate if capped == "down" else 0)
-        b.serve(ECHO, echo)
-        async with running(a, b):
-            await a.connect(b.addresses[0])
-            started = trio.current_time()
-            size = 500_000
-            assert len(await ask(a, b.me, bytes(size))) == size
-            elapsed = trio.current_time() - started
-            assert size / elapsed < 1.35 * rate + 0.3 * rate  # a quarter of a second may be caught up on
-
-    trio.run(main)
+async def test_caps_hold_traffic_to_their_rate(capped: str) -> None:
+    rate = 400_000.0
+    a = network(up=rate if capped == "up" else 0)
+    b = network(down=rate if capped == "down" else 0)
+    b.serve(ECHO, echo)
+    async with running(a, b):
+        await a.connect(b.addresses[0])
+        started = trio.current_time()
+        size = 500_000
+        assert len(await ask(a, b.me, bytes(size))) == size
+        elapsed = trio.current_time() - started
+        assert size / elapsed < 1.35 * rate + 0.3 * rate  # a quarter of a second may be caught up on
 
 
 def test_signatures_are_bound_to_the_peer_id() -> None:
@@ -402,37 +345,31 @@ def test_a_peer_of_which_ever_new_addresses_are_told_costs_no_more_memory() -> N
     assert len(a.swarm.peerstore.addrs(peer_id(peer))) <= 32
 
 
-def test_however_many_others_are_told_of_who_is_connected_is_still_known_and_so_is_this_node_itself() -> None:
+async def test_however_many_others_are_told_of_who_is_connected_is_still_known_and_so_is_this_node_itself() -> None:
     """Upstream forgets those first of whom it knew first, and before them those without an address, such as itself."""
 
-    async def main() -> None:
-        a, b, late = network(), network(), network()
-        async with running(a, b, late):
-            await b.connect(a.addresses[0])
-            await until(lambda: bool(a.protocols_of(b.me)))
-            for number in range(1, 1200):
-                a.learn(peer_id_of(number.to_bytes(32, "big")), (f"/ip4/192.0.2.1/tcp/{number}",))
-            assert a.protocols_of(b.me) and len(a.swarm.peerstore.peer_ids()) <= 1000
-            await late.connect(a.addresses[0])
-            await until(lambda: bool(late.protocols_of(a.me)))
-
-    trio.run(main)
+    a, b, late = network(), network(), network()
+    async with running(a, b, late):
+        await b.connect(a.addresses[0])
+        await until(lambda: bool(a.protocols_of(b.me)))
+        for number in range(1, 1200):
+            a.learn(peer_id_of(number.to_bytes(32, "big")), (f"/ip4/192.0.2.1/tcp/{number}",))
+        assert a.protocols_of(b.me) and len(a.swarm.peerstore.peer_ids()) <= 1000
+        await late.connect(a.addresses[0])
+        await until(lambda: bool(late.protocols_of(a.me)))
 
 
-def test_providers_are_found_through_a_third_node() -> None:
-    async def main() -> None:
-        a, b, c = network(), network(), network()
-        key = os.urandom(32)
-        async with running(a, b, c):
-            await a.connect(b.addresses[0])
-            await c.connect(b.addresses[0])
-            await until(lambda: all(view.agent for node in (a, b, c) for view in node.peers()) and bool(c.peers()))
-            await a.provide(key)
-            assert await c.find_providers(key) == (a.me,)
-            assert a.addresses[0] in c.known_addresses(a.me)
-            assert await c.find_providers(os.urandom(32)) == ()
-
-    trio.run(main)
+async def test_providers_are_found_through_a_third_node() -> None:
+    a, b, c = network(), network(), network()
+    key = os.urandom(32)
+    async with running(a, b, c):
+        await a.connect(b.addresses[0])
+        await c.connect(b.addresses[0])
+        await until(lambda: all(view.agent for node in (a, b, c) for view in node.peers()) and bool(c.peers()))
+        await a.provide(key)
+        assert await c.find_providers(key) == (a.me,)
+        assert a.addresses[0] in c.known_addresses(a.me)
+        assert await c.find_providers(os.urandom(32)) == ()
 
 
 def test_a_key_too_many_is_not_announced_and_ends_nothing(
@@ -472,54 +409,44 @@ def test_a_stream_whose_protocol_is_not_agreed_on_is_dropped(answer: bytes) -> N
     assert other.aborted
 
 
-def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lookup_among_dead_peers_ends_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     from swarmnode.node.discovery import kademlia
     from swarmnode.protocols.dht.lookup import LookupLimits
 
     monkeypatch.setattr(kademlia, "LOOKUP", LookupLimits(patience=5.0, seconds=0.5))
+    a, b = network(), network()
 
-    async def main() -> None:
-        a, b = network(), network()
+    async def hang(stream: Any) -> None:
+        await trio.sleep_forever()
 
-        async def hang(stream: Any) -> None:
-            await trio.sleep_forever()
-
-        async with running(a, b):
-            b._host.set_stream_handler(kademlia.PROTOCOL_ID, hang)
-            await a.connect(b.addresses[0])
-            await until(lambda: bool(a.peers()[0].agent))
-            with trio.fail_after(1.5):
-                assert await a.find_providers(os.urandom(32)) == ()
-
-    trio.run(main)
+    async with running(a, b):
+        b._host.set_stream_handler(kademlia.PROTOCOL_ID, hang)
+        await a.connect(b.addresses[0])
+        await until(lambda: bool(a.peers()[0].agent))
+        with trio.fail_after(1.5):
+            assert await a.find_providers(os.urandom(32)) == ()
 
 
-def test_connection_that_never_shakes_hands_costs_no_peer() -> None:
-    async def main() -> None:
-        a, b = network(), network()
-        async with running(a, b):
-            port = int(b.addresses[0].split("/")[4])
-            silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(20)]
-            await a.connect(b.addresses[0], timeout=2)
-            for stream in silent:
-                await stream.aclose()
-
-    trio.run(main)
+async def test_connection_that_never_shakes_hands_costs_no_peer() -> None:
+    a, b = network(), network()
+    async with running(a, b):
+        port = int(b.addresses[0].split("/")[4])
+        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(20)]
+        await a.connect(b.addresses[0], timeout=2)
+        for stream in silent:
+            await stream.aclose()
 
 
-def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        a = network()
+async def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = network()
 
-        async def crash() -> None:
-            raise RuntimeError("internal")
+    async def crash() -> None:
+        raise RuntimeError("internal")
 
-        monkeypatch.setattr(a._routing, "run", crash)
-        with pytest.raises(BaseExceptionGroup) as caught:
-            await a.run()
-        assert caught.value.subgroup(RuntimeError)
-
-    trio.run(main)
+    monkeypatch.setattr(a._routing, "run", crash)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await a.run()
+    assert caught.value.subgroup(RuntimeError)
 
 
 # --- addresses that nobody can read -----------------------------------------------------------------------------------
@@ -528,14 +455,11 @@ UNREADABLE = ("/dns4/my_seed/tcp/4077", "/dns4/tcp/tcp/1", "/ip6/fe80::1%a/tcp/1
 OTHER = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
 
 
-def test_what_libp2p_cannot_read_of_a_peers_addresses_is_left_out() -> None:
-    async def main() -> None:
-        node = network(announce=(f"/dns4/my_seed/tcp/4077/p2p/{OTHER}", "/ip4/192.0.2.7/tcp/4077"))
-        node.learn(OTHER, (*UNREADABLE, "/ip4/192.0.2.1/tcp/1/p2p/0/p2p-circuit", "/ip4/192.0.2.1/tcp/1"))
-        assert f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}" in node.known_addresses(OTHER)
-        assert list(map(str, node._announced([]))) == ["/ip4/192.0.2.7/tcp/4077"]
-
-    trio.run(main)
+async def test_what_libp2p_cannot_read_of_a_peers_addresses_is_left_out() -> None:
+    node = network(announce=(f"/dns4/my_seed/tcp/4077/p2p/{OTHER}", "/ip4/192.0.2.7/tcp/4077"))
+    node.learn(OTHER, (*UNREADABLE, "/ip4/192.0.2.1/tcp/1/p2p/0/p2p-circuit", "/ip4/192.0.2.1/tcp/1"))
+    assert f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}" in node.known_addresses(OTHER)
+    assert list(map(str, node._announced([]))) == ["/ip4/192.0.2.7/tcp/4077"]
 
 
 def test_addresses_in_a_message_can_be_read_as_text_as_well() -> None:
@@ -543,17 +467,12 @@ def test_addresses_in_a_message_can_be_read_as_text_as_well() -> None:
     assert places_in([named, named.replace(b"abc", b"tcp"), b"\xff"]) == ("/dns4/abc/tcp/1",)
 
 
-def test_a_provider_whose_address_cannot_be_read_is_found_all_the_same() -> None:
-    async def main() -> None:
-        node = network()
-        async with running(node):
-            key = os.urandom(32)
-            node._routing._kademlia.provider_store.add_provider(
-                key, PeerInfo(ID.from_string(OTHER), [Multiaddr(b"\xff")])
-            )
-            assert await node.find_providers(key) == (OTHER,)
-
-    trio.run(main)
+async def test_a_provider_whose_address_cannot_be_read_is_found_all_the_same() -> None:
+    node = network()
+    async with running(node):
+        key = os.urandom(32)
+        node._routing._kademlia.provider_store.add_provider(key, PeerInfo(ID.from_string(OTHER), [Multiaddr(b"\xff")]))
+        assert await node.find_providers(key) == (OTHER,)
 
 
 def test_a_closer_peer_with_an_endless_id_is_left_out() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import trio
 from cryptography.exceptions import InvalidTag
 from libp2p.security.noise.io import NoiseTransportReadWriter
 from noise.connection import NoiseConnection
@@ -100,79 +99,61 @@ async def everything(transport: NoiseTransport) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 17, 1000, 65536, 1 << 30])
-def test_all_bytes_arrive_whatever_pieces_the_socket_gives(piece: int) -> None:
-    async def main() -> None:
-        frames = FRAMES if piece > 100 else FRAMES[:2]
-        (one, two), pipe = states(), Pipe(piece)
-        sender = ours(pipe, one)
-        for _ in range(2):
-            await sender.write(frames)
-        assert await everything(ours(pipe, two)) == b"".join(frames) * 2
-
-    trio.run(main)
+async def test_all_bytes_arrive_whatever_pieces_the_socket_gives(piece: int) -> None:
+    frames = FRAMES if piece > 100 else FRAMES[:2]
+    (one, two), pipe = states(), Pipe(piece)
+    sender = ours(pipe, one)
+    for _ in range(2):
+        await sender.write(frames)
+    assert await everything(ours(pipe, two)) == b"".join(frames) * 2
 
 
 @pytest.mark.parametrize("piece", [1000, 65537, 1 << 19])
-def test_all_bytes_arrive_whatever_the_socket_takes_at_once(piece: int) -> None:
-    async def main() -> None:
-        (one, two), pipe = states(), Socket(piece)
-        sender = ours(pipe, one)
-        for frame in FRAMES:
-            if not sender.write_now([b"head", memoryview(frame)]):
-                await sender.write([])
-        await sender.write(FRAMES)
-        expected = b"".join(b"head" + frame for frame in FRAMES) + b"".join(FRAMES)
-        assert await everything(ours(pipe, two)) == expected
-
-    trio.run(main)
+async def test_all_bytes_arrive_whatever_the_socket_takes_at_once(piece: int) -> None:
+    (one, two), pipe = states(), Socket(piece)
+    sender = ours(pipe, one)
+    for frame in FRAMES:
+        if not sender.write_now([b"head", memoryview(frame)]):
+            await sender.write([])
+    await sender.write(FRAMES)
+    expected = b"".join(b"head" + frame for frame in FRAMES) + b"".join(FRAMES)
+    assert await everything(ours(pipe, two)) == expected
 
 
-def test_upstream_reads_what_is_written_here_and_the_other_way_round() -> None:
-    async def main() -> None:
-        (one, two), pipe, back = states(), Pipe(), Pipe()
-        await ours(pipe, one).write(FRAMES)
-        stock = NoiseTransportReadWriter(pipe, two)  # type: ignore[arg-type]
-        expected, received = b"".join(FRAMES), b""
-        while len(received) < len(expected):
-            received += await stock.read_msg()
-        assert received == expected
-        stock_writer = NoiseTransportReadWriter(back, two)  # type: ignore[arg-type]
-        for frame in FRAMES:
-            await stock_writer.write_msg(frame)
-        assert await everything(ours(back, one)) == expected
-
-    trio.run(main)
+async def test_upstream_reads_what_is_written_here_and_the_other_way_round() -> None:
+    (one, two), pipe, back = states(), Pipe(), Pipe()
+    await ours(pipe, one).write(FRAMES)
+    stock = NoiseTransportReadWriter(pipe, two)  # type: ignore[arg-type]
+    expected, received = b"".join(FRAMES), b""
+    while len(received) < len(expected):
+        received += await stock.read_msg()
+    assert received == expected
+    stock_writer = NoiseTransportReadWriter(back, two)  # type: ignore[arg-type]
+    for frame in FRAMES:
+        await stock_writer.write_msg(frame)
+    assert await everything(ours(back, one)) == expected
 
 
-def test_a_batch_is_one_write() -> None:
-    async def main() -> None:
-        (one, _), pipe = states(), Pipe()
-        await ours(pipe, one).write(FRAMES)
-        assert len(pipe.written) == 1
-        assert len(pipe.written[0]) < sum(map(len, FRAMES)) + 10 * 18  # few messages, each with 18 bytes of its own
-
-    trio.run(main)
+async def test_a_batch_is_one_write() -> None:
+    (one, _), pipe = states(), Pipe()
+    await ours(pipe, one).write(FRAMES)
+    assert len(pipe.written) == 1
+    assert len(pipe.written[0]) < sum(map(len, FRAMES)) + 10 * 18  # few messages, each with 18 bytes of its own
 
 
-def test_stock_noise_still_writes_every_message_alone() -> None:
-    async def main() -> None:
-        (one, _), pipe = states(), Pipe()
-        await NoiseTransportReadWriter(pipe, one).write_msg(bytes(4 * MAX_PLAINTEXT))  # type: ignore[arg-type]
-        gone = f"upstream no longer shows this defect: remove {noise_transport.__name__}"
-        assert len(pipe.written) == 4, gone
-
-    trio.run(main)
+async def test_stock_noise_still_writes_every_message_alone() -> None:
+    (one, _), pipe = states(), Pipe()
+    await NoiseTransportReadWriter(pipe, one).write_msg(bytes(4 * MAX_PLAINTEXT))  # type: ignore[arg-type]
+    gone = f"upstream no longer shows this defect: remove {noise_transport.__name__}"
+    assert len(pipe.written) == 4, gone
 
 
 @pytest.mark.parametrize("flipped", [0, 2, 10, -1])
-def test_what_was_changed_on_the_way_is_never_read(flipped: int) -> None:
-    async def main() -> None:
-        (one, two), pipe = states(), Pipe()
-        await ours(pipe, one).write([b"first"])
-        damaged = bytearray(pipe.written[0])
-        damaged[flipped] ^= 1
-        pipe.written[0] = bytes(damaged) + bytes(300)
-        with pytest.raises(InvalidTag):
-            await everything(ours(pipe, two))
-
-    trio.run(main)
+async def test_what_was_changed_on_the_way_is_never_read(flipped: int) -> None:
+    (one, two), pipe = states(), Pipe()
+    await ours(pipe, one).write([b"first"])
+    damaged = bytearray(pipe.written[0])
+    damaged[flipped] ^= 1
+    pipe.written[0] = bytes(damaged) + bytes(300)
+    with pytest.raises(InvalidTag):
+        await everything(ours(pipe, two))

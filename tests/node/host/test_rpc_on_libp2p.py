@@ -59,53 +59,47 @@ async def nodes(count: int, limits: RpcLimits = NORMAL) -> AsyncIterator[list[No
         yield made
 
 
-def test_handlers_that_wait_delay_no_other_call_of_their_peer() -> None:
-    async def main() -> None:
-        release, waiting = trio.Event(), 0
+async def test_handlers_that_wait_delay_no_other_call_of_their_peer() -> None:
+    release, waiting = trio.Event(), 0
 
-        async def wait(peer: PeerId, note: Note) -> Note:
-            nonlocal waiting
-            waiting += 1
-            await release.wait()
-            return note
+    async def wait(peer: PeerId, note: Note) -> Note:
+        nonlocal waiting
+        waiting += 1
+        await release.wait()
+        return note
 
-        async with nodes(2) as (server, client), trio.open_nursery() as nursery:
-            server.rpc.serve("wait", Note, wait)
-            for number in range(1, 3 * RESTING):
-                nursery.start_soon(client.ask, server, "wait")
-                while waiting < number:
-                    await trio.lowlevel.checkpoint()
-                assert (await client.ask(server, note=Note(b"%d" % number))).text == b"%d" % number
-            async with trio.open_nursery() as crowd:  # and after a pause, all at once
-                for _ in range(3 * RESTING):
-                    crowd.start_soon(client.ask, server)
-            release.set()
-
-    trio.run(main)
+    async with nodes(2) as (server, client), trio.open_nursery() as nursery:
+        server.rpc.serve("wait", Note, wait)
+        for number in range(1, 3 * RESTING):
+            nursery.start_soon(client.ask, server, "wait")
+            while waiting < number:
+                await trio.lowlevel.checkpoint()
+            assert (await client.ask(server, note=Note(b"%d" % number))).text == b"%d" % number
+        async with trio.open_nursery() as crowd:  # and after a pause, all at once
+            for _ in range(3 * RESTING):
+                crowd.start_soon(client.ask, server)
+        release.set()
 
 
-def test_a_cancelled_call_ends_its_handler_on_the_other_side() -> None:
-    async def main() -> None:
-        began, ended = trio.Event(), trio.Event()
+async def test_a_cancelled_call_ends_its_handler_on_the_other_side() -> None:
+    began, ended = trio.Event(), trio.Event()
 
-        async def wait(peer: PeerId, note: Note) -> Note:
-            began.set()
-            try:
-                await trio.sleep_forever()
-            finally:
-                ended.set()
-            return note
+    async def wait(peer: PeerId, note: Note) -> Note:
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+        return note
 
-        async with nodes(2) as (server, client):
-            server.rpc.serve("wait", Note, wait)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.ask, server, "wait")
-                await began.wait()
-                nursery.cancel_scope.cancel()
-            await ended.wait()
-            assert (await client.ask(server, note=Note(b"on"))).text == b"on"  # the stream goes on
-
-    trio.run(main)
+    async with nodes(2) as (server, client):
+        server.rpc.serve("wait", Note, wait)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.ask, server, "wait")
+            await began.wait()
+            nursery.cancel_scope.cancel()
+        await ended.wait()
+        assert (await client.ask(server, note=Note(b"on"))).text == b"on"  # the stream goes on
 
 
 def test_a_peer_that_reads_no_answers_is_not_read_from_and_delays_nobody() -> None:
@@ -147,7 +141,7 @@ def test_a_peer_that_reads_no_answers_is_not_read_from_and_delays_nobody() -> No
     trio.run(main)
 
 
-def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(3).randbytes(40 * CHUNK + 5)
     offsets = []
     serve = BulkConnection._serve
@@ -157,29 +151,25 @@ def test_a_fetch_goes_on_from_a_whole_chunk_when_its_connection_breaks(monkeypat
         await serve(connection, want)
 
     monkeypatch.setattr(BulkConnection, "_serve", recorded)
+    async with nodes(2) as (server, client), trio.open_nursery() as nursery:
+        server.bulk.offer(("it",), content)
+        late = trio.Event()
 
-    async def main() -> None:
-        async with nodes(2) as (server, client), trio.open_nursery() as nursery:
-            server.bulk.offer(("it",), content)
-            late = trio.Event()
+        async def break_connection() -> None:
+            await late.wait()
+            connection = client.network.connections.best(server.me)
+            assert connection is not None
+            await connection.session.abandon("cut by the test")
 
-            async def break_connection() -> None:
-                await late.wait()
-                connection = client.network.connections.best(server.me)
-                assert connection is not None
-                await connection.session.abandon("cut by the test")
+        def progress(received: int) -> None:
+            if received > 20 * CHUNK:
+                late.set()
 
-            def progress(received: int) -> None:
-                if received > 20 * CHUNK:
-                    late.set()
-
-            nursery.start_soon(break_connection)
-            before = client.network.traffic().bytes_in
-            assert await client.bulk.fetch(server.me, ("it",), max_size=len(content), progress=progress) == content
-            assert client.network.traffic().bytes_in - before < 1.3 * len(content)
-        first, second = offsets
-        assert first == 0
-        assert second >= 20 * CHUNK
-        assert second % CHUNK == 0
-
-    trio.run(main)
+        nursery.start_soon(break_connection)
+        before = client.network.traffic().bytes_in
+        assert await client.bulk.fetch(server.me, ("it",), max_size=len(content), progress=progress) == content
+        assert client.network.traffic().bytes_in - before < 1.3 * len(content)
+    first, second = offsets
+    assert first == 0
+    assert second >= 20 * CHUNK
+    assert second % CHUNK == 0

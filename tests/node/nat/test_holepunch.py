@@ -31,7 +31,9 @@ from swarmnode.node.nat.holepunch import (
 from swarmnode.node.nat.reachability import Reachability
 from swarmnode.node.nat.relay import RelayServer
 from swarmnode.protocols.network import NetworkError, Stream
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+
+pytestmark = pytest.mark.virtual_time
 
 LATENCY = 0.08  # s one way
 HERE = "/ip4/45.80.10.3/tcp/4077"
@@ -115,69 +117,54 @@ async def two(**how: Any) -> AsyncIterator[tuple[Side, Side]]:
         nursery.cancel_scope.cancel()
 
 
-def test_both_dial_the_others_address_at_one_moment() -> None:
-    async def main() -> None:
-        async with two(works=True) as (b, a):
-            assert await b.puncher.punch(a.network.me)
-            ((at_b, _, dialled_by_b),), ((at_a, _, dialled_by_a),) = b.dials.made, a.dials.made
-            assert (dialled_by_b, dialled_by_a) == (THERE, HERE)
-            assert abs(at_b - at_a) < LATENCY / 4
-            assert (b.puncher.succeeded, b.puncher.failed) == (1, 0)
-
-    run_simulation(main)
+async def test_both_dial_the_others_address_at_one_moment() -> None:
+    async with two(works=True) as (b, a):
+        assert await b.puncher.punch(a.network.me)
+        ((at_b, _, dialled_by_b),), ((at_a, _, dialled_by_a),) = b.dials.made, a.dials.made
+        assert (dialled_by_b, dialled_by_a) == (THERE, HERE)
+        assert abs(at_b - at_a) < LATENCY / 4
+        assert (b.puncher.succeeded, b.puncher.failed) == (1, 0)
 
 
-def test_who_dialled_through_the_relay_speaks_first_and_from_the_second_attempt_on_both_do() -> None:
-    async def main() -> None:
-        async with two() as (b, a):
-            assert not await b.puncher.punch(a.network.me)
-            assert [role for _, role, _ in b.dials.made] == ["answers"] + ["speaks first"] * (ATTEMPTS - 1)
-            assert [role for _, role, _ in a.dials.made] == ["speaks first"] * ATTEMPTS
-            assert (b.dials.elsewhere, a.dials.elsewhere) == ([THERE], []), "a listener that lets all in is met at once"
-
-    run_simulation(main)
+async def test_who_dialled_through_the_relay_speaks_first_and_from_the_second_attempt_on_both_do() -> None:
+    async with two() as (b, a):
+        assert not await b.puncher.punch(a.network.me)
+        assert [role for _, role, _ in b.dials.made] == ["answers"] + ["speaks first"] * (ATTEMPTS - 1)
+        assert [role for _, role, _ in a.dials.made] == ["speaks first"] * ATTEMPTS
+        assert (b.dials.elsewhere, a.dials.elsewhere) == ([THERE], []), "a listener that lets all in is met at once"
 
 
-def test_a_pair_that_cannot_be_punched_is_tried_a_few_times_and_then_left_alone() -> None:
-    async def main() -> None:
-        async with two() as (b, a):
-            began, peer = trio.current_time(), a.network.me
-            assert b.puncher.worth_trying(peer)
-            assert not await b.puncher.punch(peer)
-            assert trio.current_time() - began < ATTEMPTS * (DIAL_WITHIN + 8 * LATENCY)
-            assert len(b.dials.made) == ATTEMPTS and b.puncher.failed == 1
-            assert not b.puncher.worth_trying(peer)
-            await trio.sleep(RETRY_AFTER - 1)
-            assert not b.puncher.worth_trying(peer)
-            await trio.sleep(2)
-            assert b.puncher.worth_trying(peer)
-
-    run_simulation(main)
+async def test_a_pair_that_cannot_be_punched_is_tried_a_few_times_and_then_left_alone() -> None:
+    async with two() as (b, a):
+        began, peer = trio.current_time(), a.network.me
+        assert b.puncher.worth_trying(peer)
+        assert not await b.puncher.punch(peer)
+        assert trio.current_time() - began < ATTEMPTS * (DIAL_WITHIN + 8 * LATENCY)
+        assert len(b.dials.made) == ATTEMPTS and b.puncher.failed == 1
+        assert not b.puncher.worth_trying(peer)
+        await trio.sleep(RETRY_AFTER - 1)
+        assert not b.puncher.worth_trying(peer)
+        await trio.sleep(2)
+        assert b.puncher.worth_trying(peer)
 
 
-def test_whatever_a_dial_raises_it_has_failed() -> None:
+async def test_whatever_a_dial_raises_it_has_failed() -> None:
     """Who answers at the address that a peer named may say anything."""
 
-    async def main() -> None:
-        garbage = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-        async with two(raises=garbage) as (b, a):
-            assert not await b.puncher.punch(a.network.me)
-            assert b.puncher.failed == 1
-
-    run_simulation(main)
+    garbage = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    async with two(raises=garbage) as (b, a):
+        assert not await b.puncher.punch(a.network.me)
+        assert b.puncher.failed == 1
 
 
-def test_an_address_that_libp2p_cannot_read_is_not_told() -> None:
+async def test_an_address_that_libp2p_cannot_read_is_not_told() -> None:
     """An owner may announce a container's name, which may have an underscore."""
 
-    async def main() -> None:
-        async with two(works=True) as (b, a):
-            reachability: Any = b.puncher._reachability
-            reachability.places = lambda own: ("/dns4/my_seed/tcp/4077", HERE)
-            assert await b.puncher.punch(a.network.me)
-            assert [place for _, _, place in a.dials.made] == [HERE]
-
-    run_simulation(main)
+    async with two(works=True) as (b, a):
+        reachability: Any = b.puncher._reachability
+        reachability.places = lambda own: ("/dns4/my_seed/tcp/4077", HERE)
+        assert await b.puncher.punch(a.network.me)
+        assert [place for _, _, place in a.dials.made] == [HERE]
 
 
 def test_where_no_further_socket_can_be_opened_nothing_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,67 +176,52 @@ def test_where_no_further_socket_can_be_opened_nothing_is_dialled(monkeypatch: p
     trio.run(main)
 
 
-def test_each_failure_is_remembered_longer_up_to_a_bound() -> None:
-    async def main() -> None:
-        async with two() as (b, a):
-            waits = []
-            for _ in range(8):
-                await b.puncher.punch(a.network.me)
-                began = trio.current_time()
-                while not b.puncher.worth_trying(a.network.me):  # noqa: ASYNC110 (the clock jumps)
-                    await trio.sleep(30)
-                waits.append(trio.current_time() - began)
-            assert waits[1] == pytest.approx(2 * waits[0], abs=60) and waits[2] == pytest.approx(4 * waits[0], abs=60)
-            assert waits[-2:] == pytest.approx([RETRY_AT_MOST] * 2, abs=60)
-
-    run_simulation(main)
-
-
-def test_a_changed_network_makes_everybody_worth_trying() -> None:
-    async def main() -> None:
-        async with two() as (b, a):
+async def test_each_failure_is_remembered_longer_up_to_a_bound() -> None:
+    async with two() as (b, a):
+        waits = []
+        for _ in range(8):
             await b.puncher.punch(a.network.me)
-            b.puncher.forget_failures()
-            assert b.puncher.worth_trying(a.network.me)
+            began = trio.current_time()
+            while not b.puncher.worth_trying(a.network.me):  # noqa: ASYNC110 (the clock jumps)
+                await trio.sleep(30)
+            waits.append(trio.current_time() - began)
+        assert waits[1] == pytest.approx(2 * waits[0], abs=60) and waits[2] == pytest.approx(4 * waits[0], abs=60)
+        assert waits[-2:] == pytest.approx([RETRY_AT_MOST] * 2, abs=60)
 
-    run_simulation(main)
+
+async def test_a_changed_network_makes_everybody_worth_trying() -> None:
+    async with two() as (b, a):
+        await b.puncher.punch(a.network.me)
+        b.puncher.forget_failures()
+        assert b.puncher.worth_trying(a.network.me)
 
 
-def test_a_peer_that_does_not_take_part_is_tried_once() -> None:
+async def test_a_peer_that_does_not_take_part_is_tried_once() -> None:
     asked = []
 
     async def refuse(stream: Stream) -> None:
         asked.append(await receive(stream, pb.HolePunch))
         await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
 
-    async def main() -> None:
-        async with two() as (b, a):
-            a.network.serve(DCUTR, refuse)
-            assert not await b.puncher.punch(a.network.me)
-            assert len(asked) == 1 and b.dials.made == [] and not b.puncher.worth_trying(a.network.me)
-
-    run_simulation(main)
+    async with two() as (b, a):
+        a.network.serve(DCUTR, refuse)
+        assert not await b.puncher.punch(a.network.me)
+        assert len(asked) == 1 and b.dials.made == [] and not b.puncher.worth_trying(a.network.me)
 
 
-def test_one_peer_is_punched_to_once_at_a_time() -> None:
-    async def main() -> None:
-        async with two() as (b, a), trio.open_nursery() as nursery:
-            nursery.start_soon(b.puncher.punch, a.network.me)
-            await trio.sleep(LATENCY)
-            assert not b.puncher.worth_trying(a.network.me)
-            assert not await b.puncher.punch(a.network.me)
-            assert b.puncher.failed == 0  # the second did nothing
-
-    run_simulation(main)
+async def test_one_peer_is_punched_to_once_at_a_time() -> None:
+    async with two() as (b, a), trio.open_nursery() as nursery:
+        nursery.start_soon(b.puncher.punch, a.network.me)
+        await trio.sleep(LATENCY)
+        assert not b.puncher.worth_trying(a.network.me)
+        assert not await b.puncher.punch(a.network.me)
+        assert b.puncher.failed == 0  # the second did nothing
 
 
-def test_a_direct_connection_is_not_punched_for() -> None:
-    async def main() -> None:
-        async with two(direct=True) as (b, a):
-            assert await b.puncher.punch(a.network.me)
-            assert b.dials.made == a.dials.made == []
-
-    run_simulation(main)
+async def test_a_direct_connection_is_not_punched_for() -> None:
+    async with two(direct=True) as (b, a):
+        assert await b.puncher.punch(a.network.me)
+        assert b.dials.made == a.dials.made == []
 
 
 @pytest.mark.parametrize(
@@ -261,17 +233,14 @@ def test_a_direct_connection_is_not_punched_for() -> None:
     ],
     ids=["SYNC first", "CONNECT twice", "nothing"],
 )
-def test_messages_in_another_order_dial_nobody(messages: list[Any]) -> None:
-    async def main() -> None:
-        async with two() as (b, a):
-            stream = await b.network.open_stream(a.network.me, DCUTR)
-            for message in messages:
-                await send(stream, message)
-            await stream.send_eof()
-            await trio.sleep(60)
-            assert a.dials.made == []
-
-    run_simulation(main)
+async def test_messages_in_another_order_dial_nobody(messages: list[Any]) -> None:
+    async with two() as (b, a):
+        stream = await b.network.open_stream(a.network.me, DCUTR)
+        for message in messages:
+            await send(stream, message)
+        await stream.send_eof()
+        await trio.sleep(60)
+        assert a.dials.made == []
 
 
 async def ask(network: SimNetwork, peer: str, *places: str) -> None:
@@ -287,41 +256,31 @@ async def ask(network: SimNetwork, peer: str, *places: str) -> None:
         await stream.aclose()
 
 
-def test_a_peer_that_is_connected_directly_has_this_node_dial_nobody() -> None:
-    async def main() -> None:
-        async with two(direct=True) as (b, a):
-            await ask(b.network, a.network.me, HERE)
-            assert a.dials.made == []
-
-    run_simulation(main)
+async def test_a_peer_that_is_connected_directly_has_this_node_dial_nobody() -> None:
+    async with two(direct=True) as (b, a):
+        await ask(b.network, a.network.me, HERE)
+        assert a.dials.made == []
 
 
-def test_places_of_local_networks_are_dialled_from_within_them_only() -> None:
+async def test_places_of_local_networks_are_dialled_from_within_them_only() -> None:
     local = [f"/ip{6 if ':' in host else 4}/{host}/tcp/4077" for host in ("127.0.0.1", "192.168.7.3", "fd00::7")]
     disguised = "/ip6/::ffff:127.0.0.1/tcp/4077"
-
-    async def main() -> None:
-        async with two() as (b, a):
-            await ask(b.network, a.network.me, *local, disguised, HERE)
-            assert [place for _, _, place in a.dials.made] == [HERE]
-            a.dials.made.clear()
-            a.puncher._network.own_addresses = ("/dns4/seed/tcp/4077", "/ip4/192.168.2.9/tcp/4077")  # type: ignore[misc]
-            await ask(b.network, a.network.me, *local, disguised)
-            assert [place for _, _, place in a.dials.made] == ["/ip4/192.168.7.3/tcp/4077"]
-
-    run_simulation(main)
+    async with two() as (b, a):
+        await ask(b.network, a.network.me, *local, disguised, HERE)
+        assert [place for _, _, place in a.dials.made] == [HERE]
+        a.dials.made.clear()
+        a.puncher._network.own_addresses = ("/dns4/seed/tcp/4077", "/ip4/192.168.2.9/tcp/4077")  # type: ignore[misc]
+        await ask(b.network, a.network.me, *local, disguised)
+        assert [place for _, _, place in a.dials.made] == ["/ip4/192.168.7.3/tcp/4077"]
 
 
-def test_a_peer_cannot_have_this_node_dial_many_times_at_once() -> None:
-    async def main() -> None:
-        async with two() as (b, a):
-            with trio.move_on_after(DIAL_WITHIN):
-                async with trio.open_nursery() as nursery:
-                    for _ in range(5):
-                        nursery.start_soon(ask, b.network, a.network.me, HERE)
-            assert len(a.dials.made) == ANSWERS_AT_ONCE
-
-    run_simulation(main)
+async def test_a_peer_cannot_have_this_node_dial_many_times_at_once() -> None:
+    async with two() as (b, a):
+        with trio.move_on_after(DIAL_WITHIN):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(ask, b.network, a.network.me, HERE)
+        assert len(a.dials.made) == ANSWERS_AT_ONCE
 
 
 def relay_of(node: Libp2pNetwork, peer: Libp2pNetwork) -> str | None:

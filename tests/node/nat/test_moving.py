@@ -84,7 +84,7 @@ async def settled(pair: Pair) -> int:
     return before
 
 
-def test_calls_move_and_those_in_flight_are_answered_once_where_they_were_made() -> None:
+async def test_calls_move_and_those_in_flight_are_answered_once_where_they_were_made() -> None:
     release, served = trio.Event(), []
 
     async def slow(_peer: str, request: Text) -> Text:
@@ -96,31 +96,28 @@ def test_calls_move_and_those_in_flight_are_answered_once_where_they_were_made()
         served.append(request.body)
         return request
 
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            pair.far.rpc.serve("slow", Text, slow)
-            pair.far.rpc.serve("quick", Text, quick)
-            target, answers = pair.far.network.me, []
+    async with relayed_pair() as pair:
+        pair.far.rpc.serve("slow", Text, slow)
+        pair.far.rpc.serve("quick", Text, quick)
+        target, answers = pair.far.network.me, []
 
-            async def call(method: str, body: bytes) -> None:
-                answers.append((await pair.near.rpc.call(target, method, Text(body), Text, timeout=20)).body)
+        async def call(method: str, body: bytes) -> None:
+            answers.append((await pair.near.rpc.call(target, method, Text(body), Text, timeout=20)).body)
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(call, "slow", b"in flight")
-                await until(lambda: served)
-                await pair.get_direct()
-                relayed = await settled(pair)
-                await call("quick", bytes(300_000))
-                assert pair.relay.bytes_relayed < relayed + 10_000
-                assert pair.circuits()[0].session.open_streams == 1
-                release.set()
-            assert answers == [bytes(300_000), b"in flight"] and served == [b"in flight", bytes(300_000)]
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, "slow", b"in flight")
+            await until(lambda: served)
+            await pair.get_direct()
+            relayed = await settled(pair)
+            await call("quick", bytes(300_000))
+            assert pair.relay.bytes_relayed < relayed + 10_000
+            assert pair.circuits()[0].session.open_streams == 1
+            release.set()
+        assert answers == [bytes(300_000), b"in flight"] and served == [b"in flight", bytes(300_000)]
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
 
 
-def test_calls_that_wait_for_room_during_a_move_are_carried_out_once_each() -> None:
+async def test_calls_that_wait_for_room_during_a_move_are_carried_out_once_each() -> None:
     release, served = trio.Event(), []
 
     async def slow(_peer: str, request: Text) -> Text:
@@ -128,192 +125,160 @@ def test_calls_that_wait_for_room_during_a_move_are_carried_out_once_each() -> N
         await release.wait()
         return request
 
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            pair.far.rpc.serve("slow", Text, slow)
-            bodies = [b"%d" % number for number in range(2 * RpcLimits().calls)]
-            answers = []
+    async with relayed_pair() as pair:
+        pair.far.rpc.serve("slow", Text, slow)
+        bodies = [b"%d" % number for number in range(2 * RpcLimits().calls)]
+        answers = []
 
-            async def call(body: bytes) -> None:
-                answer = await pair.near.rpc.call(pair.far.network.me, "slow", Text(body), Text, timeout=20)
-                answers.append(answer.body)
+        async def call(body: bytes) -> None:
+            answer = await pair.near.rpc.call(pair.far.network.me, "slow", Text(body), Text, timeout=20)
+            answers.append(answer.body)
 
-            async with trio.open_nursery() as nursery:
-                for body in bodies:
-                    nursery.start_soon(call, body)
-                await until(lambda: len(served) == RpcLimits().calls)
-                await pair.get_direct()
-                await settled(pair)
-                await pair.near.rpc.ping(pair.far.network.me, timeout=5)  # it has the new line for itself
-                release.set()
-            assert sorted(answers) == sorted(served) == sorted(bodies)
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-
-    trio.run(main)
-
-
-def test_a_line_without_calls_is_closed_when_the_peer_moves() -> None:
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            await pair.near.rpc.ping(pair.far.network.me, timeout=5)
-            await pair.far.rpc.ping(pair.near.network.me, timeout=5)
-            assert pair.circuits()[0].session.open_streams == 2
+        async with trio.open_nursery() as nursery:
+            for body in bodies:
+                nursery.start_soon(call, body)
+            await until(lambda: len(served) == RpcLimits().calls)
             await pair.get_direct()
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
+            await settled(pair)
+            await pair.near.rpc.ping(pair.far.network.me, timeout=5)  # it has the new line for itself
+            release.set()
+        assert sorted(answers) == sorted(served) == sorted(bodies)
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
 
-    trio.run(main)
+
+async def test_a_line_without_calls_is_closed_when_the_peer_moves() -> None:
+    async with relayed_pair() as pair:
+        await pair.near.rpc.ping(pair.far.network.me, timeout=5)
+        await pair.far.rpc.ping(pair.near.network.me, timeout=5)
+        assert pair.circuits()[0].session.open_streams == 2
+        await pair.get_direct()
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
 
 
-def test_a_transfer_moves_at_a_whole_chunk_and_no_byte_is_lost_or_delivered_twice() -> None:
+async def test_a_transfer_moves_at_a_whole_chunk_and_no_byte_is_lost_or_delivered_twice() -> None:
     buffer = os.urandom(64 * MIB)
+    async with relayed_pair() as pair:
+        pair.far.bulk.offer(("big",), buffer)
+        progress: list[int] = []
+        under_way = trio.Event()
 
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            pair.far.bulk.offer(("big",), buffer)
-            progress: list[int] = []
-            under_way = trio.Event()
+        def moving(done: int) -> None:
+            progress.append(done)
+            under_way.set()
 
-            def moving(done: int) -> None:
-                progress.append(done)
-                under_way.set()
-
-            async def replace() -> None:
-                await under_way.wait()
-                await pair.get_direct()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(replace)
-                got = await pair.near.bulk.fetch(pair.far.network.me, ("big",), max_size=len(buffer), progress=moving)
-            assert got == buffer
-            assert progress == sorted(set(progress)) and progress[-1] == len(buffer)
-            assert pair.relay.bytes_relayed < len(buffer) // 2
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-
-    trio.run(main)
-
-
-def test_streams_of_bulk_that_are_idle_are_not_used_after_a_move() -> None:
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            pair.far.bulk.offer(("small",), bytes(2 * CHUNK))
-            await pair.near.bulk.fetch(pair.far.network.me, ("small",), max_size=MIB)
+        async def replace() -> None:
+            await under_way.wait()
             await pair.get_direct()
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-            relayed = await settled(pair)
-            await pair.near.bulk.fetch(pair.far.network.me, ("small",), max_size=MIB)
-            assert pair.relay.bytes_relayed < relayed + 10_000
 
-    trio.run(main)
-
-
-def test_a_fetch_that_waits_for_its_offer_during_a_move_ends_where_it_is_and_its_stream_with_it() -> None:
-    async def main() -> None:
-        async with relayed_pair() as pair, trio.open_nursery() as nursery:
-            got = []
-
-            async def fetch() -> None:
-                got.append(await pair.near.bulk.fetch(pair.far.network.me, ("late",), max_size=MIB, wait=20))
-
-            nursery.start_soon(fetch)
-            await until(lambda: pair.circuits()[0].session.open_streams == 1)
-            await pair.get_direct()
-            pair.far.bulk.offer(("late",), b"here")
-            await until(lambda: got == [b"here"])
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace)
+            got = await pair.near.bulk.fetch(pair.far.network.me, ("big",), max_size=len(buffer), progress=moving)
+        assert got == buffer
+        assert progress == sorted(set(progress)) and progress[-1] == len(buffer)
+        assert pair.relay.bytes_relayed < len(buffer) // 2
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
 
 
-def test_a_transfer_outlives_circuits_that_end_at_their_limit_of_bytes() -> None:
+async def test_streams_of_bulk_that_are_idle_are_not_used_after_a_move() -> None:
+    async with relayed_pair() as pair:
+        pair.far.bulk.offer(("small",), bytes(2 * CHUNK))
+        await pair.near.bulk.fetch(pair.far.network.me, ("small",), max_size=MIB)
+        await pair.get_direct()
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
+        relayed = await settled(pair)
+        await pair.near.bulk.fetch(pair.far.network.me, ("small",), max_size=MIB)
+        assert pair.relay.bytes_relayed < relayed + 10_000
+
+
+async def test_a_fetch_that_waits_for_its_offer_during_a_move_ends_where_it_is_and_its_stream_with_it() -> None:
+    async with relayed_pair() as pair, trio.open_nursery() as nursery:
+        got = []
+
+        async def fetch() -> None:
+            got.append(await pair.near.bulk.fetch(pair.far.network.me, ("late",), max_size=MIB, wait=20))
+
+        nursery.start_soon(fetch)
+        await until(lambda: pair.circuits()[0].session.open_streams == 1)
+        await pair.get_direct()
+        pair.far.bulk.offer(("late",), b"here")
+        await until(lambda: got == [b"here"])
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
+
+
+async def test_a_transfer_outlives_circuits_that_end_at_their_limit_of_bytes() -> None:
     buffer = os.urandom(12 * MIB)
-
-    async def main() -> None:
-        async with relayed_pair(circuit_bytes=2 * MIB) as pair:
-            pair.far.bulk.offer(("big",), buffer)
-            progress: list[int] = []
-            got = await pair.near.bulk.fetch(
-                pair.far.network.me, ("big",), max_size=len(buffer), progress=progress.append
-            )
-            assert got == buffer and progress[-1] == len(buffer)
-            assert pair.relay.bytes_relayed > len(buffer)
-            await until(lambda: pair.relay.open_circuits <= 1)
-
-    trio.run(main)
+    async with relayed_pair(circuit_bytes=2 * MIB) as pair:
+        pair.far.bulk.offer(("big",), buffer)
+        progress: list[int] = []
+        got = await pair.near.bulk.fetch(pair.far.network.me, ("big",), max_size=len(buffer), progress=progress.append)
+        assert got == buffer and progress[-1] == len(buffer)
+        assert pair.relay.bytes_relayed > len(buffer)
+        await until(lambda: pair.relay.open_circuits <= 1)
 
 
-def test_a_shard_is_drawn_over_the_direct_path_after_a_move(tmp_path: Path) -> None:
+async def test_a_shard_is_drawn_over_the_direct_path_after_a_move(tmp_path: Path) -> None:
     content = os.urandom(48 * MIB)
     (tmp_path / "content").write_bytes(content)
+    async with relayed_pair() as pair, trio.open_nursery() as nursery:
+        ends = []
+        for name, end in (("near", pair.near), ("far", pair.far)):
+            store = ShardStore(tmp_path / name, cap=1 << 30)
+            ends.append(Shards(end.network, end.rpc, store, runner=in_thread))
+            await nursery.start(ends[-1].run)
+        near, far = ends
+        shard = await far.put(tmp_path / "content")
+        under_way = trio.Event()
 
-    async def main() -> None:
-        async with relayed_pair() as pair, trio.open_nursery() as nursery:
-            ends = []
-            for name, end in (("near", pair.near), ("far", pair.far)):
-                store = ShardStore(tmp_path / name, cap=1 << 30)
-                ends.append(Shards(end.network, end.rpc, store, runner=in_thread))
-                await nursery.start(ends[-1].run)
-            near, far = ends
-            shard = await far.put(tmp_path / "content")
-            under_way = trio.Event()
-
-            async def replace() -> None:
-                await under_way.wait()
-                await pair.get_direct()
-
-            nursery.start_soon(replace)
-            await near.fetch(shard, providers=(pair.far.network.me,), progress=lambda done, size: under_way.set())
-            assert near.counts["duplicates"] == near.counts["sources_lost"] == 0
-            assert near.counts["bytes_fetched"] == len(content)
-            assert pair.relay.bytes_relayed < len(content) // 2
-            await until(lambda: pair.circuits()[0].session.open_streams == 0)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traversal, "LOOK", 0.02)
-
-    async def main() -> None:
-        async with relayed_pair() as pair, trio.open_nursery() as nursery:
-            near, far = pair.near.network, pair.far.network
-            monkeypatch.setattr(traversal, "UNUSED", 0.1)
-            nursery.start_soon(traversal.let_go_of_circuits, near)
-            await trio.sleep(0.2)
-            assert pair.relay.open_circuits == 1  # there is no other way yet
+        async def replace() -> None:
+            await under_way.wait()
             await pair.get_direct()
-            with near.watch_peers() as events:
-                await until(lambda: pair.relay.open_circuits == 0 and not pair.circuits())
-                assert near.is_direct(far.me)
-                assert events.statistics().current_buffer_used == 0
-            await pair.near.rpc.ping(far.me, timeout=5)
-            await near.relay_client.dial(pair.at.me, far.me)  # one that comes after the direct connection
-            await until(lambda: pair.relay.open_circuits == 0)
-            nursery.cancel_scope.cancel()
 
-    trio.run(main)
+        nursery.start_soon(replace)
+        await near.fetch(shard, providers=(pair.far.network.me,), progress=lambda done, size: under_way.set())
+        assert near.counts["duplicates"] == near.counts["sources_lost"] == 0
+        assert near.counts["bytes_fetched"] == len(content)
+        assert pair.relay.bytes_relayed < len(content) // 2
+        await until(lambda: pair.circuits()[0].session.open_streams == 0)
+        nursery.cancel_scope.cancel()
 
 
-def test_a_circuit_in_use_is_closed_after_the_bound_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_circuit_is_let_go_of_once_unused_and_the_direct_connection_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(traversal, "LOOK", 0.02)
+    async with relayed_pair() as pair, trio.open_nursery() as nursery:
+        near, far = pair.near.network, pair.far.network
+        monkeypatch.setattr(traversal, "UNUSED", 0.1)
+        nursery.start_soon(traversal.let_go_of_circuits, near)
+        await trio.sleep(0.2)
+        assert pair.relay.open_circuits == 1  # there is no other way yet
+        await pair.get_direct()
+        with near.watch_peers() as events:
+            await until(lambda: pair.relay.open_circuits == 0 and not pair.circuits())
+            assert near.is_direct(far.me)
+            assert events.statistics().current_buffer_used == 0
+        await pair.near.rpc.ping(far.me, timeout=5)
+        await near.relay_client.dial(pair.at.me, far.me)  # one that comes after the direct connection
+        await until(lambda: pair.relay.open_circuits == 0)
+        nursery.cancel_scope.cancel()
 
-    async def main() -> None:
-        async with relayed_pair() as pair, trio.open_nursery() as nursery:
-            near, far = pair.near.network, pair.far.network
-            far.serve("/test/hold/1", hold)
-            stream = await near.open_stream(far.me, "/test/hold/1")
-            await pair.get_direct()
-            began = trio.current_time()
-            monkeypatch.setattr(traversal, "UNUSED", 0.05)
-            monkeypatch.setattr(traversal, "BOUND", 0.5)
-            nursery.start_soon(traversal.let_go_of_circuits, near)
-            await trio.sleep(0.2)
-            await stream.send_all(b"still open")
-            await until(lambda: pair.relay.open_circuits == 0)
-            assert trio.current_time() - began >= 0.5 and near.is_direct(far.me)
-            nursery.cancel_scope.cancel()
 
-    trio.run(main)
+async def test_a_circuit_in_use_is_closed_after_the_bound_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traversal, "LOOK", 0.02)
+    async with relayed_pair() as pair, trio.open_nursery() as nursery:
+        near, far = pair.near.network, pair.far.network
+        far.serve("/test/hold/1", hold)
+        stream = await near.open_stream(far.me, "/test/hold/1")
+        await pair.get_direct()
+        began = trio.current_time()
+        monkeypatch.setattr(traversal, "UNUSED", 0.05)
+        monkeypatch.setattr(traversal, "BOUND", 0.5)
+        nursery.start_soon(traversal.let_go_of_circuits, near)
+        await trio.sleep(0.2)
+        await stream.send_all(b"still open")
+        await until(lambda: pair.relay.open_circuits == 0)
+        assert trio.current_time() - began >= 0.5 and near.is_direct(far.me)
+        nursery.cancel_scope.cancel()
 
 
 async def hold(stream: Any) -> None:
@@ -321,34 +286,31 @@ async def hold(stream: Any) -> None:
         pass
 
 
-def test_each_ping_says_its_way_and_the_history_why_the_path_changed() -> None:
-    async def main() -> None:
-        async with relayed_pair() as pair:
-            near, far = pair.near.network, pair.far.network
-            asked: list[str] = []
-            node: Any = SimpleNamespace(
-                network=near,
-                rpc=pair.near.rpc,
-                nat=SimpleNamespace(try_direct=asked.append),
-                liveness=SimpleNamespace(rtts={}),
-            )
-            api = PeersApi(node)
-            told = await api.ping({"peer": far.me, "count": 1})
-            assert (told["path"], told["relays"]) == ("relayed", [pair.at.me]) and not asked
-            assert told["ways"][0]["transport"] == "tcp", "what carries the connection to the relay"
-            await api.ping({"peer": far.me, "count": 1, "punch": True})
-            assert asked == [far.me]
-            await pair.get_direct()
-            told = await api.ping({"peer": far.me, "count": 1})
-            assert (told["path"], told["relays"]) == ("direct", [None])
-            relayed, direct = near.connections.history(far.me)
-            assert relayed.path == "relayed" and f"through the relay {pair.at.me}" in relayed.why
-            assert direct.path == "direct" and "in the place of a relayed connection" in direct.why
-            for connection in near.connections.of(far.me):
-                if connection.direct:
-                    await connection.conn.close()
-            await until(lambda: len(near.connections.history(far.me)) == 3)
-            back = near.connections.history(far.me)[-1]
-            assert back.path == "relayed" and back.why == "the direct connection ended: closed here"
-
-    trio.run(main)
+async def test_each_ping_says_its_way_and_the_history_why_the_path_changed() -> None:
+    async with relayed_pair() as pair:
+        near, far = pair.near.network, pair.far.network
+        asked: list[str] = []
+        node: Any = SimpleNamespace(
+            network=near,
+            rpc=pair.near.rpc,
+            nat=SimpleNamespace(try_direct=asked.append),
+            liveness=SimpleNamespace(rtts={}),
+        )
+        api = PeersApi(node)
+        told = await api.ping({"peer": far.me, "count": 1})
+        assert (told["path"], told["relays"]) == ("relayed", [pair.at.me]) and not asked
+        assert told["ways"][0]["transport"] == "tcp", "what carries the connection to the relay"
+        await api.ping({"peer": far.me, "count": 1, "punch": True})
+        assert asked == [far.me]
+        await pair.get_direct()
+        told = await api.ping({"peer": far.me, "count": 1})
+        assert (told["path"], told["relays"]) == ("direct", [None])
+        relayed, direct = near.connections.history(far.me)
+        assert relayed.path == "relayed" and f"through the relay {pair.at.me}" in relayed.why
+        assert direct.path == "direct" and "in the place of a relayed connection" in direct.why
+        for connection in near.connections.of(far.me):
+            if connection.direct:
+                await connection.conn.close()
+        await until(lambda: len(near.connections.history(far.me)) == 3)
+        back = near.connections.history(far.me)[-1]
+        assert back.path == "relayed" and back.why == "the direct connection ended: closed here"

@@ -22,7 +22,9 @@ from swarmnode.node.nat.relay import (
     Reservation,
 )
 from swarmnode.protocols.network import PeerId, Unreachable
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld
+
+pytestmark = pytest.mark.virtual_time
 
 TTL = 3600.0  # s
 
@@ -113,176 +115,133 @@ async def private(relays: int, connected: int | None = None) -> AsyncIterator[La
         nursery.cancel_scope.cancel()
 
 
-def test_two_places_are_held_and_their_addresses_told() -> None:
-    async def main() -> None:
+async def test_two_places_are_held_and_their_addresses_told() -> None:
+    async with private(4) as lab:
+        await trio.sleep(1)
+        assert len(lab.held) == WANTED == 2
+        assert len(lab.relays.addresses) == 2 and lab.changes[-1] == lab.relays.addresses
+
+
+async def test_peers_that_do_not_relay_are_not_asked() -> None:
+    async with private(3) as lab:
+        lab.hop = {"r1"}
+        await trio.sleep(30)
+        assert lab.held == {"r1"} and {name for _, name in lab.relays.asked} == {"r1"}
+
+
+async def test_a_dead_relay_is_replaced_within_ten_seconds() -> None:
+    async with private(4) as lab:
+        await trio.sleep(1)
+        dead = min(lab.held)
+        lab.relays.gone.add(dead)
+        lab.world.kill(lab.nodes[dead].me)
+        await trio.sleep(10)
+        assert len(lab.held) == 2 and dead not in lab.held
+
+
+async def test_a_dead_relay_is_replaced_within_ten_seconds_though_the_next_one_is_silent() -> None:
+    for seed in range(6):  # whichever is drawn first
         async with private(4) as lab:
+            lab.relays._random.seed(seed)
+            lab.hop = {"r0", "r1"}
             await trio.sleep(1)
-            assert len(lab.held) == WANTED == 2
-            assert len(lab.relays.addresses) == 2 and lab.changes[-1] == lab.relays.addresses
-
-    run_simulation(main)
-
-
-def test_peers_that_do_not_relay_are_not_asked() -> None:
-    async def main() -> None:
-        async with private(3) as lab:
-            lab.hop = {"r1"}
-            await trio.sleep(30)
-            assert lab.held == {"r1"} and {name for _, name in lab.relays.asked} == {"r1"}
-
-    run_simulation(main)
-
-
-def test_a_dead_relay_is_replaced_within_ten_seconds() -> None:
-    async def main() -> None:
-        async with private(4) as lab:
-            await trio.sleep(1)
-            dead = min(lab.held)
-            lab.relays.gone.add(dead)
-            lab.world.kill(lab.nodes[dead].me)
+            lab.hop, lab.relays.silent = {"r0", "r1", "r2", "r3"}, {"r2"}
+            lab.world.kill(lab.nodes["r0"].me)
             await trio.sleep(10)
-            assert len(lab.held) == 2 and dead not in lab.held
-
-    run_simulation(main)
+            assert lab.held == {"r1", "r3"}
 
 
-def test_a_dead_relay_is_replaced_within_ten_seconds_though_the_next_one_is_silent() -> None:
-    async def main() -> None:
-        for seed in range(6):  # whichever is drawn first
-            async with private(4) as lab:
-                lab.relays._random.seed(seed)
-                lab.hop = {"r0", "r1"}
-                await trio.sleep(1)
-                lab.hop, lab.relays.silent = {"r0", "r1", "r2", "r3"}, {"r2"}
-                lab.world.kill(lab.nodes["r0"].me)
-                await trio.sleep(10)
-                assert lab.held == {"r1", "r3"}
-
-    run_simulation(main)
+async def test_a_relay_lost_as_its_answer_is_read_is_not_held() -> None:
+    async with private(1) as lab:
+        lab.relays.dies = {"r0"}
+        await trio.sleep(30)
+        assert lab.relays.count("r0") == 1 and lab.held == set() and lab.relays.addresses == ()
 
 
-def test_a_relay_lost_as_its_answer_is_read_is_not_held() -> None:
-    async def main() -> None:
-        async with private(1) as lab:
-            lab.relays.dies = {"r0"}
-            await trio.sleep(30)
-            assert lab.relays.count("r0") == 1 and lab.held == set() and lab.relays.addresses == ()
-
-    run_simulation(main)
-
-
-def test_both_relays_lost_at_once_are_both_replaced() -> None:
-    async def main() -> None:
-        async with private(4) as lab:
-            await trio.sleep(1)
-            for name in lab.held:
-                lab.world.kill(lab.nodes[name].me)
-            await trio.sleep(10)
-            assert len(lab.held) == 2
-
-    run_simulation(main)
+async def test_both_relays_lost_at_once_are_both_replaced() -> None:
+    async with private(4) as lab:
+        await trio.sleep(1)
+        for name in lab.held:
+            lab.world.kill(lab.nodes[name].me)
+        await trio.sleep(10)
+        assert len(lab.held) == 2
 
 
-def test_a_relay_that_gave_the_place_to_another_rests_and_is_asked_again_later() -> None:
-    async def main() -> None:
-        async with private(2) as lab:
-            await trio.sleep(1)
-            lab.relays.lose(lab.nodes["r0"].me)
-            assert lab.held == {"r1"} and lab.changes[-1] == lab.relays.addresses
-            await trio.sleep(REST - 1)
-            assert lab.held == {"r1"} and lab.relays.count("r0") == 1
-            await trio.sleep(10)
-            assert lab.held == {"r0", "r1"}
-
-    run_simulation(main)
+async def test_a_relay_that_gave_the_place_to_another_rests_and_is_asked_again_later() -> None:
+    async with private(2) as lab:
+        await trio.sleep(1)
+        lab.relays.lose(lab.nodes["r0"].me)
+        assert lab.held == {"r1"} and lab.changes[-1] == lab.relays.addresses
+        await trio.sleep(REST - 1)
+        assert lab.held == {"r1"} and lab.relays.count("r0") == 1
+        await trio.sleep(10)
+        assert lab.held == {"r0", "r1"}
 
 
-def test_a_relay_that_refuses_rests_and_is_asked_again_later() -> None:
-    async def main() -> None:
-        async with private(1) as lab:
-            lab.relays.refuse = {"r0"}
-            await trio.sleep(REST - 1)
-            assert lab.relays.count("r0") == 1 and lab.held == set()
-            lab.relays.refuse.clear()
-            await trio.sleep(10)
-            assert lab.held == {"r0"}
-
-    run_simulation(main)
+async def test_a_relay_that_refuses_rests_and_is_asked_again_later() -> None:
+    async with private(1) as lab:
+        lab.relays.refuse = {"r0"}
+        await trio.sleep(REST - 1)
+        assert lab.relays.count("r0") == 1 and lab.held == set()
+        lab.relays.refuse.clear()
+        await trio.sleep(10)
+        assert lab.held == {"r0"}
 
 
-def test_places_are_renewed_before_they_expire_and_no_address_changes() -> None:
-    async def main() -> None:
-        async with private(2) as lab:
-            await trio.sleep(1)
-            changes, began = len(lab.changes), len(lab.relays.asked)
-            await trio.sleep(TTL - RENEW_BEFORE - 10)
-            assert len(lab.relays.asked) == began  # in good time, not all the time
-            await trio.sleep(RENEW_BEFORE)
-            assert len(lab.relays.asked) == began + 2 and len(lab.held) == 2 and len(lab.changes) == changes
-
-    run_simulation(main)
+async def test_places_are_renewed_before_they_expire_and_no_address_changes() -> None:
+    async with private(2) as lab:
+        await trio.sleep(1)
+        changes, began = len(lab.changes), len(lab.relays.asked)
+        await trio.sleep(TTL - RENEW_BEFORE - 10)
+        assert len(lab.relays.asked) == began  # in good time, not all the time
+        await trio.sleep(RENEW_BEFORE)
+        assert len(lab.relays.asked) == began + 2 and len(lab.held) == 2 and len(lab.changes) == changes
 
 
-def test_a_place_that_is_not_renewed_is_given_up() -> None:
-    async def main() -> None:
-        async with private(3) as lab:
-            await trio.sleep(1)
-            (given_up, *_), other = sorted(lab.held), {"r0", "r1", "r2"} - lab.held
-            lab.relays.refuse = {given_up}
-            await trio.sleep(TTL)
-            assert given_up not in lab.held and other < lab.held
-
-    run_simulation(main)
+async def test_a_place_that_is_not_renewed_is_given_up() -> None:
+    async with private(3) as lab:
+        await trio.sleep(1)
+        (given_up, *_), other = sorted(lab.held), {"r0", "r1", "r2"} - lab.held
+        lab.relays.refuse = {given_up}
+        await trio.sleep(TTL)
+        assert given_up not in lab.held and other < lab.held
 
 
-def test_relays_that_nobody_is_connected_to_are_found_in_the_dht() -> None:
-    async def main() -> None:
-        async with private(2, connected=1) as lab:
-            await lab.nodes["r1"].provide(RELAY_KEY)
-            await lab.nodes["r1"].connect(lab.nodes["r0"].addresses[0])
-            await trio.sleep(40)
-            assert lab.held == {"r0", "r1"}
-
-    run_simulation(main)
+async def test_relays_that_nobody_is_connected_to_are_found_in_the_dht() -> None:
+    async with private(2, connected=1) as lab:
+        await lab.nodes["r1"].provide(RELAY_KEY)
+        await lab.nodes["r1"].connect(lab.nodes["r0"].addresses[0])
+        await trio.sleep(40)
+        assert lab.held == {"r0", "r1"}
 
 
-def test_a_silent_dht_keeps_no_place_from_being_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_dht_keeps_no_place_from_being_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(self: SimNetwork, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         await trio.sleep_forever()
         raise AssertionError
 
     monkeypatch.setattr(SimNetwork, "find_providers", never)
+    async with private(2, connected=1) as lab:
+        await trio.sleep(1)
+        assert lab.held == {"r0"}
+        await lab.me.connect(lab.nodes["r1"].addresses[0])
+        await trio.sleep(6)
+        assert lab.held == {"r0", "r1"}
 
-    async def main() -> None:
-        async with private(2, connected=1) as lab:
+
+async def test_nodes_spread_over_the_nearest_relays_and_leave_far_ones_alone() -> None:
+    drawn: set[str] = set()
+    for seed in range(12):
+        async with private(DRAW_FROM + 3) as lab:
+            lab.relays._random.seed(seed)
+            lab.rtts = {f"r{number}": 0.01 * (number + 1) for number in range(DRAW_FROM + 3)}
             await trio.sleep(1)
-            assert lab.held == {"r0"}
-            await lab.me.connect(lab.nodes["r1"].addresses[0])
-            await trio.sleep(6)
-            assert lab.held == {"r0", "r1"}
-
-    run_simulation(main)
+            drawn |= lab.held
+    assert drawn >= {f"r{number}" for number in range(DRAW_FROM)} and f"r{DRAW_FROM + 2}" not in drawn
 
 
-def test_nodes_spread_over_the_nearest_relays_and_leave_far_ones_alone() -> None:
-    async def main() -> None:
-        drawn: set[str] = set()
-        for seed in range(12):
-            async with private(DRAW_FROM + 3) as lab:
-                lab.relays._random.seed(seed)
-                lab.rtts = {f"r{number}": 0.01 * (number + 1) for number in range(DRAW_FROM + 3)}
-                await trio.sleep(1)
-                drawn |= lab.held
-        assert drawn >= {f"r{number}" for number in range(DRAW_FROM)} and f"r{DRAW_FROM + 2}" not in drawn
-
-    run_simulation(main)
-
-
-def test_who_becomes_public_has_no_circuits_to_announce_any_more() -> None:
-    async def main() -> None:
-        async with private(2) as lab:
-            await trio.sleep(1)
-            assert lab.relays.addresses
-        assert lab.relays.addresses == ()
-
-    run_simulation(main)
+async def test_who_becomes_public_has_no_circuits_to_announce_any_more() -> None:
+    async with private(2) as lab:
+        await trio.sleep(1)
+        assert lab.relays.addresses
+    assert lab.relays.addresses == ()

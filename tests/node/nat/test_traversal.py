@@ -19,7 +19,8 @@ from swarmnode.node.nat.reachability import AUTONAT, DialVerdict, Mapping
 from swarmnode.node.nat.relay import HOP, RELAY_KEY, RelayClient, RelayRefused, Reservation
 from swarmnode.node.nat.traversal import CHECK_AGAIN, CHECK_EVERY, NatTraversal
 from swarmnode.protocols.network import Address, PeerEvent, PeerId, PeerView, StreamHandler
-from swarmnode.testing.simnet import run_simulation
+
+pytestmark = pytest.mark.virtual_time
 
 ME = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 OWN = "/ip4/192.168.1.2/tcp/4077"
@@ -219,247 +220,187 @@ async def may_reserve(lab: Lab) -> bool:
         return bool((await receive(here, pb.HopMessage)).status == pb.OK)
 
 
-def test_before_anything_is_known_a_node_announces_its_own_addresses_and_relays_nothing() -> None:
-    async def main() -> None:
-        async with running(OUTSIDE, helpers=0) as lab:
-            assert lab.reachability == "unknown" and lab.announced == {OWN}
-            assert lab.helpers.asked == [] and not await may_reserve(lab)
-
-    run_simulation(main)
+async def test_before_anything_is_known_a_node_announces_its_own_addresses_and_relays_nothing() -> None:
+    async with running(OUTSIDE, helpers=0) as lab:
+        assert lab.reachability == "unknown" and lab.announced == {OWN}
+        assert lab.helpers.asked == [] and not await may_reserve(lab)
 
 
-def test_a_public_node_announces_where_it_was_reached_first_and_relays() -> None:
-    async def main() -> None:
-        async with running(OUTSIDE) as lab:
-            assert lab.reachability == "public"
-            assert lab.network.addresses == (f"{OUTSIDE}/p2p/{ME}", f"{OWN}/p2p/{ME}")
-            assert RELAY_KEY in lab.network.provided and await may_reserve(lab)
-
-    run_simulation(main)
+async def test_a_public_node_announces_where_it_was_reached_first_and_relays() -> None:
+    async with running(OUTSIDE) as lab:
+        assert lab.reachability == "public"
+        assert lab.network.addresses == (f"{OUTSIDE}/p2p/{ME}", f"{OWN}/p2p/{ME}")
+        assert RELAY_KEY in lab.network.provided and await may_reserve(lab)
 
 
-def test_a_node_that_is_public_at_its_own_address_announces_just_that() -> None:
-    async def main() -> None:
-        async with running(OWN) as lab:
-            assert lab.reachability == "public" and lab.network.announced is None
-
-    run_simulation(main)
+async def test_a_node_that_is_public_at_its_own_address_announces_just_that() -> None:
+    async with running(OWN) as lab:
+        assert lab.reachability == "public" and lab.network.announced is None
 
 
-def test_a_private_node_announces_circuits_only_and_relays_nothing() -> None:
-    async def main() -> None:
-        async with running(None) as lab:
-            assert lab.reachability == "relayed" and len(lab.network.relay_client.relays) == 2
-            assert len(lab.announced) == 2 and all("/p2p-circuit" in address for address in lab.announced)
-            assert RELAY_KEY not in lab.network.provided and not await may_reserve(lab)
-
-    run_simulation(main)
+async def test_a_private_node_announces_circuits_only_and_relays_nothing() -> None:
+    async with running(None) as lab:
+        assert lab.reachability == "relayed" and len(lab.network.relay_client.relays) == 2
+        assert len(lab.announced) == 2 and all("/p2p-circuit" in address for address in lab.announced)
+        assert RELAY_KEY not in lab.network.provided and not await may_reserve(lab)
 
 
-def test_a_private_node_without_relays_announces_nothing() -> None:
-    async def main() -> None:
-        async with running(None, helpers=0) as lab:
-            for number in range(3):
-                lab.network.comes(f"x{number}", f"45.0.1.{number}", hop=False)
-            await trio.sleep(30)
-            assert lab.reachability == "private" and lab.announced == set()
-
-    run_simulation(main)
+async def test_a_private_node_without_relays_announces_nothing() -> None:
+    async with running(None, helpers=0) as lab:
+        for number in range(3):
+            lab.network.comes(f"x{number}", f"45.0.1.{number}", hop=False)
+        await trio.sleep(30)
+        assert lab.reachability == "private" and lab.announced == set()
 
 
-def test_circuit_addresses_follow_the_relays() -> None:
-    async def main() -> None:
-        async with running(None) as lab:
-            lost, *_ = lab.network.relay_client.relays
-            lab.network.goes(lost)
-            await trio.sleep(10)
-            assert len(lab.announced) == 2 and not any(lost in address for address in lab.announced)
-
-    run_simulation(main)
+async def test_circuit_addresses_follow_the_relays() -> None:
+    async with running(None) as lab:
+        lost, *_ = lab.network.relay_client.relays
+        lab.network.goes(lost)
+        await trio.sleep(10)
+        assert len(lab.announced) == 2 and not any(lost in address for address in lab.announced)
 
 
-def test_a_relay_that_gives_the_place_to_another_is_replaced() -> None:
-    async def main() -> None:
-        async with running(None) as lab:
-            gave_up, *_ = lab.network.relay_client.relays
-            lab.network.relay_client.lose("h7")  # where this node has no place
-            assert len(lab.announced) == 2
-            lab.network.relay_client.lose(gave_up)
-            await trio.sleep(10)
-            assert len(lab.announced) == 2 and not any(gave_up in address for address in lab.announced)
-
-    run_simulation(main)
+async def test_a_relay_that_gives_the_place_to_another_is_replaced() -> None:
+    async with running(None) as lab:
+        gave_up, *_ = lab.network.relay_client.relays
+        lab.network.relay_client.lose("h7")  # where this node has no place
+        assert len(lab.announced) == 2
+        lab.network.relay_client.lose(gave_up)
+        await trio.sleep(10)
+        assert len(lab.announced) == 2 and not any(gave_up in address for address in lab.announced)
 
 
 @pytest.mark.parametrize(("place", "state"), [(OUTSIDE, "public"), (None, "relayed")])
-def test_one_liar_among_the_helpers_changes_nothing(place: Address | None, state: str) -> None:
-    async def main() -> None:
-        for liar in ("h0", "h1", "h2"):
-            async with running(place, helpers=0) as lab:
-                lab.helpers.liars = {liar}
-                for number in range(3):
-                    lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
-                await trio.sleep(CHECK_AGAIN)
-                assert lab.reachability == state
-
-    run_simulation(main)
-
-
-def test_helpers_that_say_nothing_do_not_keep_the_others_from_deciding() -> None:
-    async def main() -> None:
-        async with running(OUTSIDE, helpers=0) as lab:
-            lab.helpers.mute, lab.helpers.decline = {"h0"}, {"h1"}
+async def test_one_liar_among_the_helpers_changes_nothing(place: Address | None, state: str) -> None:
+    for liar in ("h0", "h1", "h2"):
+        async with running(place, helpers=0) as lab:
+            lab.helpers.liars = {liar}
             for number in range(3):
                 lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
-            await trio.sleep(5)
-            assert lab.reachability == "public" and lab.nat.reachability.counts()[0] == 1
-
-    run_simulation(main)
+            await trio.sleep(CHECK_AGAIN)
+            assert lab.reachability == state
 
 
-def test_helpers_are_asked_at_once_since_each_may_dial_in_vain_for_long() -> None:
-    async def main() -> None:
-        async with running(None, helpers=0) as lab:
-            lab.helpers.seconds = 4.0
-            for number in range(3):
-                lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
-            await trio.sleep(6)
-            assert lab.reachability == "relayed" and lab.nat.reachability.counts()[1] == 3
-
-    run_simulation(main)
+async def test_helpers_that_say_nothing_do_not_keep_the_others_from_deciding() -> None:
+    async with running(OUTSIDE, helpers=0) as lab:
+        lab.helpers.mute, lab.helpers.decline = {"h0"}, {"h1"}
+        for number in range(3):
+            lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
+        await trio.sleep(5)
+        assert lab.reachability == "public" and lab.nat.reachability.counts()[0] == 1
 
 
-def test_no_more_helpers_are_asked_than_it_takes() -> None:
-    async def main() -> None:
-        async with running(OUTSIDE, helpers=0) as lab:
-            for number in range(20):
-                lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
-            await trio.sleep(5)
-            assert len(lab.helpers.asked) == 3
-            lab.helpers.decline = set(lab.network.hosts)
-            await trio.sleep(CHECK_EVERY - 1)
-            assert len(lab.helpers.asked) == 3 + traversal.ASK_AT_MOST
-
-    run_simulation(main)
+async def test_helpers_are_asked_at_once_since_each_may_dial_in_vain_for_long() -> None:
+    async with running(None, helpers=0) as lab:
+        lab.helpers.seconds = 4.0
+        for number in range(3):
+            lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
+        await trio.sleep(6)
+        assert lab.reachability == "relayed" and lab.nat.reachability.counts()[1] == 3
 
 
-def test_several_peers_at_one_host_have_one_voice() -> None:
-    async def main() -> None:
-        async with running(None, helpers=0) as lab:
-            lab.helpers.liars = {f"sybil{number}" for number in range(9)}
-            for number in range(9):
-                lab.network.comes(f"sybil{number}", "45.0.9.9")
-            lab.network.comes("h1", "45.0.0.1")
-            lab.network.comes("h2", "45.0.0.2")
-            await trio.sleep(5)
-            assert lab.reachability == "relayed"
-
-    run_simulation(main)
+async def test_no_more_helpers_are_asked_than_it_takes() -> None:
+    async with running(OUTSIDE, helpers=0) as lab:
+        for number in range(20):
+            lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
+        await trio.sleep(5)
+        assert len(lab.helpers.asked) == 3
+        lab.helpers.decline = set(lab.network.hosts)
+        await trio.sleep(CHECK_EVERY - 1)
+        assert len(lab.helpers.asked) == 3 + traversal.ASK_AT_MOST
 
 
-def test_the_local_network_is_not_asked_where_others_can_be() -> None:
-    async def main() -> None:
-        async with running(None, helpers=0) as lab:
-            lab.helpers.liars = {"tv", "laptop", "printer"}  # they reach this node: they are in the same room
-            for number, name in enumerate(sorted(lab.helpers.liars)):
-                lab.network.comes(name, f"192.168.1.{number + 10}", hop=False)
-            await trio.sleep(5)
-            assert lab.reachability == "public"
-            lab.network.comes("h0", "45.0.0.1")
-            await trio.sleep(5)
-            assert lab.reachability == "relayed" and lab.nat.reachability.counts()[0] == 0
-
-    run_simulation(main)
+async def test_several_peers_at_one_host_have_one_voice() -> None:
+    async with running(None, helpers=0) as lab:
+        lab.helpers.liars = {f"sybil{number}" for number in range(9)}
+        for number in range(9):
+            lab.network.comes(f"sybil{number}", "45.0.9.9")
+        lab.network.comes("h1", "45.0.0.1")
+        lab.network.comes("h2", "45.0.0.2")
+        await trio.sleep(5)
+        assert lab.reachability == "relayed"
 
 
-def test_a_node_that_becomes_public_gives_up_circuits_and_relays_itself() -> None:
-    async def main() -> None:
-        async with running(None) as lab:
-            lab.helpers.place = OUTSIDE
-            await trio.sleep(CHECK_EVERY + 5)
-            assert lab.reachability == "public" and lab.network.relay_client.relays == ()
-            assert lab.announced == {OUTSIDE, OWN} and await may_reserve(lab)
-
-    run_simulation(main)
-
-
-def test_a_node_that_is_public_no_more_stops_relaying_and_saying_so() -> None:
-    async def main() -> None:
-        async with running(OUTSIDE) as lab:
-            lab.helpers.place = None
-            await trio.sleep(CHECK_EVERY + 5)
-            assert lab.reachability == "relayed" and RELAY_KEY not in lab.network.provided
-            assert not await may_reserve(lab) and OUTSIDE not in lab.announced
-
-    run_simulation(main)
+async def test_the_local_network_is_not_asked_where_others_can_be() -> None:
+    async with running(None, helpers=0) as lab:
+        lab.helpers.liars = {"tv", "laptop", "printer"}  # they reach this node: they are in the same room
+        for number, name in enumerate(sorted(lab.helpers.liars)):
+            lab.network.comes(name, f"192.168.1.{number + 10}", hop=False)
+        await trio.sleep(5)
+        assert lab.reachability == "public"
+        lab.network.comes("h0", "45.0.0.1")
+        await trio.sleep(5)
+        assert lab.reachability == "relayed" and lab.nat.reachability.counts()[0] == 0
 
 
-def test_after_a_change_of_the_network_it_goes_on_as_before_until_it_is_known_anew() -> None:
-    async def main() -> None:
-        async with running(None) as lab:
-            lab.helpers.decline = set(lab.network.hosts)
-            lab.network.own = (f"/ip4/192.168.7.2/tcp/4077/p2p/{ME}",)
-            await trio.sleep(30)
-            assert lab.nat.reachability.counts() == (0, 0)
-            assert all("/p2p-circuit" in address for address in lab.announced)
-            lab.helpers.decline, lab.helpers.place = set(), OUTSIDE
-            await trio.sleep(CHECK_AGAIN + 5)
-            assert lab.reachability == "public" and OUTSIDE in lab.announced
-
-    run_simulation(main)
+async def test_a_node_that_becomes_public_gives_up_circuits_and_relays_itself() -> None:
+    async with running(None) as lab:
+        lab.helpers.place = OUTSIDE
+        await trio.sleep(CHECK_EVERY + 5)
+        assert lab.reachability == "public" and lab.network.relay_client.relays == ()
+        assert lab.announced == {OUTSIDE, OWN} and await may_reserve(lab)
 
 
-def test_a_private_node_that_is_reached_over_ipv6_announces_that_beside_its_relays() -> None:
+async def test_a_node_that_is_public_no_more_stops_relaying_and_saying_so() -> None:
+    async with running(OUTSIDE) as lab:
+        lab.helpers.place = None
+        await trio.sleep(CHECK_EVERY + 5)
+        assert lab.reachability == "relayed" and RELAY_KEY not in lab.network.provided
+        assert not await may_reserve(lab) and OUTSIDE not in lab.announced
+
+
+async def test_after_a_change_of_the_network_it_goes_on_as_before_until_it_is_known_anew() -> None:
+    async with running(None) as lab:
+        lab.helpers.decline = set(lab.network.hosts)
+        lab.network.own = (f"/ip4/192.168.7.2/tcp/4077/p2p/{ME}",)
+        await trio.sleep(30)
+        assert lab.nat.reachability.counts() == (0, 0)
+        assert all("/p2p-circuit" in address for address in lab.announced)
+        lab.helpers.decline, lab.helpers.place = set(), OUTSIDE
+        await trio.sleep(CHECK_AGAIN + 5)
+        assert lab.reachability == "public" and OUTSIDE in lab.announced
+
+
+async def test_a_private_node_that_is_reached_over_ipv6_announces_that_beside_its_relays() -> None:
     place = "/ip6/2a10:4580::2/tcp/4077"
-
-    async def main() -> None:
-        async with running(None) as lab:
-            assert lab.reachability == "relayed" and len(lab.announced) == 2
-            lab.helpers.place, lab.helpers.liars = (
-                place,
-                set(lab.network.hosts),
-            )  # who came by IPv4 does not get through
-            lab.network.comes("sixth", "2a10:4580:1::1", hop=False)
-            await trio.sleep(5)
-            assert lab.helpers.asked[-1] == ("sixth", ())  # of its own family: none here
-            assert lab.reachability == "relayed" and place in lab.announced
-            assert len(lab.announced) == 3 and lab.network.addresses[-1] == f"{place}/p2p/{ME}"
-
-    run_simulation(main)
+    async with running(None) as lab:
+        assert lab.reachability == "relayed" and len(lab.announced) == 2
+        lab.helpers.place, lab.helpers.liars = (
+            place,
+            set(lab.network.hosts),
+        )  # who came by IPv4 does not get through
+        lab.network.comes("sixth", "2a10:4580:1::1", hop=False)
+        await trio.sleep(5)
+        assert lab.helpers.asked[-1] == ("sixth", ())  # of its own family: none here
+        assert lab.reachability == "relayed" and place in lab.announced
+        assert len(lab.announced) == 3 and lab.network.addresses[-1] == f"{place}/p2p/{ME}"
 
 
-def test_a_port_that_the_router_opened_is_asked_about_and_announced_once_it_works() -> None:
+async def test_a_port_that_the_router_opened_is_asked_about_and_announced_once_it_works() -> None:
     mapped = "/ip4/45.80.10.3/tcp/50123"
-
-    async def main() -> None:
-        async with running(None, helpers=12) as lab:  # others may be asked than those that failed
-            assert lab.reachability == "relayed"
-            lab.helpers.place = mapped
-            lab.nat.reachability.map_to("ip4", Mapping("UPnP", "45.80.10.3", 50123, 4077))
-            await trio.sleep(5)
-            assert lab.helpers.asked[-1][1][0] == mapped
-            assert lab.reachability == "public" and lab.network.addresses[0] == f"{mapped}/p2p/{ME}"
-
-    run_simulation(main)
+    async with running(None, helpers=12) as lab:  # others may be asked than those that failed
+        assert lab.reachability == "relayed"
+        lab.helpers.place = mapped
+        lab.nat.reachability.map_to("ip4", Mapping("UPnP", "45.80.10.3", 50123, 4077))
+        await trio.sleep(5)
+        assert lab.helpers.asked[-1][1][0] == mapped
+        assert lab.reachability == "public" and lab.network.addresses[0] == f"{mapped}/p2p/{ME}"
 
 
-def test_who_dials_through_a_relay_is_punched_to_at_once_and_again_much_later() -> None:
+async def test_who_dials_through_a_relay_is_punched_to_at_once_and_again_much_later() -> None:
     tried: list[float] = []
+    async with running(None) as lab:
 
-    async def main() -> None:
-        async with running(None) as lab:
+        async def fail(peer: PeerId) -> bool:
+            tried.append(trio.current_time())
+            lab.nat.puncher._remember(peer)
+            return False
 
-            async def fail(peer: PeerId) -> bool:
-                tried.append(trio.current_time())
-                lab.nat.puncher._remember(peer)
-                return False
-
-            lab.nat.puncher.punch = fail  # type: ignore[method-assign]
-            began = trio.current_time()
-            lab.network.dials_through("a", "h0")
-            await trio.sleep(1)
-            assert len(tried) == 1 and tried[0] - began < 1
-            await trio.sleep(3600)
-            assert len(tried) == 3  # after 10 and 20 minutes more, not every minute
-
-    run_simulation(main)
+        lab.nat.puncher.punch = fail  # type: ignore[method-assign]
+        began = trio.current_time()
+        lab.network.dials_through("a", "h0")
+        await trio.sleep(1)
+        assert len(tried) == 1 and tried[0] - began < 1
+        await trio.sleep(3600)
+        assert len(tried) == 3  # after 10 and 20 minutes more, not every minute

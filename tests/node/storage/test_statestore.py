@@ -30,6 +30,8 @@ from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable
 from swarmnode.testing.memorystate import clocks_of
 from swarmnode.testing.simnet import run_simulation
 
+pytestmark = pytest.mark.virtual_time
+
 RUN = "ab" * 32
 NOW = 1_800_000_000_000  # ms
 
@@ -107,31 +109,30 @@ def test_all_is_there_after_a_restart(lab: Lab) -> None:
     assert {file.stat().st_mode & 0o077 for file in lab.path.parent.iterdir()} == {0}
 
 
-def test_stamps_grow_over_restarts_and_crashes_whatever_the_real_clock_does(lab: Lab) -> None:
+async def test_stamps_grow_over_restarts_and_crashes_whatever_the_real_clock_does(lab: Lab) -> None:
     def crash(store: StateStore) -> None:
         """The clock's file is as a SIGKILL leaves it."""
         store._clock.release = lambda: None  # type: ignore[method-assign]
 
-    async def main() -> None:
-        last = 0
-        for number in range(6):
-            async with lab.running() as store:
-                stamps = [(await store.write(f"note/{number}", n)).hlc for n in range(3)]
-                assert last < stamps[0] and stamps == sorted(stamps)
-                last = stamps[-1]
-                if number % 2:
-                    crash(store)
-            if number == 3:
-                for file in lab.path.parent.glob("state.db*"):
-                    file.unlink()  # the database is lost; the clock's own file is enough
-            if number == 4:
-                lab.path.with_suffix(".clock").unlink()  # and the database alone is
-            lab.time -= 15_000 if number < 3 else 0
-
-    run_simulation(main)
+    last = 0
+    for number in range(6):
+        async with lab.running() as store:
+            stamps = [(await store.write(f"note/{number}", n)).hlc for n in range(3)]
+            assert last < stamps[0] and stamps == sorted(stamps)
+            last = stamps[-1]
+            if number % 2:
+                crash(store)
+        if number == 3:
+            for file in lab.path.parent.glob("state.db*"):
+                file.unlink()  # the database is lost; the clock's own file is enough
+        if number == 4:
+            lab.path.with_suffix(".clock").unlink()  # and the database alone is
+        lab.time -= 15_000 if number < 3 else 0
 
 
-def test_the_clock_reserves_ahead_and_settles_at_an_orderly_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clock_reserves_ahead_and_settles_at_an_orderly_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[int] = []
     real = datadir.write_atomic
 
@@ -140,65 +141,54 @@ def test_the_clock_reserves_ahead_and_settles_at_an_orderly_end(lab: Lab, monkey
         real(path, content)
 
     monkeypatch.setattr(statestore, "write_atomic", noted)
-
-    async def main() -> None:
-        async with lab.running() as store:
-            records = [await store.write("note/a", n) for n in range(50)]
-            assert len(written) == 1 and written[0] >= records[-1].hlc
-            assert time_of(written[0]) - NOW <= 1000
-            lab.time += 1001
-            records.append(await store.write("note/a", 50))
-            assert len(written) == 2 and written[1] > records[-1].hlc
-        assert written[2:] == [records[-1].hlc]
-        async with lab.running() as store:
-            again = await store.write("note/a", 51)
-            assert again.hlc == records[-1].hlc + 1
-
-    run_simulation(main)
+    async with lab.running() as store:
+        records = [await store.write("note/a", n) for n in range(50)]
+        assert len(written) == 1 and written[0] >= records[-1].hlc
+        assert time_of(written[0]) - NOW <= 1000
+        lab.time += 1001
+        records.append(await store.write("note/a", 50))
+        assert len(written) == 2 and written[1] > records[-1].hlc
+    assert written[2:] == [records[-1].hlc]
+    async with lab.running() as store:
+        again = await store.write("note/a", 51)
+        assert again.hlc == records[-1].hlc + 1
 
 
-def test_a_stamp_is_not_used_where_it_could_not_be_made_durable(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stamp_is_not_used_where_it_could_not_be_made_durable(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, content: bytes) -> None:
         raise datadir.NoSpace("no space")
 
-    async def main() -> None:
+    async with lab.running() as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(statestore, "write_atomic", full)
+            with pytest.raises(StateFull) as caught:
+                await store.write("note/a", 1)
+            assert caught.value.exit_code == NO_SPACE
+        assert len(store.snapshot(0)) == 0
+        await store.write("note/a", 1)
+
+
+async def test_a_garbled_clock_file_is_passed_over(lab: Lab) -> None:
+    async with lab.running() as store:
+        mine = await store.write("note/a", 1)
+    for garbage in ("", "x", "-1", str(1 << 64)):
+        lab.path.with_suffix(".clock").write_text(garbage)
+        lab.time -= 5_000
         async with lab.running() as store:
-            with monkeypatch.context() as patch:
-                patch.setattr(statestore, "write_atomic", full)
-                with pytest.raises(StateFull) as caught:
-                    await store.write("note/a", 1)
-                assert caught.value.exit_code == NO_SPACE
-            assert len(store.snapshot(0)) == 0
-            await store.write("note/a", 1)
-
-    run_simulation(main)
+            later = await store.write("note/a", garbage)
+            assert later.hlc > mine.hlc
+            mine = later
 
 
-def test_a_garbled_clock_file_is_passed_over(lab: Lab) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            mine = await store.write("note/a", 1)
-        for garbage in ("", "x", "-1", str(1 << 64)):
-            lab.path.with_suffix(".clock").write_text(garbage)
-            lab.time -= 5_000
-            async with lab.running() as store:
-                later = await store.write("note/a", garbage)
-                assert later.hlc > mine.hlc
-                mine = later
-
-    run_simulation(main)
-
-
-def test_what_was_said_once_stands_after_a_restart(lab: Lab) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            said = await store.write("commit/00000001/0", 1)
-        async with lab.running() as store:
-            with pytest.raises(AlreadyWritten):
-                await store.write("commit/00000001/0", 2)
-            assert await store.write("commit/00000001/0", 1) == said
-
-    run_simulation(main)
+async def test_what_was_said_once_stands_after_a_restart(lab: Lab) -> None:
+    async with lab.running() as store:
+        said = await store.write("commit/00000001/0", 1)
+    async with lab.running() as store:
+        with pytest.raises(AlreadyWritten):
+            await store.write("commit/00000001/0", 2)
+        assert await store.write("commit/00000001/0", 1) == said
 
 
 def test_a_full_disk_acknowledges_nothing_and_is_forgotten_once_there_is_room(
@@ -249,50 +239,44 @@ def test_one_refused_batch_does_not_end_the_others(lab: Lab) -> None:
     run_simulation(main)
 
 
-def test_waiting_merges_become_one_transaction(lab: Lab) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            apply, sizes = store._database.apply, []
+async def test_waiting_merges_become_one_transaction(lab: Lab) -> None:
+    async with lab.running() as store:
+        apply, sizes = store._database.apply, []
 
-            def counted(elements: Any, **times: Any) -> Any:
-                sizes.append(len(elements))
-                return apply(elements, **times)
+        def counted(elements: Any, **times: Any) -> Any:
+            sizes.append(len(elements))
+            return apply(elements, **times)
 
-            store._database.apply = counted  # type: ignore[method-assign]
-            async with trio.open_nursery() as nursery:
-                for record in notes(40):
-                    nursery.start_soon(store.merge, [record])
-            assert sum(sizes) == 40 and len(sizes) <= 3
-            assert len(store.snapshot(0)) == 40
-
-    run_simulation(main)
+        store._database.apply = counted  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for record in notes(40):
+                nursery.start_soon(store.merge, [record])
+        assert sum(sizes) == 40 and len(sizes) <= 3
+        assert len(store.snapshot(0)) == 40
 
 
-def test_whoever_waits_when_the_store_ends_is_told(lab: Lab) -> None:
-    async def main() -> None:
-        store, ended = lab.store(), []
-        async with trio.open_nursery() as outer:
+async def test_whoever_waits_when_the_store_ends_is_told(lab: Lab) -> None:
+    store, ended = lab.store(), []
+    async with trio.open_nursery() as outer:
 
-            async def late(number: int) -> None:
-                try:
-                    told = await store.merge(notes(1, first=number)) == [Merged.STORED]
-                except Unwritable:
-                    told = False
-                ended.append((number, told))
+        async def late(number: int) -> None:
+            try:
+                told = await store.merge(notes(1, first=number)) == [Merged.STORED]
+            except Unwritable:
+                told = False
+            ended.append((number, told))
 
-            async with trio.open_nursery() as nursery:
-                await nursery.start(store.run)
-                nursery.cancel_scope.cancel()
-                for number in range(3):
-                    outer.start_soon(late, number)
-            outer.start_soon(late, 3)
-        assert len(ended) == 4 and not dict(ended)[3], "afterwards nothing is stored"
-        async with lab.running() as again:
-            assert len(again.snapshot(0)) == sum(told for _, told in ended)
-        with pytest.raises(RuntimeError):
-            store.has(bytes(40))
-
-    run_simulation(main)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            nursery.cancel_scope.cancel()
+            for number in range(3):
+                outer.start_soon(late, number)
+        outer.start_soon(late, 3)
+    assert len(ended) == 4 and not dict(ended)[3], "afterwards nothing is stored"
+    async with lab.running() as again:
+        assert len(again.snapshot(0)) == sum(told for _, told in ended)
+    with pytest.raises(RuntimeError):
+        store.has(bytes(40))
 
 
 def garble(path: Path, offset: int, size: int = 4096) -> None:
@@ -302,29 +286,26 @@ def garble(path: Path, offset: int, size: int = 4096) -> None:
 
 
 @pytest.mark.parametrize("where", ["header", "first table", "everywhere"])
-def test_a_damaged_database_is_moved_aside_and_begun_anew(lab: Lab, where: str) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            heard = notes(2000)
-            await store.merge(heard)
-            last = (await store.write("note/mine", 1)).hlc
-            store._clock.release = lambda: None  # type: ignore[method-assign]
-        size = lab.path.stat().st_size
-        offsets = {"header": [0], "first table": [4096], "everywhere": range(4096, size - 4096, 4096)}[where]
-        for offset in offsets:
-            garble(lab.path, offset, 100 if where == "header" else 4096)
-        async with lab.running() as store:
-            assert len(store.snapshot(0)) == 0
-            assert "damaged" in store.warning and "state.db.damaged" in store.warning
-            assert lab.path.with_name("state.db.damaged").stat().st_size == size
-            assert (await store.merge(heard)).count(Merged.STORED) == 2000
-            assert "damaged" in store.warning, "said until the next start"
-            lab.time -= 10_000
-            assert (await store.write("note/mine", 2)).hlc > last
-        async with lab.running() as store:
-            assert len(store.snapshot(0)) == 2001 and store.warning == ""
-
-    run_simulation(main)
+async def test_a_damaged_database_is_moved_aside_and_begun_anew(lab: Lab, where: str) -> None:
+    async with lab.running() as store:
+        heard = notes(2000)
+        await store.merge(heard)
+        last = (await store.write("note/mine", 1)).hlc
+        store._clock.release = lambda: None  # type: ignore[method-assign]
+    size = lab.path.stat().st_size
+    offsets = {"header": [0], "first table": [4096], "everywhere": range(4096, size - 4096, 4096)}[where]
+    for offset in offsets:
+        garble(lab.path, offset, 100 if where == "header" else 4096)
+    async with lab.running() as store:
+        assert len(store.snapshot(0)) == 0
+        assert "damaged" in store.warning and "state.db.damaged" in store.warning
+        assert lab.path.with_name("state.db.damaged").stat().st_size == size
+        assert (await store.merge(heard)).count(Merged.STORED) == 2000
+        assert "damaged" in store.warning, "said until the next start"
+        lab.time -= 10_000
+        assert (await store.write("note/mine", 2)).hlc > last
+    async with lab.running() as store:
+        assert len(store.snapshot(0)) == 2001 and store.warning == ""
 
 
 def test_the_log_of_a_damaged_database_never_meets_the_new_one(lab: Lab) -> None:
@@ -338,101 +319,86 @@ def test_the_log_of_a_damaged_database_never_meets_the_new_one(lab: Lab) -> None
 
 
 @pytest.mark.parametrize("found_by", ["a look", "a merge"])
-def test_damage_that_shows_while_it_runs_does_not_end_it(lab: Lab, found_by: str) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            await store.merge(notes(2000))
-            connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            for connection in (connection_of(store), store._database._reader):
-                connection.execute("PRAGMA shrink_memory")
-            for offset in range(4096, lab.path.stat().st_size, 4096):
-                garble(lab.path, offset)
-            if found_by == "a look":
-                for record in notes(2000):
-                    await store.get(record.author, record.key)
-            else:
-                await store.merge(notes(2000, first=64 * 100))
+async def test_damage_that_shows_while_it_runs_does_not_end_it(lab: Lab, found_by: str) -> None:
+    async with lab.running() as store:
+        await store.merge(notes(2000))
+        connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for connection in (connection_of(store), store._database._reader):
+            connection.execute("PRAGMA shrink_memory")
+        for offset in range(4096, lab.path.stat().st_size, 4096):
+            garble(lab.path, offset)
+        if found_by == "a look":
+            for record in notes(2000):
+                await store.get(record.author, record.key)
+        else:
+            await store.merge(notes(2000, first=64 * 100))
+        assert "damaged" in store.warning
+        assert (await store.merge(notes(2000))).count(Merged.STORED) == 2000
+        assert len(store.snapshot(0)) == (2000 if found_by == "a look" else 4000)
+        await store.write("note/a", 1)
+
+
+async def test_rot_within_an_element_is_noticed(lab: Lab) -> None:
+    async with lab.running() as store:
+        await store.merge([ALICE.says("note/a", 1)])
+        other = ALICE.says("note/a", 2).sealed
+        for rot in (b"\x93" * 50, other):
+            connection_of(store).execute("UPDATE element SET sealed = ?", (rot,))
+            assert await store.get(ALICE.id, "note/a") is None
             assert "damaged" in store.warning
-            assert (await store.merge(notes(2000))).count(Merged.STORED) == 2000
-            assert len(store.snapshot(0)) == (2000 if found_by == "a look" else 4000)
-            await store.write("note/a", 1)
-
-    run_simulation(main)
+            assert await store.merge([ALICE.says("note/a", 1)]) == [Merged.STORED]
 
 
-def test_rot_within_an_element_is_noticed(lab: Lab) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            await store.merge([ALICE.says("note/a", 1)])
-            other = ALICE.says("note/a", 2).sealed
-            for rot in (b"\x93" * 50, other):
-                connection_of(store).execute("UPDATE element SET sealed = ?", (rot,))
-                assert await store.get(ALICE.id, "note/a") is None
-                assert "damaged" in store.warning
-                assert await store.merge([ALICE.says("note/a", 1)]) == [Merged.STORED]
-
-    run_simulation(main)
-
-
-def test_a_database_of_a_later_version_or_another_run_is_left_alone(lab: Lab) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            await store.merge(notes(3))
-        with sqlite3.connect(lab.path) as raw:
-            raw.execute("PRAGMA user_version = 99")
-        content = lab.path.read_bytes()
-        with pytest.raises(StateVersion, match="schema 99") as caught:
-            await lab.store().run()
-        assert caught.value.exit_code == DATADIR_VERSION
-        assert lab.path.read_bytes() == content
-        with sqlite3.connect(lab.path) as raw:
-            raw.execute(f"PRAGMA user_version = {len(statedb.MIGRATIONS)}")
-        with pytest.raises(StateVersion, match="of run"):
-            await lab.store("cd" * 32).run()
-        async with lab.running() as store:
-            assert len(store.snapshot(0)) == 3
-
-    run_simulation(main)
+async def test_a_database_of_a_later_version_or_another_run_is_left_alone(lab: Lab) -> None:
+    async with lab.running() as store:
+        await store.merge(notes(3))
+    with sqlite3.connect(lab.path) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    content = lab.path.read_bytes()
+    with pytest.raises(StateVersion, match="schema 99") as caught:
+        await lab.store().run()
+    assert caught.value.exit_code == DATADIR_VERSION
+    assert lab.path.read_bytes() == content
+    with sqlite3.connect(lab.path) as raw:
+        raw.execute(f"PRAGMA user_version = {len(statedb.MIGRATIONS)}")
+    with pytest.raises(StateVersion, match="of run"):
+        await lab.store("cd" * 32).run()
+    async with lab.running() as store:
+        assert len(store.snapshot(0)) == 3
 
 
-def test_an_older_schema_is_brought_up_step_by_step(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(statedb, "MIGRATIONS", statedb.MIGRATIONS[:1])
-        async with lab.running() as store:
-            await store.merge(notes(3))
-        steps = ("CREATE TABLE one (x)", "INSERT INTO one VALUES (7); CREATE TABLE two (x)")
-        monkeypatch.setattr(statedb, "MIGRATIONS", (*statedb.MIGRATIONS, *steps[:1], "CREATE TABLE one (x)"))
-        with pytest.raises(sqlite3.OperationalError, match="already exists"):
-            await lab.store().run()
-        monkeypatch.setattr(statedb, "MIGRATIONS", (*statedb.MIGRATIONS[:2], steps[1]))
-        async with lab.running() as store:
-            assert len(store.snapshot(0)) == 3
-            assert connection_of(store).execute("SELECT x FROM one").fetchall() == [(7,)]
-            assert connection_of(store).execute("PRAGMA user_version").fetchone() == (3,)
-
-    run_simulation(main)
+async def test_an_older_schema_is_brought_up_step_by_step(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statedb, "MIGRATIONS", statedb.MIGRATIONS[:1])
+    async with lab.running() as store:
+        await store.merge(notes(3))
+    steps = ("CREATE TABLE one (x)", "INSERT INTO one VALUES (7); CREATE TABLE two (x)")
+    monkeypatch.setattr(statedb, "MIGRATIONS", (*statedb.MIGRATIONS, *steps[:1], "CREATE TABLE one (x)"))
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        await lab.store().run()
+    monkeypatch.setattr(statedb, "MIGRATIONS", (*statedb.MIGRATIONS[:2], steps[1]))
+    async with lab.running() as store:
+        assert len(store.snapshot(0)) == 3
+        assert connection_of(store).execute("SELECT x FROM one").fetchall() == [(7,)]
+        assert connection_of(store).execute("PRAGMA user_version").fetchone() == (3,)
 
 
-def test_expired_elements_give_their_room_back(lab: Lab) -> None:
-    async def main() -> None:
-        async with lab.running() as store:
-            leases = [Author(1000 + n).says("member", "x" * 800) for n in range(3000)]
-            await store.merge(leases)
-            await store.merge(notes(5))
-            connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            full = lab.path.stat().st_size
-            lab.time += KINDS["member"].ttl
-            assert await store.sweep() == 3000
-            for _ in range(3):
-                assert await store.sweep() == 0
-            connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            assert lab.path.stat().st_size < full / 10
-            assert (await store.stats()).authors == 1
-            lab.time -= 10_000
-        async with lab.running() as store:
-            assert set(await store.merge(leases[:5])) == {Merged.EXPIRED}, "also after a restart"
-
-    run_simulation(main)
+async def test_expired_elements_give_their_room_back(lab: Lab) -> None:
+    async with lab.running() as store:
+        leases = [Author(1000 + n).says("member", "x" * 800) for n in range(3000)]
+        await store.merge(leases)
+        await store.merge(notes(5))
+        connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        full = lab.path.stat().st_size
+        lab.time += KINDS["member"].ttl
+        assert await store.sweep() == 3000
+        for _ in range(3):
+            assert await store.sweep() == 0
+        connection_of(store).execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert lab.path.stat().st_size < full / 10
+        assert (await store.stats()).authors == 1
+        lab.time -= 10_000
+    async with lab.running() as store:
+        assert set(await store.merge(leases[:5])) == {Merged.EXPIRED}, "also after a restart"
 
 
 def test_a_place_that_cannot_be_written_is_said_in_words(lab: Lab) -> None:
