@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from swarmnode.crdt.record import write
 from swarmnode.node.reputation import EPOCH, Reputation

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 from chains import RULES, after_rounds, fair, lead, offer, start
 
 from swarmnode.protocols.chain.state import ChainState

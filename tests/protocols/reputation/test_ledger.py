@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 from chains import RULES, after_rounds, start
 
 from swarmnode.protocols.chain.statements import FULL_STANDING

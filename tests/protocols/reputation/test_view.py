@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 from reputationscenarios import ME, MISSED, SCENARIOS, settled
 from reputationworld import Peer, honest
 
