@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -42,11 +41,10 @@ from swarmnode.cli.local.report import (
 from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
-from swarmnode.node import exitcodes
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.exitcodes import ERROR, FORCED, OK, ExpectedError
 from swarmnode.node.logs import strict_json
-from swarmnode.training.options import SettingError
 from swarmnode.training.rl.section import hf_folder
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_toml
 
@@ -71,7 +69,7 @@ def ask_for_heldout_loss(data_dir: Path) -> float:
 
 def run_local(options: LocalOptions) -> int:
     """Do what `options` say; returns the exit code. To be called from the main thread: of Ctrl-C, and because the nodes
-    die with it."""
+    die with it. Raises ExpectedError, SettingError."""
     began = time.monotonic()
     console = Console(stderr=options.json)
     try:
@@ -82,16 +80,14 @@ def run_local(options: LocalOptions) -> int:
         if options.attack is not None:
             spec = under_attack(spec, options.attack, make_identities(folder, options.nodes))
         (folder / "run.toml").write_text(to_toml(spec), encoding="utf-8")
-    except SettingError as error:
-        return _complain(str(error), exitcodes.CONFIG)
     except OSError as error:
-        return _complain(f"{error.filename} cannot be written: {error.strerror}; name another folder", exitcodes.ERROR)
+        raise ExpectedError(f"{error.filename} cannot be written: {error.strerror}; name another folder") from error
 
     swarm = LocalSwarm(options, folder)
     lone = LocalSwarm(replace(options, nodes=1, attack=None), folder, name="solo")
     onlooker = Onlooker(options.attack, swarm.nodes) if options.attack is not None else None
-    code = exitcodes.OK
-    failure: str | None = None  # why there is nothing to summarize
+    code = OK
+    failure: ExpectedError | None = None  # why there is nothing to summarize
     heldout: float | None = None
     solo: float | None = None
     nodes = [(node.label, node.data_dir) for node in (*swarm.nodes, *(lone.nodes if options.solo else ()))]
@@ -101,12 +97,12 @@ def run_local(options: LocalOptions) -> int:
             if options.solo:
                 solo = _train(lone, view)
         except KeyboardInterrupt:
-            code = exitcodes.FORCED
+            code = FORCED
             view.remark("stopped before the end; the losses are those of the last round")
         except (StartFailed, AllNodesDied) as error:
-            code = exitcodes.ERROR
+            code = ERROR
             if heldout is None:
-                failure = str(error)
+                failure = error
             else:
                 view.remark(f"the node alone failed, so there is nothing to compare with: {error}")
         if failure is None:
@@ -132,20 +128,20 @@ def run_local(options: LocalOptions) -> int:
             attack = None if onlooker is None else {**onlooker.summary(), "words": onlooker.words(undefended)}
             results = Results(spec, run_id, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
             page = _write_report(options.report, results, view)
-            code = code or (exitcodes.OK if page is not None else exitcodes.ERROR)
+            code = code or (OK if page is not None else ERROR)
 
-    if failure is not None:
-        _complain(failure, code)
-    else:
+    if failure is None:
         _show(console, summary, page)
         for line in attack["words"] if attack else ():
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         if options.json:
             _emit({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
-    if options.keep or options.data_dir is not None or code == exitcodes.ERROR:
+    if options.keep or options.data_dir is not None or code == ERROR:
         console.print(f"data directories and logs of the nodes: {folder}", highlight=False, soft_wrap=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # the figures are shown already; what cannot be deleted stays
+    if failure is not None:
+        raise failure
     return code
 
 
@@ -274,11 +270,6 @@ def _show(console: Console, summary: Summary, page: Path | None) -> None:
     if page is not None:
         shown.add_row("report", str(page))
     console.print(shown)
-
-
-def _complain(message: str, code: int) -> int:
-    typer.echo(f"swarmnode: {message}", err=True)
-    return code
 
 
 def _emit(event: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from typing import IO, Any
 from swarmnode.cli.init import is_brought
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.training.runspec import BYTES_UNIT
 
 NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
@@ -78,11 +79,11 @@ def tied_to_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
-class StartFailed(Exception):
+class StartFailed(ExpectedError):
     """A node ended, or said nothing, before it was ready. The text quotes its log."""
 
 
-class AllNodesDied(Exception):
+class AllNodesDied(ExpectedError):
     """No node is left and none reached the last round. The text quotes the logs."""
 
 

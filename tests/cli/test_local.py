@@ -31,8 +31,9 @@ from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
-from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, round_report
+from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, RoundReport, StartFailed, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
+from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig, load_config
@@ -282,19 +283,19 @@ def test_a_thawed_node_that_never_catches_up_ends_the_wait_in_time(tmp_path, fak
 
 def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp_path, fake, capsys, monkeypatch):
     _break(monkeypatch, **{f"node_{i}": {"dies_at": 2 + i} for i in range(3)})
-    assert run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5) == exitcodes.ERROR
-    out = capsys.readouterr()
+    with pytest.raises(AllNodesDied, match="all nodes died") as failed:
+        run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5)
+    told, out = str(failed.value), capsys.readouterr()
     assert not any(event["event"] == "summary" for event in _events(out.out))
-    assert "swarmnode: all nodes died" in out.err and "ended by SIGKILL" in out.err and "the log of node-2" in out.err
+    assert "ended by SIGKILL" in told and "the log of node-2" in told
     assert len(list((tmp_path / "state").iterdir())) == 1
 
 
 def test_a_node_that_cannot_start_ends_the_command_with_its_log(tmp_path, fake, capsys, monkeypatch):
     _break(monkeypatch, node_1={"fails_to_start": True})
-    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == exitcodes.ERROR
-    out = capsys.readouterr()
-    assert out.out == ""
-    assert "node 1 ended with exit code 1 before it was ready" in out.err and "corpus is empty" in out.err
+    with pytest.raises(StartFailed, match="node 1 ended with exit code 1 before it was ready") as failed:
+        run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5)
+    assert "corpus is empty" in str(failed.value) and capsys.readouterr().out == ""
     started = list((tmp_path / "nodes").glob("node-*/pid"))  # node 2 may have been stopped before it wrote its own
     assert len(started) >= 2 and all(_gone(int(path.read_text())) for path in started)
 
@@ -346,15 +347,20 @@ def test_settings_that_would_tie_the_nodes_to_another_swarm_are_not_passed_on(tm
     seen = tmp_path / "environment"
     program = tmp_path / "show.py"
     program.write_text(f"import os; open({str(seen)!r}, 'w').write(os.environ.get('SWARMNODE_JOIN', 'none'))")
-    run_local(_options(tmp_path, nodes=1), command=[sys.executable, str(program)], measure=lambda _: 2.5)
+    with pytest.raises(StartFailed):  # the program is no node
+        run_local(_options(tmp_path, nodes=1), command=[sys.executable, str(program)], measure=lambda _: 2.5)
     assert seen.read_text() == "none"
 
 
-def test_a_wrong_run_file_is_refused_before_anything_starts(tmp_path, fake, capsys):
+def test_a_wrong_run_file_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[run]\nname = "x"\n[inner]\nbach = 3\n')
-    assert run_local(_options(tmp_path, run_file=wrong), command=fake) == exitcodes.CONFIG
-    assert "did you mean 'batch'" in capsys.readouterr().err
+    command = ["local", str(wrong), "--data-dir", str(tmp_path / "nodes")]
+    assert main(command) == main([*command, "--json"]) == exitcodes.CONFIG
+    words, told = capsys.readouterr().err.splitlines()
+    assert words.startswith("swarmnode: ") and "did you mean 'batch'" in words
+    assert json.loads(told)["error"] == {"exit_code": exitcodes.CONFIG, "message": words.removeprefix("swarmnode: ")}
     assert not (tmp_path / "nodes").exists()
 
 
