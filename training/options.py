@@ -172,9 +172,6 @@ def number_of(count: int, what: str) -> str:
 
 def installing(package: str) -> str:
     """The command that adds a package, or an extra as in swarmnode[hf], to the environment of this program."""
-    prefix = Path(sys.prefix)
-    if (prefix / "pipx_metadata.json").exists():
-        return f'pipx runpip {quote(prefix.name)} install "{package}"'
-    if find_spec("pip") is None:  # as where `uv tool` made it
-        return f'uv pip install --python {quote(sys.executable)} "{package}"'
-    return f'{quote(sys.executable)} -m pip install "{package}"'
+    python = quote(sys.executable)
+    tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"  # as of `uv tool`
+    return f'{tool} "{package}"'

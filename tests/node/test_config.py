@@ -165,16 +165,9 @@ def test_every_setting_is_described_and_documented() -> None:
         assert re.search(rf"\| `{key}` \|", page), key
 
 
-def test_a_missing_package_is_added_by_what_made_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_added_by_what_made_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/a venv/bin/python")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "node"))
     monkeypatch.setattr(options, "find_spec", lambda name: name)
     assert installing("swarmnode[hf]") == "'/a venv/bin/python' -m pip install \"swarmnode[hf]\""
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert installing("swarmnode[hf]") == "uv pip install --python '/a venv/bin/python' \"swarmnode[hf]\""
-    written_by_pipx = tmp_path / "node" / "pipx_metadata.json"
-    written_by_pipx.parent.mkdir()
-    written_by_pipx.touch()
-    assert installing("swarmnode[hf]") == 'pipx runpip node install "swarmnode[hf]"'
