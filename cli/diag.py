@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -97,7 +97,7 @@ def diag(
     try:
         with path.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
-            out.write(_packed(clean))
+            _pack(clean, out)
     except FileExistsError:
         raise UsageMistake(f"{path}: there is a file already; name another, or delete it") from None
     except OSError as error:
@@ -167,13 +167,11 @@ def struck(text: str, secrets: list[str], runs: list[str]) -> str:
     return IN_URL.sub(STRUCK, LINK.sub(STRUCK, text))
 
 
-def _packed(files: dict[str, str]) -> bytes:
-    """A tar.gz of them, in a folder of its own."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+def _pack(files: dict[str, str], out: BinaryIO) -> None:
+    """Write a tar.gz of them, in a folder of its own."""
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for name, text in sorted(files.items()):
             content = text.encode()
             member = tarfile.TarInfo(f"swarmnode-diag/{name}")
             member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
             archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()

@@ -13,29 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.run import run
-from swarmnode.cli.terminal import (
-    UsageMistake,
-    age,
-    ask,
-    count,
-    flags,
-    heed,
-    plain,
-    say,
-    short_peer,
-    show,
-    size,
-    table,
-    taking,
-)
+from swarmnode.cli.run import run, taking
+from swarmnode.cli.terminal import UsageMistake, age, ask, count, flags, heed, plain, say, short_peer, show, size, table
 from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
-_PLACE = ("port", "listen", "quic", "announce", "bootstrap", "mdns", "upnp", "up", "down")
-_OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "passphrase_file", "json_output")
+_OF_A_SEED = ("port", "listen", "quic", "announce", "bootstrap", "mdns", "upnp", "up", "down", "config_file")
+_OF_A_SEED += ("data_dir", "log_level", "log_format", "passphrase_file", "json_output")
 _SEARCH = ("data_dir", "listen", "bootstrap", "mdns", "passphrase_file")  # that a search heeds
 _SORTED = {"name": "name", "members": "members", "parameters": "parameters", "round": "round"}
 _SORTED |= {"memory": "memory", "rate": "rate", "age": "age_s"}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, directory, heed, one_run, say, taking
+from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, declare, directory, heed, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, type_of
@@ -52,6 +53,17 @@ def _flag(key: str) -> inspect.Parameter:
         shown = typer.Option(f"--{name}", metavar=_VALUES.get(key, "N"), show_default=False, help=text)
     kind = Annotated[(list[str] if get_origin(kind) is tuple else kind) | None, shown]
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def taking(others: Iterable[inspect.Parameter]) -> Callable[[Any], Any]:
+    """Gives a command these options behind its own, in the place of its last parameter, `**options`."""
+
+    def decorate(command: Any) -> Any:
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        names = {each.name for each in own}
+        return declare(command, [*own, *(each for each in others if each.name not in names)])
+
+    return decorate
 
 
 @taking(map(_flag, _KNOWN))

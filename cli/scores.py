@@ -68,7 +68,7 @@ def _explained(each: dict[str, Any]) -> str:
         *(f"- {plain(reason, 160)}" for reason in each["reasons"]),
     ]
     if each["found"]:
-        seen = [_found(found) for found in each["found"]]
+        seen = [(it["saw"], str(it["good"]), str(it["bad"]), it["evidence"][:16] or "-") for it in each["found"]]
         lines += ["", table(("SEEN HERE", "GOOD", "BAD", "EVIDENCE"), seen, right=frozenset({1, 2}))]
     if each["audits"]:
         audits = [_audit(audit) for audit in each["audits"]]
@@ -91,10 +91,6 @@ def _explained(each: dict[str, Any]) -> str:
         heads = ("ATTESTER", "VOICE", "SCORE", "WORK", "ROUNDS", "AGE", "GOOD/BAD")
         lines += ["", table(heads, words, right=frozenset({1, 2, 3, 4, 5}))]
     return "\n".join(lines)
-
-
-def _found(found: dict[str, Any]) -> tuple[str, str, str, str]:
-    return found["saw"], str(found["good"]), str(found["bad"]), found["evidence"][:16] or "-"
 
 
 def _audit(audit: dict[str, Any]) -> tuple[str, str, str, str, str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +13,12 @@ import typer
 from swarmnode.cli.terminal import (
     absolute,
     age,
-    as_json,
     ask,
     directory,
     duration,
     group,
     number_of,
     plain,
-    print_json,
     show,
     size,
     table,
@@ -103,16 +102,10 @@ def watch(prefix: PrefixArgument = "") -> None:
 
     Example: swarmnode state watch note/
     """
-    try:
+    with suppress(KeyboardInterrupt):
         for element in ControlClient(directory()).stream("state_watch", prefix=prefix):
-            if as_json():
-                print_json(element)
-                continue
-            if element["lost"]:
-                print(f"({element['lost']} changes came too fast to be shown)", flush=True)
-            print(f"{plain(element['key'])}  {element['author']}  {plain(_value_of(element))}", flush=True)
-    except KeyboardInterrupt:
-        return
+            lost = f"({element['lost']} changes came too fast to be shown)" if element["lost"] else ""
+            show(element, [lost, f"{plain(element['key'])}  {element['author']}  {plain(_value_of(element))}"])
 
 
 @state.command("export")

@@ -92,21 +92,10 @@ def _with_common_options(function: Any) -> Any:
     options = [("data_dir", None, DataDirOption), ("json_output", False, JsonOption)]
     only = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(name, only, default=value, annotation=kind) for name, value, kind in options]
-    return _with_parameters(command, [*own.values(), *added])
+    return declare(command, [*own.values(), *added])
 
 
-def taking(others: Iterable[inspect.Parameter]) -> Callable[[Any], Any]:
-    """Gives a command these options behind its own, in the place of its last parameter, `**options`."""
-
-    def decorate(command: Any) -> Any:
-        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-        names = {each.name for each in own}
-        return _with_parameters(command, [*own, *(each for each in others if each.name not in names)])
-
-    return decorate
-
-
-def _with_parameters(command: Any, parameters: Sequence[inspect.Parameter]) -> Any:
+def declare(command: Any, parameters: Sequence[inspect.Parameter]) -> Any:
     """`command`, which typer takes for one with these parameters."""
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -98,7 +99,6 @@ class RoundReport:
     round: int
     loss: float | None
     state_hash: str | None
-    outcome: str
     seconds: float
     bytes_in: int
     bytes_out: int
@@ -118,7 +118,7 @@ class RoundReport:
 def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
     """The record of a node's `round` event."""
     learned = event.get("learned") or {}
-    told = ("round", "loss", "outcome", "seconds", "bytes_in", "bytes_out", "compute_seconds", "tokens")
+    told = ("round", "loss", "seconds", "bytes_in", "bytes_out", "compute_seconds", "tokens")
     return RoundReport(
         **{name: event[name] for name in told},
         state_hash=event["state_hash"] or None,
@@ -454,20 +454,13 @@ class LocalSwarm:
     def _next_events(self) -> list[tuple[NodeProcess, dict[str, Any]]]:
         """What is in the queue; waits one tick for the first. Notes what the events say about their nodes."""
         arrived = []
-        try:
+        with suppress(queue.Empty):
             arrived.append(self._events.get(timeout=TICK))
             while True:
                 arrived.append(self._events.get_nowait())
-        except queue.Empty:
-            pass
-        events = []
-        for node, at, line in arrived:
-            event = self._understand(node, at, line)
-            if event is not None:
-                events.append((node, event))
-        return events
+        return [(node, self._understand(node, at, line)) for node, at, line in arrived]
 
-    def _understand(self, node: NodeProcess, at: float, line: bytes) -> dict[str, Any] | None:
+    def _understand(self, node: NodeProcess, at: float, line: bytes) -> dict[str, Any]:
         try:
             event = json.loads(line)
             kind = event["event"]
@@ -501,10 +494,8 @@ class LocalSwarm:
                 os.kill(process.pid, signal.SIGCONT)  # a stopped one ends too
             give_up = time.monotonic() + STOP_PATIENCE
             for process in running:
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, give_up - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
         finally:  # a second Ctrl-C arrives here as KeyboardInterrupt
             for process in running:
                 if process.poll() is None:

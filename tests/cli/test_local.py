@@ -511,7 +511,7 @@ def test_importing_the_command_loads_nothing_heavy(module, absent):
 
 
 def _report(number: int, *, ended_at: float, compute: float = 0.5, bytes_out: int = 2000) -> RoundReport:
-    return RoundReport(number, 3.0, "h", "Completed", 1.0, 0, bytes_out, compute, 100, ended_at)
+    return RoundReport(number, 3.0, "h", 1.0, 0, bytes_out, compute, 100, ended_at)
 
 
 def test_compute_share_spans_first_start_to_last_end_of_nodes_that_finished():
@@ -546,7 +546,7 @@ def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_an
 
 def test_a_run_by_seeds_is_judged_by_its_end_when_all_records_have_arrived():
     def report(number, state_hash):
-        return RoundReport(number, 3.0, state_hash * 64, "Completed", 1.0, 0, 0, 1.0, 100, number)
+        return RoundReport(number, 3.0, state_hash * 64, 1.0, 0, 0, 1.0, 100, number)
 
     reports = [[report(number, letter) for number, letter in enumerate(hashes)] for hashes in ("ab", "cb")]
     some = {"parameters": 1, "heldout": 3.0, "solo": None, "seconds": 1}
@@ -558,7 +558,7 @@ def test_a_run_by_seeds_is_judged_by_its_end_when_all_records_have_arrived():
 
 
 def test_the_table_fits_80_columns():
-    last = RoundReport(99998, 8.123, "f" * 64, "Completed", 1.0, 999 * 10**6, 999 * 10**6, 1.0, 1234567, 1.0)
+    last = RoundReport(99998, 8.123, "f" * 64, 1.0, 999 * 10**6, 999 * 10**6, 1.0, 1234567, 1.0)
     swarm = LocalSwarm(LocalOptions(nodes=64, rounds=99999), Path("nowhere"))
     for node in swarm.nodes:
         node.ready, node.reports = {}, [replace(last, round=0, bytes_in=0, bytes_out=0), last]
@@ -571,7 +571,7 @@ def test_the_table_fits_80_columns():
 
 def test_the_live_table_shows_phase_nodes_and_time_left_and_leaves_the_last_table():
     file = io.StringIO()
-    last = RoundReport(3, 2.5, "abcdef0123", "Completed", 2.0, 10, 20, 1.0, 1000, 1.0)
+    last = RoundReport(3, 2.5, "abcdef0123", 2.0, 10, 20, 1.0, 1000, 1.0)
     swarm = LocalSwarm(LocalOptions(nodes=2, rounds=10), Path("nowhere"))
     swarm.nodes[0].ready, swarm.nodes[0].reports = {}, [replace(last, round=number) for number in range(4)]
     swarm.nodes[1].state_at_end = "dead"

@@ -17,7 +17,7 @@ from swarmnode.training.runspec import parse_runspec
 
 def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundReport, ...]:
     return tuple(
-        RoundReport(r, loss, f"{state_hash}{r}" * 8, "Completed", 1.5, 10**6, 2 * 10**6, 1.0, 100, 2.0 * r)
+        RoundReport(r, loss, f"{state_hash}{r}" * 8, 1.5, 10**6, 2 * 10**6, 1.0, 100, 2.0 * r)
         for r, loss in enumerate(losses)
     )
 
