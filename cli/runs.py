@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -186,8 +188,18 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
         "checkpoint": max(saved, default=None),
         "last": _value(next((each for each in reversed(rounds) if _value(each) is not None), {})),
         "time": last.get("time", folder.stat().st_mtime),
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "bytes": _bytes_in(folder),
     }
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of all files below it, but for those that a running node deletes meanwhile."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(path, name)).st_size
+    return total
 
 
 def _end(home: DataDir, run_id: str) -> dict[str, Any]:

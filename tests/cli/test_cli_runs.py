@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from json import loads as only_json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarmnode.cli.main import main
 from swarmnode.node.exitcodes import ERROR, OK, USAGE
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.history import HISTORY, History, PastRound
@@ -40,6 +42,24 @@ def test_runs_are_listed_with_what_tells_them_apart(swarmnode: Any, two: list[Ru
     second = answer["rate-2"]
     assert (second["rounds"], second["last"], second["owner"], second["checkpoint"]) == (3, 1.0, OWNER, None)
     assert second["time"] == 1e9 + 7200 and second["bytes"] > 500
+
+
+def test_runs_are_listed_though_a_running_node_deletes_a_checkpoint_meanwhile(
+    home: Path, two: list[RunSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, look = DataDir(home).run(two[0].run_id) / "checkpoints" / "round-00000001.safetensors", os.stat
+    old.parent.mkdir()
+    old.write_bytes(bytes(100))
+
+    def stat(path: Any, **how: Any) -> os.stat_result:
+        found = look(path, **how)
+        if str(path) == str(old):
+            old.unlink()
+        return found
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert main(["runs", "ls", "--data-dir", str(home)]) == OK
+    assert "rate-1" in capsys.readouterr().out
 
 
 def test_a_run_is_shown_by_name_or_beginning_of_its_id(
