@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 import trio
+from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
-from swarmnode.node.session import METHODS
 from swarmnode.protocols.chain.statements import FULL_STANDING
-from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
 
@@ -22,21 +16,9 @@ NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 8
 
 
-@pytest.fixture
-def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Ledger]:
-    """By peer id, of every node that is started from now on."""
-    kept: dict[str, Ledger] = {}
-    plain: Callable[[Context], Method] = METHODS["open"]
+def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_ledgers(monkeypatch)
 
-    def build(parts: Context) -> Method:
-        kept[parts.me] = Ledger(parts.me, now=parts.now)
-        return plain(replace(parts, ledger=kept[parts.me]))
-
-    monkeypatch.setitem(METHODS, "open", build)
-    return kept
-
-
-def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(ledgers: dict[str, Ledger]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             swarm = SimSwarm(
@@ -48,7 +30,7 @@ def test_nodes_see_what_everybodys_work_was_worth_also_those_who_judge_nothing(l
             await swarm.round_done(ROUNDS, *NAMES)
             peers = {swarm.peer(name) for name in NAMES}
             for name in NAMES:
-                ledger = ledgers[swarm.peer(name)]
+                ledger = LEDGERS[swarm.peer(name)]
                 view = ledger.view()
                 assert set(view) == peers
                 assert min(view[peer].account.rounds for peer in peers) >= ROUNDS - 2

@@ -20,7 +20,7 @@ from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.runner import Runner, inline
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE
 from swarmnode.protocols.transfer.shard_fetch import DeliveryLog
-from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
     MANIFEST,
@@ -41,11 +41,7 @@ CONTENT = random.Random(11).randbytes(40 * CHUNK + 12_345)
 CHUNKS = 41
 
 
-def manifest_of(content: bytes) -> ShardManifest:
-    return ShardManifest(len(content), b"".join(leaf(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)))
-
-
-MANIFEST_OF_CONTENT = manifest_of(CONTENT)
+MANIFEST_OF_CONTENT = ShardManifest.of(CONTENT)
 SHARD = MANIFEST_OF_CONTENT.id
 
 

@@ -21,7 +21,7 @@ from swarmnode.node.exitcodes import NO_SPACE
 from swarmnode.node.storage import shardstore
 from swarmnode.node.storage.shardfiles import StoreFull, Unreadable
 from swarmnode.node.storage.shardstore import ShardStore
-from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, leaf
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import Holding, ShardError, ShardNotHeld
 
 
@@ -31,10 +31,6 @@ def content(seed: int, size: int = 2 * CHUNK + 100) -> bytes:
 
 def chunks_of(whole: bytes) -> list[bytes]:
     return [whole[at : at + CHUNK] for at in range(0, len(whole), CHUNK)]
-
-
-def manifest_of(whole: bytes) -> ShardManifest:
-    return ShardManifest(len(whole), b"".join(map(leaf, chunks_of(whole))))
 
 
 def put(store: ShardStore, whole: bytes) -> ShardId:
@@ -47,7 +43,7 @@ def put(store: ShardStore, whole: bytes) -> ShardId:
 
 def fetched(store: ShardStore, whole: bytes, chunks: int | None = None) -> ShardId:
     """Write the first `chunks` chunks as a fetch would, and finish where that is all."""
-    manifest = manifest_of(whole)
+    manifest = ShardManifest.of(whole)
     have = store.begin(manifest)
     for index, chunk in enumerate(chunks_of(whole)[:chunks]):
         if not have >> index & 1:
@@ -87,7 +83,7 @@ def test_what_is_put_or_fetched_is_there_after_a_restart(store: ShardStore, tmp_
         assert found.used == len(content(1)) + len(content(2))
         found.export(one, tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == content(1)
-    assert one == manifest_of(content(1)).id
+    assert one == ShardManifest.of(content(1)).id
     assert put(store, content(1)) == one
     assert len(store.kept()) == 2
     assert (store.folder.stat().st_mode & 0o777) == 0o700
@@ -95,7 +91,7 @@ def test_what_is_put_or_fetched_is_there_after_a_restart(store: ShardStore, tmp_
 
 
 def test_wrong_bytes_are_never_read_even_where_they_were_written(store: ShardStore) -> None:
-    manifest, good = manifest_of(content(1)), chunks_of(content(1))
+    manifest, good = ShardManifest.of(content(1)), chunks_of(content(1))
     store.begin(manifest)
     for index, wrong in (
         (0, good[1]),
@@ -138,7 +134,7 @@ def test_half_a_shard_is_served_now_and_continued_after_a_restart(store: ShardSt
 
 def test_as_many_chunks_are_read_at_once_as_fit_and_are_here(store: ShardStore) -> None:
     whole = put(store, content(1, 4 * CHUNK + 100))
-    half = manifest_of(content(2, 4 * CHUNK))
+    half = ShardManifest.of(content(2, 4 * CHUNK))
     store.begin(half)
     part = half.id
     store.write(part, [(1, memoryview(content(2, 4 * CHUNK))[CHUNK : 3 * CHUNK])])
@@ -232,7 +228,7 @@ def test_nothing_is_evicted_for_what_would_not_fit_anyway(store: ShardStore) -> 
     b = put(store, content(2, 4 * CHUNK))
     store.pin(b)
     with pytest.raises(StoreFull):
-        store.begin(manifest_of(content(3, 7 * CHUNK)))
+        store.begin(ShardManifest.of(content(3, 7 * CHUNK)))
     assert read(store, a) == content(1, 4 * CHUNK)
     with pytest.raises(StoreFull):
         put(store, content(4, 11 * CHUNK))
@@ -291,7 +287,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(StoreFull):
-            store.begin(manifest_of(content(4)))
+            store.begin(ShardManifest.of(content(4)))
     with monkeypatch.context() as patch:
         patch.setattr(shardstore, "MARGIN", 1 << 60)
         with pytest.raises(StoreFull, match="disk"):
@@ -314,7 +310,7 @@ def test_a_disk_that_fails_is_a_typed_error_wherever_it_does(
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", failed)
         with pytest.raises(Unreadable, match="Input/output"):
-            store.begin(manifest_of(content(3)))
+            store.begin(ShardManifest.of(content(3)))
         with pytest.raises(Unreadable, match="Input/output"):
             put(store, content(3))
     with monkeypatch.context() as patch:
@@ -325,7 +321,7 @@ def test_a_disk_that_fails_is_a_typed_error_wherever_it_does(
         store.drop(half)
         patch.setattr(shardstore, "write_tree", failed)
         with pytest.raises(Unreadable, match="Input/output"):
-            store.begin(manifest_of(content(3)))
+            store.begin(ShardManifest.of(content(3)))
         assert store.used == sum(len(content(seed)) for seed in (1, 2, 3)), "what cannot be deleted counts"
     store.collect()
     assert [kept.shard for kept in store.kept()] == [shard]
@@ -344,7 +340,7 @@ def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStor
     with pytest.raises(ShardNotHeld):
         chunk_of(store, shard, 0)
     assert not store.holding(shard).complete
-    assert store.begin(manifest_of(content(1))) == 0b110
+    assert store.begin(ShardManifest.of(content(1))) == 0b110
     store.write(shard, [(0, memoryview(chunks_of(content(1))[0]))])
     store.finish(shard)
     assert read(store, shard) == content(1)
@@ -428,7 +424,7 @@ def test_a_kill_at_any_moment_leaves_whole_shards_only(tmp_path: Path) -> None:
         store = ShardStore(folder, cap=1 << 30)
         for kept in store.kept():
             if kept.complete:
-                assert manifest_of(read(store, kept.shard)).id == kept.shard
+                assert ShardManifest.of(read(store, kept.shard)).id == kept.shard
         known = {kept.shard.hex() for kept in store.kept()}
         assert {file.name.split(".")[0] for file in folder.iterdir()} <= known
         for seed in range(7):

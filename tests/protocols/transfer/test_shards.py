@@ -19,7 +19,6 @@ from shardnodes import (
     chunk,
     falsehood,
     is_whole,
-    manifest_of,
     truth,
 )
 
@@ -62,10 +61,9 @@ def test_a_chunk_fits_at_its_place_in_its_shard_and_nowhere_else() -> None:
 
 
 def test_an_id_fixes_size_and_bytes() -> None:
-    assert (
-        len({manifest_of(content).id for content in (b"", b"\0", b"\0\0", b"a", bytes(CHUNK), bytes(CHUNK + 1))}) == 6
-    )
-    assert manifest_of(b"shard").id.hex() == "75294fd1207eb89b4dfbd493906e8368b848d961e6af3cbf5e9a7b7d9908b912"
+    contents = (b"", b"\0", b"\0\0", b"a", bytes(CHUNK), bytes(CHUNK + 1))
+    assert len({ShardManifest.of(content).id for content in contents}) == 6
+    assert ShardManifest.of(b"shard").id.hex() == "75294fd1207eb89b4dfbd493906e8368b848d961e6af3cbf5e9a7b7d9908b912"
     assert parse_id(SHARD.hex().upper()) == SHARD
     for wrong in ("", "ab", SHARD.hex() + "0", "g" * 64, " " * 64, "é" * 64):
         with pytest.raises(ValueError):
@@ -251,7 +249,7 @@ def test_empty_and_small_shards_travel_too(nodes: Callable[..., None]) -> None:
         me = await swarm.start("me")
         for number, content in enumerate((b"", b"x", bytes(CHUNK))):
             source = await swarm.start(f"source {number}", holds=content)
-            shard = manifest_of(content).id
+            shard = ShardManifest.of(content).id
             await me.shards.fetch(shard, providers=[source.me])
             assert me.store.path(shard).read_bytes() == content
 
