@@ -42,11 +42,6 @@ STRUCK = "(left out)"
 log = group("Change how much the running node logs.")
 
 
-@log.callback()
-def _group() -> None:
-    """Change how much the running node logs."""  # without a callback, typer takes a single command for the group
-
-
 @log.command()
 def level(
     part: Annotated[

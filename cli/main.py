@@ -83,11 +83,12 @@ class LazyCommands(typer.core.TyperGroup):
             raise UsageMistake(f"there is no command {cmd_name!r}{meant}")
         module, attribute = COMMANDS[cmd_name]
         found = getattr(import_module(module), attribute)
-        if not isinstance(found, typer.Typer):
+        if isinstance(found, typer.Typer):
+            command = typer.main.get_group(found)
+        else:
             alone = group("")
             alone.command(cmd_name)(found)
-            found = alone
-        command = typer.main.get_command(found)
+            command = typer.main.get_command(alone)
         command.name = cmd_name
         return command
 

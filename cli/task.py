@@ -22,11 +22,6 @@ GIVES = {  # what a task may leave out, and what a run then has with it and with
 task = group("Check a task of your own.")
 
 
-@task.callback()
-def _several() -> None:
-    """A callback keeps `check` a command of the group while it is the only one."""
-
-
 @task.command("check")
 def check(
     task_file: Annotated[str, typer.Argument(metavar="FILE.py:CLASS", help="The task, or text:FILE.jsonl: questions.")],
