@@ -20,8 +20,8 @@ from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
-_OF_A_SEED = ("port", "listen", "quic", "announce", "bootstrap", "mdns", "upnp", "up", "down", "config_file")
-_OF_A_SEED += ("data_dir", "log_level", "log_format", "passphrase_file", "json_output")
+_PLACE = ("port", "listen", "quic", "announce", "bootstrap", "mdns", "upnp", "up", "down")
+_OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "passphrase_file", "json_output")
 _SEARCH = ("data_dir", "listen", "bootstrap", "mdns", "passphrase_file")  # that a search heeds
 _SORTED = {"name": "name", "members": "members", "parameters": "parameters", "round": "round"}
 _SORTED |= {"memory": "memory", "rate": "rate", "age": "age_s"}

@@ -84,7 +84,7 @@ class LazyCommands(typer.core.TyperGroup):
         module, attribute = COMMANDS[cmd_name]
         found = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
-            command = typer.main.get_group(found)
+            command: Any = typer.main.get_group(found)
         else:
             alone = group("")
             alone.command(cmd_name)(found)
