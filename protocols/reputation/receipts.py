@@ -2,7 +2,6 @@
 
     receipts = Receipts()
     Shards(…, deliveries=receipts)                                   # each fetch tells what every provider gave
-    Libp2pNetwork(…, carried=receipts.served)                        # and each circuit what its relay carried
     nursery.start_soon(PromiseChecks(shards, store, receipts).run)  # and now and then a promise is tested
     receipts.tell(ledger)                                            # at the end of each epoch …
     RolloutWork(pool, samplers).tell(ledger)                         # … and so does a method whose rollouts are shared

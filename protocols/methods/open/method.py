@@ -67,7 +67,6 @@ class Open(Method):
     """
 
     name = "open"
-    paused = False
     rounds_class: ClassVar[type[OpenRounds]] = OpenRounds
     contributions_class: ClassVar[type[Contributions]] = Contributions
 
@@ -83,7 +82,8 @@ class Open(Method):
             self.audits = Audits(parts, self.store, self.local)
         if parts.ledger is not None and parts.trainer.capabilities.draws:  # somebody keeps what comes of it
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
-        self.signer = Signer(parts.sync, self.sync, _secret(parts))
+        secret = hashlib.sha256(parts.sign(SECRET.message(parts.run_id.encode()))).digest()
+        self.signer = Signer(parts.sync, self.sync, secret)
         self.rechecks = Rechecks(parts, self.store, self.local, self.signer)
         self._checks: list[Looks] = [looks for looks in (self.audits, self.unique, self.rechecks) if looks is not None]
         self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
@@ -214,11 +214,6 @@ class Open(Method):
                 await self._state.flush()
         except StateError as error:
             logger.warning("the others could not be told whether to wait for this node: %s", error)
-
-
-def _secret(parts: Context) -> bytes:
-    """32 bytes that only this identity can make, the same in each of its lives in this run."""
-    return hashlib.sha256(parts.sign(SECRET.message(parts.run_id.encode()))).digest()
 
 
 def update_ledger(ledger: Ledger, store: ChainStore, to: Block) -> None:

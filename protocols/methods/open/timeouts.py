@@ -1,8 +1,11 @@
 """How long this node waits in a round: for commits, cuts, reveals, scores, a roster, and heads behind it.
 
 Each wait ends when nobody who is there is lacking, and at the latest after as long as this swarm was seen to need
-(`deadlines.AdaptiveDeadline`): nobody waits for who is dead, away or paused. Too few judges end the round empty, at
+(`liveness.AdaptiveDeadline`): nobody waits for who is dead, away or paused. Too few judges end the round empty, at
 once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
+
+Judges who began a round at different times would wait for one another in turn. So a node believes more than a third of
+them that the wait for commits is over, by their cuts, and that the round ended empty, by their heads.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import partial
 import trio
 
 from swarmnode.protocols.chain.duty import RoundView
+from swarmnode.protocols.chain.rules import empty_id
 from swarmnode.protocols.chain.state import quorum, volunteers
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import ChainStore
@@ -52,7 +56,8 @@ class Timeouts:
         expected, judges = self._expected(context), set(log.judges)
 
         def uncommitted() -> set[PeerId]:
-            return expected - log.arrived.keys() if context.own.cut is None else set()  # too late for ours then
+            too_late = context.own.cut is not None or 3 * len(log.cut_by) > len(judges)
+            return set() if too_late else expected - log.arrived.keys()
 
         await self._wait_for("commits", uncommitted, since=context.began, until=closes)
         self._set(context, commits=True)
@@ -60,14 +65,14 @@ class Timeouts:
         await self._wait_for("cuts", lambda: judges - log.cut_by.keys())
         if len(log.cut_by) < needed:
             latest = self._due(context) + self._patience("cuts")
-            await self._wait_for_late(judges, lambda: log.cut_by, needed, latest)
+            await self._wait_for_late(context, judges, lambda: log.cut_by, latest)
         if len(log.cut_by) >= needed:
             await self._wait_for("reveals", lambda: self._not_here(context))
             self._set(context, contributions=True)
             await self._wait_for("scores", lambda: log.cut_by.keys() - log.scores_by_judge().keys())
             if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
-                await self._wait_for_late(set(log.cut_by), log.scores_by_judge, needed, latest)
+                await self._wait_for_late(context, set(log.cut_by), log.scores_by_judge, latest)
             context.heard = frozenset(said.author for said in log.quotable(self._store.norms(log)).scores)
             self._set(context, scores=True)
         if len(log.scores_by_judge()) >= needed:
@@ -82,16 +87,18 @@ class Timeouts:
         self._set(context, attempt=len(order))
 
     async def _wait_for_late(
-        self, judges: set[PeerId], received: Callable[[], Mapping[PeerId, object]], needed: int, latest: float
+        self, context: RoundView, judges: set[PeerId], received: Callable[[], Mapping[PeerId, object]], latest: float
     ) -> None:
-        """Wait until as many as needed are heard, while judges are there for that; `latest` in trio time.
+        """Wait until a quorum is heard, while judges are there for that and in this round; `latest` in trio time.
 
         They may have begun the round, or a wait in it, later than this node.
         """
+        needed, empty, validators = context.log.quorum, empty_id(context.chain), len(context.chain.validators)
 
         def settled() -> bool:
-            there = {judge for judge in judges if self._is_there(judge)}
-            return len(received()) >= needed or len(there | received().keys()) < needed
+            there = received().keys() | {judge for judge in judges if self._is_there(judge)}
+            gave_up = 3 * self._store.tree.support(empty, self._store.heads()) > validators
+            return len(received()) >= needed or len(there) < needed or gave_up
 
         with self._liveness.watching(judges - {self._me}):
             await self._store.until(settled, deadline=latest)

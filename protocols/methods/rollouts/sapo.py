@@ -83,7 +83,6 @@ class _ByRollouts(Method, SharingRules):
 
     name = "sapo"
     phase = "waiting"
-    paused = False
     rollouts: Rollouts
 
     def __init__(self, parts: Context, *, limits: RolloutLimits, takes: bool) -> None:
