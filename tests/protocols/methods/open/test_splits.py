@@ -90,7 +90,7 @@ def test_a_member_whose_base_lies_beyond_its_tip_is_not_believed(round: int) -> 
 
     joining = Joining.__new__(Joining)
     joining._genesis = start
-    parts = SimpleNamespace(run_id=RUN, nearby=lambda: (OTHER,), rpc=SimpleNamespace(call=call))
+    parts = SimpleNamespace(run_id=RUN, nearby=lambda most: (OTHER,), rpc=SimpleNamespace(call=call))
     joining._parts = parts  # type: ignore[assignment]
     assert trio.run(joining._ask_around) == []
     told = replace(told, round=round)
