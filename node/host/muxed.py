@@ -135,7 +135,7 @@ class MuxedSession(IMuxedConn):
     def _count_accepted(self, stream: MuxedStream) -> None:
         if stream in self._unaccepted:
             self._unaccepted.remove(stream)
-            if stream.broken:
+            if self._streams.get(stream.stream_id) is not stream:  # it is over
                 self.allowance.close()
 
     def forget(self, stream: MuxedStream) -> None:

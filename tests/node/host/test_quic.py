@@ -340,6 +340,25 @@ async def test_streams_of_a_peer_are_bounded() -> None:
         assert b._allowance.violations.count(a.me) == 0
 
 
+async def test_streams_that_are_over_before_they_are_accepted_give_their_places_back() -> None:
+    a, b = network(), network()
+    async with connected(a, b):
+        link = session(a, b).link
+
+        def send_now() -> None:
+            for datagram, remote in link.quic.datagrams_to_send(trio.current_time()):
+                link.endpoint.send(datagram, remote)
+
+        for stream_id in [link.quic.open() for _ in range(5)]:
+            link.quic.send_stream_data(stream_id, b"", end_stream=True)
+            send_now()
+            link.quic.stop_stream(stream_id, 0)
+            send_now()
+        await ask(a, b, b"hello")
+        await trio.sleep(1)
+        assert session(b, a).allowance.streams == 0
+
+
 async def test_connections_wait_together_for_room_in_their_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one task may wait for a socket, and all connections share one."""
 
