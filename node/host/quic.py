@@ -342,7 +342,7 @@ class QuicSession(MuxedSession):
                 self._quic.send_ping(0)
                 self.link.wake()
             heard = self.arrived
-            await trio.sleep(KEEPALIVE)
+            await trio.sleep(KEEPALIVE / 2)  # so that a ping goes before KEEPALIVE has passed in silence
 
     # --- what comes -------------------------------------------------------------------------------------------------
 

@@ -383,11 +383,11 @@ async def test_connections_wait_together_for_room_in_their_socket(monkeypatch: p
 
 
 async def test_a_connection_that_is_cut_in_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic, "KEEPALIVE", 0.2)
-    monkeypatch.setattr(quic_transport, "SILENCE", 1.0)
+    monkeypatch.setattr(quic, "KEEPALIVE", 0.1 * quic.KEEPALIVE)
+    monkeypatch.setattr(quic_transport, "SILENCE", 0.1 * quic_transport.SILENCE)
     a, b = network(), network()
     async with connected(a, b):
-        await trio.sleep(2.0)
+        await trio.sleep(1.6)
         assert b.me in a.connections  # it was idle, and lives
         session(b, a).link.endpoint.send = lambda *_: None  # type: ignore[method-assign]
         await until(lambda: b.me not in a.connections)
