@@ -128,7 +128,7 @@ def test_who_is_not_admitted_is_met_by_nobody() -> None:
     simulate(body)
 
 
-def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out(method: str) -> None:
+def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out() -> None:
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:2])
         liar = swarm.nodes["b"].method
@@ -145,7 +145,7 @@ def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out(meth
         await swarm.start("c", join="b")
         await swarm.until(lambda: len(swarm.nodes["c"].rounds) > 1, within=60)
 
-    simulate(method, body)
+    simulate(body)
 
 
 # --- nobody's end stops the others ------------------------------------------------------------------------------------
