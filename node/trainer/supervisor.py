@@ -447,8 +447,8 @@ class TrainerProcess(Trainer):
         """The memory that a trainer says it filled. Sealed first: of what it cut off later, a look would end us."""
         if os.fstat(memory_fd).st_size != size:
             raise self._unfit(f"answered nonsense: its memory has not the {size} bytes of its layout")
-        fcntl.fcntl(memory_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         try:
+            fcntl.fcntl(memory_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return mmap.mmap(memory_fd, size)
         except (OSError, ValueError) as error:
             raise self._unfit(f"answered nonsense: its memory is not what it was: {error}") from error

@@ -452,9 +452,9 @@ async def _use_not_at_all(trainer: TrainerProcess) -> None:
     """Only start it."""
 
 
-def _failure(settings: TrainerSettings) -> str:
+def _failure(settings: TrainerSettings, spec: RunSpec = SPEC) -> str:
     with pytest.raises(ExceptionGroup) as raised:
-        _with_trainer(settings, _use_not_at_all)
+        _with_trainer(settings, _use_not_at_all, spec)
     failure = raised.value
     while isinstance(failure, ExceptionGroup):
         (failure,) = failure.exceptions
@@ -535,8 +535,6 @@ def test_trainer_dies_with_its_daemon(settings: TrainerSettings) -> None:
 import trio
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
-from swarmnode.training.rl.groups import RolloutGroup
-from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import parse_runspec
 async def main():
     task = {{"heldout_sha256": "{HELDOUT_SHA256}"}}
@@ -613,8 +611,6 @@ def test_a_trainer_cannot_take_the_parameters_memory_away(settings: TrainerSetti
 import trio
 from swarmnode.node.trainer.child import TrainerSettings
 from swarmnode.node.trainer.supervisor import TrainerProcess
-from swarmnode.training.rl.groups import RolloutGroup
-from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import parse_runspec
 async def main():
     spec = parse_runspec({{"run": {{"name": "r"}}, "task": {{"name": "task"}}}}, source="test")
@@ -628,6 +624,18 @@ async def main():
 trio.run(main)
 """
     assert subprocess.run([sys.executable, "-c", daemon], check=False, timeout=60).returncode == 0
+
+
+def test_a_trainer_that_seals_the_parameters_memory_itself_is_one_that_died(
+    settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    sealing = "        for descriptor in range(3, 64):\n            with suppress(OSError):\n"
+    sealing += "                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)\n"
+    task, model = tmp_path / "task.py", "        self.model ="
+    task.write_text("import fcntl" + TAKEN_OVER.replace(model, sealing + model))
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
+    assert "its memory is not what it was" in _failure(replace(settings, task=f"{task}:Task", texts=()), spec)
 
 
 def test_nothing_is_left_behind(settings: TrainerSettings) -> None:
