@@ -629,7 +629,7 @@ trio.run(main)
 def test_a_trainer_that_seals_the_parameters_memory_itself_is_one_that_died(
     settings: TrainerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 0.01)
+    monkeypatch.setattr(trainer_module, "MAX_FAILED_STARTS", 1)
     sealing = "        for descriptor in range(3, 64):\n            with suppress(OSError):\n"
     sealing += "                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)\n"
     task, model = tmp_path / "task.py", "        self.model ="
