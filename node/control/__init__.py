@@ -22,7 +22,6 @@ LINE_LIMIT = 1 << 20  # bytes of one line in either direction; a whole log ring 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
-INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 REFUSED = -32000  # the method understood the request and says no; the text is fit for a person
 

@@ -23,7 +23,6 @@ import trio
 from swarmnode.crdt.record import InvalidRecord
 from swarmnode.node.control import (
     INTERNAL_ERROR,
-    INVALID_PARAMS,
     INVALID_REQUEST,
     LINE_LIMIT,
     METHOD_NOT_FOUND,
@@ -156,8 +155,8 @@ class ControlServer:
             await _send(stream, _error(None, INVALID_REQUEST, "a request is an object with a method"))
             return True
         key, name, params = request.get("id"), request["method"], request.get("params", {})
-        if not isinstance(params, dict):
-            await _send(stream, _error(key, INVALID_PARAMS, "params are an object"))
+        if not isinstance(params, dict) or isinstance(key, (dict, list)):
+            await _send(stream, _error(None, INVALID_REQUEST, "params are an object, and an id is text or a number"))
             return True
         try:
             if name in self._methods:

@@ -186,7 +186,15 @@ def test_an_unknown_method_is_named_beside_those_there_are(tmp_path: Path) -> No
     serve(tmp_path, check)
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b"[" * 100_000 + b"\n", b'{"pad": "' + b"x" * (LINE_LIMIT + 1)])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not json\n",
+        b"[" * 100_000 + b"\n",
+        b'{"method": "echo", "id": ' + b"[" * 600 + b"]" * 600 + b"}\n",
+        b'{"pad": "' + b"x" * (LINE_LIMIT + 1),
+    ],
+)
 def test_a_broken_or_endless_line_ends_only_its_connection(tmp_path: Path, line: bytes) -> None:
     async def check(home: DataDir) -> None:
         (answer,) = await talk(home, line, 1)
