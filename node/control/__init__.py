@@ -33,12 +33,12 @@ class Declined(ExpectedError):
 def number_in(params: Mapping[str, Any], name: str, usual: N) -> N:
     """A number of a request, of the type of `usual`, which it is where none is given. Raises Declined for what is none.
 
-    It fits 64 bits, and is no NaN.
+    It fits 63 bits, and is neither negative nor NaN.
     """
     given = params.get(name)
     try:
         found = type(usual)(usual if given in (None, "") else given)
-        if abs(found) < 1 << 63:
+        if 0 <= found < 1 << 63:
             return found
     except (TypeError, ValueError, OverflowError):
         pass

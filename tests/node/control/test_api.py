@@ -101,7 +101,7 @@ def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_whe
     run_simulation(main)
 
 
-@pytest.mark.parametrize("given", ["many", [], {}, "nan", float("inf"), 10**30])
+@pytest.mark.parametrize("given", ["many", [], {}, "nan", float("inf"), 10**30, -1])
 def test_what_is_no_number_is_told_to_who_asks_and_is_no_fault_of_the_daemon(given: Any) -> None:
     asked = {"limit": 7, "within": 0.5, "seed": "8"}
     assert number_in(asked, "limit", 20) == 7 and number_in(asked, "count", 3) == 3 and number_in(asked, "seed", 0) == 8
