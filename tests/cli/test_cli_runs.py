@@ -44,18 +44,19 @@ def test_runs_are_listed_with_what_tells_them_apart(swarmnode: Any, two: list[Ru
     assert second["time"] == 1e9 + 7200 and second["bytes"] > 500
 
 
+@pytest.mark.parametrize("seen", [False, True])
 def test_runs_are_listed_though_a_running_node_deletes_a_checkpoint_meanwhile(
-    home: Path, two: list[RunSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seen: bool, home: Path, two: list[RunSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, look = DataDir(home).run(two[0].run_id) / "checkpoints" / "round-00000001.safetensors", os.stat
     old.parent.mkdir()
     old.write_bytes(bytes(100))
 
     def stat(path: Any, **how: Any) -> os.stat_result:
-        found = look(path, **how)
+        found = look(path, **how) if seen else None
         if str(path) == str(old):
-            old.unlink()
-        return found
+            old.unlink(missing_ok=True)
+        return found or look(path, **how)
 
     monkeypatch.setattr(os, "stat", stat)
     assert main(["runs", "ls", "--data-dir", str(home)]) == OK
