@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -154,3 +155,13 @@ def test_a_group_with_fewer_answers_keeps_their_chances() -> None:
     fewer = whole.only(np.array([True, False, True]))
     assert fewer.answers == ((1, 2), (4, 5)) and fewer.logprobs == ((-1.0, -2.0), (-4.0, -5.0))
     assert whole.only(np.array([True, True, True])) is whole
+
+
+def test_more_tokens_than_a_group_may_have_are_refused_before_they_are_read() -> None:
+    """Each byte of 2^25 would become a number of Python's: hundreds of MB of whoever decodes it."""
+    many = 1 << 25
+    tracemalloc.start()
+    with pytest.raises(GroupError, match="the number of tokens"):
+        RolloutGroup.from_map({**a_group().to_map(), "lengths": [many], "content": bytes(many)})
+    assert tracemalloc.get_traced_memory()[1] < 2 * many
+    tracemalloc.stop()
