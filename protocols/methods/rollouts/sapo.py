@@ -326,9 +326,8 @@ class SapoSampler(_ByRollouts):
             self.phase = "training"
             answered = await self._sample(weights)
             self.phase = "exchanging"
-            following = self.rollouts.counter + self._settings.batch  # also where a question could not be made
             await self.rollouts.publish(answered.groups, trainer=weights.trainer)
-            self.rollouts.counter = following
+            self.rollouts.counter += len(answered.groups) < self._settings.batch  # past a question that cannot be made
             self._given += len(answered.groups)
             await trio.sleep_until(began + self._settings.pace)
         except TrainerDied as error:
