@@ -9,8 +9,8 @@ action that cannot be carried out yet is offered again. Nothing here knows a clo
 waits are over, and chooses how long they are.
 
     commit   once, when its contribution is there, unless a quorum of cuts is: that is too late for this round
-    cut      once, when the wait for commits is over; at once when a quorum of others has cut or a commit was opened, as
-             what is committed from then on may be a copy
+    cut      once, when the wait for commits is over; at once when a quorum of others has cut, as authors open commits
+             then, and what is committed from then on may be a copy. Who opens its own before that ends nobody's wait
     reveal   when a quorum has cut, and one of them lists the commit
     judge    the contributions that the cuts list, together, once all are here or the wait for them is over: what is not
              here then is said to be missing
@@ -366,7 +366,7 @@ def _judging(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
     log, own, timers = view.log, view.own, view.timers
     enough = len(log.cut_by) >= log.quorum
     if own.cut is None:
-        if timers.commits or enough or log.reveals:
+        if timers.commits or enough:
             yield WriteAvailabilityVote(commits_to_cut(log.chain, log.commits.values()))
         return
     if own.sealed is not None:

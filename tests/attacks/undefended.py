@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from swarmnode.protocols.chain import duty, state, statements
 from swarmnode.protocols.chain import rules as chain_rules
-from swarmnode.protocols.chain.duty import Action, RoundView, WriteAvailabilityVote, WriteReveal
+from swarmnode.protocols.chain.duty import Action, RoundView, WriteReveal
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
@@ -172,10 +172,8 @@ UNBOUND = Lacking(
 
 
 def _reveal_at_once(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
-    """As `duty.duties`; who has committed reveals, and judges cut no earlier for it."""
+    """As `duty.duties`; who has committed reveals."""
     actions = list(duty.duties(view, norms))
-    if not view.timers.commits and len(view.log.cut_by) < view.log.quorum:
-        actions = [action for action in actions if not isinstance(action, WriteAvailabilityVote)]
     if view.own.commit is not None and not view.own.revealed:
         actions = [*(action for action in actions if not isinstance(action, WriteReveal)), WriteReveal()]
     return tuple(actions)

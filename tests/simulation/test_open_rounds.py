@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,16 @@ from simswarm import Body, SimSwarm
 from swarmnode.crdt.hlc import COUNTER_BITS
 from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.forks import Block, empty_block
-from swarmnode.protocols.chain.statements import Commit, ForkChoiceVote, Roster, Said, Score
+from swarmnode.protocols.chain.statements import (
+    SALT,
+    Commit,
+    ForkChoiceVote,
+    Reveal,
+    Roster,
+    Said,
+    Score,
+    binding_of,
+)
 from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.methods.open.store import NoState
@@ -149,6 +159,32 @@ def test_a_validator_that_follows_what_nobody_has_leads_a_slow_node_astray_in_no
 
     names = tuple("abcde")
     simulate(body, names=names)
+
+
+def test_who_opens_its_own_commit_at_once_ends_no_wait_for_the_work_of_others() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        method, liar, salt = swarm.nodes["d"].open, swarm.peer("d"), bytes(SALT)
+
+        def has_moved(tip: bytes) -> bool:
+            return method.store.tip != tip
+
+        async def open_at_once() -> None:
+            while True:
+                chain, root = method.store.block.chain, hashlib.sha256(method.store.tip).digest()
+                binding = binding_of(chain.run_id, chain.round, liar, chain.tip, salt, root)
+                said = await method.signer.publish(Commit(chain.round, chain.tip, binding, method.signer.beacon.anchor))
+                if said is not None:
+                    await method.signer.publish(Reveal(chain.round, chain.tip, said.id, salt, root))
+                await method.store.until(partial(has_moved, chain.tip))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_at_once)
+            await swarm.round_done(6, *"abc", within=120)
+            nursery.cancel_scope.cancel()
+        assert [swarm.nodes["a"].rounds[round]["members"] for round in range(4, 7)] == [3, 3, 3]
+
+    simulate(body)
 
 
 def test_a_cut_is_completed_also_where_a_head_names_its_id_as_a_roster() -> None:
