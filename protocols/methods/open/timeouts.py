@@ -5,7 +5,7 @@ Each wait ends when nobody who is there is lacking, and at the latest after as l
 once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
 
 Judges who began a round at different times would wait for one another in turn. So a node believes more than a third of
-them that the wait for commits is over, by their cuts, and that the round ended empty, by their heads.
+the judges that the wait for commits is over, by their cuts, and of the validators that the round ended empty, by heads.
 """
 
 from __future__ import annotations
