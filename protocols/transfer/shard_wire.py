@@ -1,6 +1,6 @@
 """What nodes say to one another about shards and on which streams, what that may take of a node, what a store promises.
 
-The calls `shards.have` and `shards.manifest` go by `protocols.rpc`; ShardWant and Piece travel on streams of
+The calls `shards.have` and `shards.manifest` go by `protocols.calls.rpc`; ShardWant and Piece travel on streams of
 `/swarmnode/shards/2`. `shards.py` tells the protocol's story.
 """
 
