@@ -62,7 +62,8 @@ def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
         value = msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:  # for bad UTF-8 and keys that are not strings as well
         raise WireError(f"{kind.__name__}: not msgpack: {error}") from None
-    return received(kind, value)
+    message: M = _message(typing.cast(Any, kind), False).convert(value)
+    return message
 
 
 def received(kind: type[M], value: Any) -> M:

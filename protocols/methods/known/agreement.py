@@ -250,7 +250,7 @@ class Agreement:
         attempts = 0
         while True:
             ballot = acceptor.ballot
-            leader = acceptor.leader(ballot)
+            leader = candidates[ballot % len(candidates)]
             joiners = tuple(sorted(acceptor.waiting_to_join()))
             relayed = {view.peer for view in self._parts.network.peers() if view.path == "relayed"}
             ready = Ready(
