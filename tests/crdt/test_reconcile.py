@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conversing import Transcript, converse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt import reconcile
@@ -38,8 +38,6 @@ def session(a: RankSet, b: RankSet, limits: SessionLimits | None = None) -> tupl
     return initiator, converse(initiator, responder)
 
 
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0, 1, 2, 30, 300, 1000]),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.crdt.hlc import stamp_at
@@ -64,7 +64,6 @@ frames = st.one_of(
 )
 
 
-@settings(max_examples=2000, deadline=None)
 @given(st.lists(frames, max_size=6))
 def test_an_initiator_meets_any_bytes_with_a_typed_error_or_an_end(heard: list[bytes]) -> None:
     side = initiator()
@@ -77,7 +76,6 @@ def test_an_initiator_meets_any_bytes_with_a_typed_error_or_an_end(heard: list[b
         return
 
 
-@settings(max_examples=2000, deadline=None)
 @given(st.booleans(), st.lists(frames, max_size=6))
 def test_a_responder_meets_any_bytes_with_a_typed_error_or_an_answer(greeted: bool, heard: list[bytes]) -> None:
     side = responder()
@@ -105,8 +103,6 @@ def spoiled(frame: bytes, how: int, place: int, byte: int) -> bytes:
 faults = st.tuples(st.integers(0, 6), st.integers(0, MAX_FRAME), st.integers(0, 255))
 
 
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
 @given(st.lists(st.none() | faults, max_size=8))
 def test_a_session_with_spoiled_frames_ends_within_the_budget(wrong: list[tuple[int, int, int] | None]) -> None:
     asks, answers = initiator(), responder()

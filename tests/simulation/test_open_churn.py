@@ -39,7 +39,7 @@ def test_rounds_end_and_all_agree_while_nodes_come_leave_die_and_freeze() -> Non
 def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_are_aimed_at() -> None:
     """Swarms of 12 and 36 nodes, of which some 6 contribute and 4 judge: bytes that the average node sends.
 
-    How many contribute is drawn in each round, 6 on average: over eight rounds the draw hardly shows.
+    How many contribute is drawn in each round, 6 on average: over four rounds the draw shows little.
     """
 
     async def sent_by(nodes: int) -> float:
@@ -49,7 +49,7 @@ def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_
             for _ in range(2):  # at first nothing is known of how many come
                 await swarm.next_round(within=30)
             before = swarm.sent()
-            for _ in range(8):
+            for _ in range(ROUNDS // 2):
                 found = await swarm.next_round(within=120)
                 assert found.hashes == 1
                 assert 4 <= found.members <= 12

@@ -13,7 +13,7 @@ from swarmnode.testing.simnet import SimWorld
 NAMES = tuple("abcdefgh")
 AWAY = 3  # at a time; with those that catch up, who is there is often no majority
 AFTER = 2.0  # s from one strike to the next, on average
-LASTS = 240.0  # s
+LASTS = 160.0  # s
 SEED = 3
 
 
@@ -33,9 +33,9 @@ async def strike(swarm: SimSwarm, rng: random.Random, away: set[str], name: str)
 
 @pytest.mark.slow
 def test_rounds_end_with_work_while_three_of_eight_validators_are_away_at_any_time() -> None:
-    """A round takes 12 s where nobody is away. Judges who waited for one another in turn ended three in these 240 s.
+    """A round takes 12 s where nobody is away. Judges who waited for one another in turn ended two in these 160 s.
 
-    With seeds 0 to 3 they ended 1, 2, 11 and 3 rounds; those who follow a third of the others 10, 6, 15 and 12.
+    In 240 s, with seeds 0 to 3, they ended 1, 2, 11 and 3; those who believe a third of the others 10, 6, 15 and 12.
     """
 
     async def body(swarm: SimSwarm) -> None:
@@ -51,7 +51,7 @@ def test_rounds_end_with_work_while_three_of_eight_validators_are_away_at_any_ti
                     strikes.start_soon(strike, swarm, rng, away, name)
             strikes.cancel_scope.cancel()
         ended = {event["round"] for _, event in swarm.told[before:] if event["members"] >= 2}
-        assert len(ended) >= 7
+        assert len(ended) >= 5, len(ended)
 
     simulate(
         body, *NAMES, world=SimWorld(latency=0.05), method="open", validators=NAMES, seconds_per_step=2.0, seed=SEED
