@@ -66,11 +66,11 @@ test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
 	@test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
 	echo "two at once:"; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
-	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not scale" tests/e2e $(TEST_ARGS); second=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale and not thorough" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
+	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not scale and not thorough" tests/e2e $(TEST_ARGS); second=$$?; \
 	case $$second in 0|5) ;; *) echo "those that failed, by themselves:"; \
-	    $(BIN)/python -m pytest --last-failed -m "not scale" tests/e2e $(TEST_ARGS); second=$$? ;; esac; \
-	echo "one after another:"; $(BIN)/python -m pytest -m "not scale" $(ALONE) $(TEST_ARGS); third=$$?; \
+	    $(BIN)/python -m pytest --last-failed -m "not scale and not thorough" tests/e2e $(TEST_ARGS); second=$$? ;; esac; \
+	echo "one after another:"; $(BIN)/python -m pytest -m "not scale and not thorough" $(ALONE) $(TEST_ARGS); third=$$?; \
 	for code in $$first $$second $$third; do case $$code in 0|5) ;; *) exit $$code ;; esac; done
 
 check: .venv/.installed
@@ -111,11 +111,12 @@ scale: .venv/.installed
 	$(BIN)/python -m pytest -m scale --timeout 3600 tests/e2e $(TEST_ARGS)
 
 # The promises of replicated data on 2000 random cases each, where `make test` takes 100; of exchanges, a fault at every
-# message of a round; of judges, 100,000 honest figures; every lie of a real daemon; an hour and more.
+# message of a round; of judges, 100,000 honest figures; every lie of a real daemon; then other forms of what CI tries (marked `thorough`); two hours.
 thorough: .venv/.installed
 	$(BIN)/python -m pytest tests/crdt tests/protocols/chain tests/protocols/methods/test_exchange_conformance.py \
 	    tests/protocols/methods/open/test_recheck.py tests/simulation/test_open_audits.py tests/e2e/test_lying_daemons.py \
 	    --hypothesis-profile thorough --timeout 900 $(TEST_ARGS)
+	$(BIN)/python -m pytest -m thorough --timeout 900 tests $(TEST_ARGS)
 
 # Every decoder that strangers' bytes reach, under a coverage-guided fuzzer; goes on from the corpus in build/fuzz.
 FUZZ_ARGS ?= -max_total_time=300

@@ -23,6 +23,7 @@ def test_honest_nodes_go_on_in_one_state_under(adversary: RoundAdversary) -> Non
 BITES = [adversaries.stops(short=True)[0], TwoRosters(), RestoredBackup(), LonelyBackup()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("adversary", BITES, ids=lambda adversary: adversary.name)
 def test_nodes_without_the_defence_are_harmed_by(adversary: RoundAdversary) -> None:
     assert rounds.undefended(adversary).failures()

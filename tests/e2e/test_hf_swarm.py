@@ -118,6 +118,7 @@ def test_four_daemons_train_adapters_and_export_them(tmp_path: Path, corpus: Pat
                 node.end()
 
 
+@pytest.mark.thorough
 def test_strangers_train_adapters_and_judge_and_repeat_one_anothers_work(
     tmp_path: Path, corpus: Path, base: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_foreign_base_is_refused_before_anything_is_trained(tmp_path: Path, co
             assert re.search(r"is not the base of the run.*name the run's with --base", foreign.log(), re.S)
 
 
+@pytest.mark.thorough
 def test_the_example_of_a_policy_that_is_a_language_model_trains_as_its_comment_says(tmp_path: Path) -> None:
     examples = Path(__file__).parents[2] / "examples"
     subprocess.run([sys.executable, examples / "tiny_llama.py", "build/tiny-llama"], cwd=tmp_path, check=True)

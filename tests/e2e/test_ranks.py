@@ -12,7 +12,13 @@ from realnodes import Node, agree, until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("how", [("--ranks", "2"), ("--ranks", "2", "--sharded")], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(("--ranks", "2"), id="ddp", marks=pytest.mark.thorough),
+        pytest.param(("--ranks", "2", "--sharded"), id="fsdp2"),
+    ],
+)
 def test_a_rank_is_killed_and_its_node_trains_on_in_the_swarm(
     how: tuple[str, ...], tmp_path: Path, corpus: Path, run_file: Path
 ) -> None:

@@ -88,7 +88,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tup
     return folder, loss
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="stopped", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGKILL, id="killed"),
+    ],
+)
 def test_a_swarm_that_starts_again_learns_what_one_that_never_stopped_does(
     tmp_path: Path, corpus: Path, uninterrupted: tuple[Path, float], how: signal.Signals
 ) -> None:

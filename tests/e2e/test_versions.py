@@ -37,7 +37,9 @@ def test_a_newer_node_whose_messages_say_more_trains_with_older_ones(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [True, False], ids=["run-named", "run-asked-for"])
+@pytest.mark.parametrize(
+    "named", [pytest.param(True, id="run-named", marks=pytest.mark.thorough), pytest.param(False, id="run-asked-for")]
+)
 def test_where_major_versions_differ_each_owner_is_told_which_side_to_upgrade(
     tmp_path: Path, run_file: Path, corpus: Path, named: bool
 ) -> None:

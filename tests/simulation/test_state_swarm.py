@@ -85,5 +85,6 @@ def test_a_swarm_cut_for_a_minute_is_one_within_a_repair_interval() -> None:
     cut_and_heal(60.0)  # connections across the cut broke, and are made anew
 
 
+@pytest.mark.thorough
 def test_a_swarm_cut_so_shortly_that_connections_held_is_one_within_a_repair_interval() -> None:
     cut_and_heal(10.0)

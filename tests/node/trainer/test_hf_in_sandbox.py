@@ -119,6 +119,7 @@ def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ranks_train_the_adapters_that_one_process_trains(tmp_path: Path) -> None:
     spec, settings = adapting(tmp_path)
     ends: list[np.ndarray] = []
