@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import (
     PART_ALIGNMENT,
     Ready,
@@ -162,12 +160,3 @@ def test_a_head_with_absurd_values_does_not_get_in(changes: dict[str, Any]) -> N
     raw = unchecked(RoundHead(1, PARENT, ("a",), (), 1.0, RUN, (), 1.0, False), **changes)
     with pytest.raises(WireError):
         decode(RoundHead, raw)
-
-
-def test_before_a_member_is_known_only_peers_that_may_take_part_are_asked() -> None:
-    parts = SimpleNamespace(
-        membership=SimpleNamespace(connected=tuple),
-        network=SimpleNamespace(peers=lambda: [SimpleNamespace(peer=peer) for peer in ("stranger", "member")]),
-        admits={"member"}.__contains__,
-    )
-    assert Context.nearby(cast(Context, parts)) == ("member",)
