@@ -89,7 +89,7 @@ def test_a_real_trainer_trains_in_its_sandbox_and_gets_nowhere_else(tmp_path: Pa
                 start = trainer.parameters()
                 assert (await trainer.train(round=0, steps=5, seconds=60)).steps == 5
                 assert (trainer.parameters() != start).any()
-                assert trainer.sandbox is not None and trainer.sandbox["missing"] == []
+                assert trainer.sandbox is not None and trainer.sandbox["missing"] == ()
                 results: dict[str, str] = json.loads(await trainer.sample(b"", length=1, temperature=1.0, seed=1))
             nursery.cancel_scope.cancel()
         return results
