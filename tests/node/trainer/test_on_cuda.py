@@ -67,7 +67,7 @@ def _trained(device: str, folder: Path, sandbox: str = "auto") -> dict[str, obje
 def test_a_gpu_trains_in_the_sandbox_what_a_cpu_trains(tmp_path: Path) -> None:
     cpu, gpu = _trained("cpu", tmp_path), _trained("cuda", tmp_path, "require")
     assert gpu["device"] == "cuda"
-    assert gpu["sandbox"]["missing"] == []
+    assert gpu["sandbox"]["missing"] == ()
     assert np.abs(cpu["parameters"] - gpu["parameters"]).max() < 1e-3
     assert np.linalg.norm(cpu["parameters"] - gpu["parameters"]) < 1e-3 * np.linalg.norm(cpu["parameters"])
     assert [gpu["loss"], gpu["heldout"]] == pytest.approx([cpu["loss"], cpu["heldout"]], abs=1e-3)
