@@ -56,20 +56,20 @@ class NotMeasured(Exception):
 
 
 def ask_for_heldout_loss(data_dir: Path) -> float:
-    """The thorough held-out loss, in bits per byte, of the node that lives in `data_dir`. Raises NotMeasured.
-
-    In a run by rollouts it is the reward on fresh questions.
-    """
+    """The thorough held-out loss of the node that lives in `data_dir`, in bits per byte; in a run by rollouts, the
+    reward on fresh questions. Raises NotMeasured."""
     try:
         answer = ControlClient(data_dir).call("evaluate", timeout=EVALUATION_LIMIT)
-        return float(answer["reward"] if "reward" in answer else answer["heldout_bits_per_byte"])
+        measured = answer["reward"] if "reward" in answer else answer["heldout_bits_per_byte"]
+        if measured is None:
+            raise NotMeasured("it is no number, so training has diverged")
+        return float(measured)
     except (ControlError, NotRunning, OSError, KeyError, TypeError, ValueError) as error:
         raise NotMeasured(str(error)) from error
 
 
 def run_local(options: LocalOptions) -> int:
-    """Do what `options` say; returns the exit code. To be called from the main thread: of Ctrl-C, and because the nodes
-    die with it. Raises ExpectedError, SettingError."""
+    """Run `options` on the main thread, as nodes die with it; the exit code. Raises ExpectedError, SettingError."""
     began = time.monotonic()
     console = Console(stderr=options.json)
     try:

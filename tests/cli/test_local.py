@@ -335,6 +335,13 @@ def test_the_last_rounds_loss_stands_in_when_no_node_can_measure(tmp_path, fake,
     assert "node 0 could not measure the held-out loss: no answer" in out.err
 
 
+@pytest.mark.parametrize("told", [{"heldout_bits_per_byte": None}, {"reward": None}])
+def test_a_loss_that_is_no_number_is_told_as_training_that_diverged(tmp_path, told):
+    answering = mock.patch.object(local_run.ControlClient, "call", lambda *_, **__: told)
+    with answering, pytest.raises(NotMeasured, match="diverged"):
+        ask_for_heldout_loss(tmp_path)
+
+
 def test_a_node_that_ignores_sigint_is_killed_after_the_patience(tmp_path, fake, capsys, monkeypatch):
     monkeypatch.setattr(local_swarm, "STOP_PATIENCE", 0.3)
     _break(monkeypatch, node_1={"stubborn": True})
