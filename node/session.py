@@ -458,9 +458,8 @@ class RunSession(Observer):
         self._paces.append((result.seconds, result.worked.seconds, result.worked.tokens))
         if math.isfinite(result.loss):
             self.losses.append((result.round, result.loss))
-        now, before = self._context.network.traffic(), self._traffic
-        self._traffic = now
-        spent = Traffic(now.bytes_in - before.bytes_in, now.bytes_out - before.bytes_out)
+        before, self._traffic = self._traffic, self._context.network.traffic()
+        spent = Traffic(self._traffic.bytes_in - before.bytes_in, self._traffic.bytes_out - before.bytes_out)
         if result.members > 1:
             self._together_at = trio.current_time()
         alone = trio.current_time() - self._together_at
@@ -486,6 +485,7 @@ class RunSession(Observer):
         self._emit(
             {
                 "event": "round",
+                "time": round(time.time(), 2),
                 "round": result.round,
                 "loss": result.loss if math.isfinite(result.loss) else None,
                 "state_hash": result.state_hash,

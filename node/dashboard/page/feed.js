@@ -131,7 +131,7 @@ function roundOf(told) {
   const answered = told.learned ?? told.sampled;
   return {
     round: told.round,
-    time: told.time ?? Date.now() / 1000,
+    time: told.time,
     loss: told.loss ?? null,
     trained_loss: told.trained_loss ?? null,
     accuracy: told.accuracy ?? null,
