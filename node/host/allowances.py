@@ -201,8 +201,10 @@ class PeerAllowance:
     # --- streams and unread bytes -----------------------------------------------------------------------------------
 
     def keep(self, size: int) -> bool:
-        """Account for `size` bytes more; False, and nothing, where the peer may not leave so many unread."""
+        """Account for `size` bytes more; False where the peer may not leave so many unread: an offence as in `open`."""
         if size > self.room():
+            if self.unread + size > self._host.limits.unread:
+                self.offended(f"more than {self.unread} bytes that nobody read", Kind.LOAD)
             return False
         self.unread += size
         self._host.unread += size
@@ -219,13 +221,13 @@ class PeerAllowance:
         self._host.unread -= size
 
     def open(self) -> bool:
-        """Account for one stream more; False, and an offence, where the peer may not open it."""
+        """Account for one stream more; False where the peer may not: an offence, unless others fill the node."""
         limits = self._host.limits
-        most = limits.streams
-        if self._host.streams >= limits.streams_in_all:
-            most = min(most, limits.streams_in_all // limits.peers)
-        if self.streams >= most:
+        crowded = self._host.streams >= limits.streams_in_all
+        if self.streams >= limits.streams:
             self.offended(f"more than {self.streams} streams", Kind.LOAD)
+            return False
+        if crowded and self.streams >= limits.streams_in_all // limits.peers:
             return False
         self.streams += 1
         self._host.streams += 1

@@ -25,7 +25,6 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.allowances import OTHER, HostAllowance
 from swarmnode.protocols.network import PeerId, StreamBroken
-from swarmnode.protocols.peers.scoring import Kind
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +299,6 @@ class MuxedStream(IMuxedStream):
             return
         cost = len(chunk) + self._allowance.chunk_cost
         if not self._allowance.keep(cost):
-            self._allowance.offended(f"{self._allowance.unread} bytes that nobody read: a stream was reset", Kind.LOAD)
             self.abort()
             return
         self._chunks.append(chunk)

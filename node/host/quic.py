@@ -398,7 +398,6 @@ class QuicSession(MuxedSession):
         if waits <= self._waits:
             self.allowance.give_back(self._waits - waits)
         elif not self.allowance.keep(waits - self._waits):
-            self.allowance.offended("too many bytes before which others are missing", Kind.LOAD)
             self.link.abort()
             return
         self._waits = waits

@@ -722,16 +722,22 @@ def test_one_byte_pieces_count_for_what_they_cost() -> None:
 
 
 def test_a_crowded_node_keeps_an_equal_share_for_each_peer() -> None:
-    limits = ConnectionLimits(peers=4, unread=100, unread_in_all=160)
-    host = HostAllowance(limits)
-    greedy, second, late = map(host.of, ("greedy", "second", "late"))
-    assert greedy.keep(81)
-    assert not greedy.keep(1)
-    assert second.keep(20)
-    assert not second.keep(1)
-    assert late.keep(20)
-    greedy.give_back(60)
-    assert second.keep(60)
+    async def main() -> None:
+        limits = ConnectionLimits(peers=4, unread=100, unread_in_all=160)
+        host = HostAllowance(limits)
+        greedy, second, late = map(host.of, ("greedy", "second", "late"))
+        assert greedy.keep(81)
+        assert not greedy.keep(1)
+        assert second.keep(20)
+        assert not second.keep(1)
+        assert late.keep(20)
+        assert not host.violations.totals  # that the others left no room is nothing that these did
+        assert not greedy.keep(20)
+        assert host.violations.totals == {Kind.LOAD: 1}  # it has more than one may have anywhere
+        greedy.give_back(60)
+        assert second.keep(60)
+
+    run(main)
 
 
 def test_peers_that_take_all_streams_leave_every_other_peer_its_share() -> None:
@@ -741,6 +747,8 @@ def test_peers_that_take_all_streams_leave_every_other_peer_its_share() -> None:
             assert all(greedy.open() for _ in range(8))
         late = host.of("late")
         assert [late.open() for _ in range(5)] == [True] * 4 + [False]
+        assert not host.violations.totals
+        assert not greedy.open()
         assert host.violations.totals == {Kind.LOAD: 1}
 
     run(main)
