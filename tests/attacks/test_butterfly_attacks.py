@@ -5,7 +5,7 @@ from __future__ import annotations
 import butterfly
 import pytest
 from adversaries import butterfly as adversaries
-from adversaries.butterfly import ButterflyLie, LargeSignFlip, WrongCentre
+from adversaries.butterfly import ButterflyLie, LargeSignFlip, LongUnequalCommitments, WrongCentre
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +13,7 @@ ROUNDS = 3
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("lie", adversaries.everyone(), ids=lambda lie: type(lie).__name__)
+@pytest.mark.parametrize("lie", [*adversaries.everyone(), LongUnequalCommitments()], ids=lambda lie: type(lie).__name__)
 def test_liars_are_banned_by_proof_and_the_honest_agree_and_learn(lie: ButterflyLie) -> None:
     assert butterfly.harm(lie, rounds=ROUNDS).failures() == ()
 

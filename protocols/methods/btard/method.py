@@ -12,10 +12,10 @@ Order, for a roster of n seats; each line is one thing that every member tells a
 
 1. commitment   to the bytes of its contribution, part by part, and to a nonce. Then it offers the parts
 2. centre       by the owner of a part: CenteredClip of the contributions to it (`training/btard.py`), encoded
-3. seen         a hash over all commitments and centres: members who hold different ones exchange them
+3. seen         hashes of each member's commitment and centre: members who hold different ones exchange them
 4. opening      the nonces, which together draw directions
 5. sums         of each part: what the own contribution, clipped about the centre, is along these directions
-6. seen         a hash over openings and sums
+6. seen         hashes of openings and sums
 7. audit        one member, drawn by the nonces, computes one drawn part again, and tells whether it is wrong
 
 Everybody adds the sums up (`is_suspect`). A part that does not fit, or that the audit calls wrong, is *tried*: all
@@ -52,16 +52,15 @@ from swarmnode.protocols.methods.btard.statements import (
     PartAudit,
     Seen,
     Sent,
-    Signed,
     SignedReducer,
     Sums,
     attempt_of,
     auditor,
     compare,
     convicts,
+    digest,
     is_banned,
     seed_of,
-    seen,
 )
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, parts
@@ -75,7 +74,6 @@ from swarmnode.training.codecs import CodecError
 
 logger = logging.getLogger(__name__)
 
-MAX_BUNDLE = 1 << 20  # bytes
 AGAIN = 1.0  # seconds before an attempt that leads nowhere is given up, so that ballots are not made in a hurry
 
 
@@ -202,31 +200,25 @@ class BtardReduce(SignedReducer):
                 await self._fetch_part(attempt, number)
                 centre, raw = await self._parts.runner(partial(self._centre, attempt, number))
                 self.offer(attempt, ("centre", number), self.with_bytes(attempt, centre, raw))
-                self._keep_centre(attempt, number, self.sign(attempt, centre), raw, mean)
         attempt.later()
 
         async def fetch(number: int, part: Part) -> None:
             size = self._codec.encoded_size(part.stop - part.start)
             signed, raw = await self.fetch_with_bytes(attempt, part.owner, ("centre", number), size)
-            self._keep_centre(attempt, number, signed, raw, mean)
+            centre = self.opened(attempt, signed, Centre, part.owner)
+            if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
+                raise PartsMissing((part.owner,))
+            try:
+                self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
+            except CodecError as error:
+                raise PartsMissing((part.owner,)) from error
+            attempt.signed.setdefault("centre", {})[part.owner] = signed
+            attempt.centres[number] = (centre, raw)
 
         async with all_or_missing() as nursery:
             for number, part in enumerate(attempt.parts):
-                if part.owner != self._me:
-                    nursery.start_soon(fetch, number, part)
+                nursery.start_soon(fetch, number, part)
         return mean
-
-    def _keep_centre(self, attempt: BtardAttempt, number: int, signed: Signed, raw: bytes, mean: Vector) -> None:
-        part = attempt.parts[number]
-        centre = self.opened(attempt, signed, Centre, part.owner)
-        if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
-            raise PartsMissing((part.owner,))
-        try:
-            self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
-        except CodecError as error:
-            raise PartsMissing((part.owner,)) from error
-        attempt.signed.setdefault("centre", {})[part.owner] = signed
-        attempt.centres[number] = (centre, raw)
 
     def _centre(self, attempt: BtardAttempt, number: int) -> tuple[Centre, bytes]:
         part, raws = attempt.parts[number], attempt.fetched[number]
@@ -287,24 +279,31 @@ class BtardReduce(SignedReducer):
 
     async def _compare(self, attempt: BtardAttempt, step: int, *kinds: str) -> None:
         """Make sure that all hold the same statements of these kinds. Raises Lies or PartsMissing."""
-        mine = seen(step, attempt.statements(*kinds))
-        hashes = await self.exchange(attempt, mine, Seen)
-        others = [peer for peer, theirs in hashes.items() if theirs != mine]
+        held = attempt.said(*kinds)
+        mine = Seen(step, tuple(map(digest, held)))
+        told = await self.exchange(attempt, mine, Seen)
+        if odd := [peer for peer, seen in told.items() if (seen.step, len(seen.hashes)) != (step, len(held))]:
+            raise PartsMissing(tuple(sorted(odd)))
+        others = [peer for peer, theirs in told.items() if theirs != mine]
         if not others:
             return
-        self.offer(attempt, ("bundle", step), wire.encode(Bundle(tuple(attempt.statements(*kinds)))))
+        for number, said in enumerate(held):
+            self.offer(attempt, ("bundle", step, number), wire.encode(Bundle(said)))
         attempt.later()
         found: list[LieEvidence] = []
         unproved: set[PeerId] = set()
 
         async def look(peer: PeerId) -> None:
-            raw = await self.fetch(attempt, peer, ("bundle", step), MAX_BUNDLE)
-            theirs = self._decoded(Bundle, raw, peer).held
-            if seen(step, theirs).hash != hashes[peer].hash:
-                raise PartsMissing((peer,))
-            proved, without = compare(attempt.statements(*kinds), theirs, self._verify)
-            found.extend(proved)
-            unproved.update(without or (() if proved else (peer,)))
+            for number, theirs in enumerate(told[peer].hashes):
+                if theirs == mine.hashes[number]:
+                    continue
+                raw = await self.fetch(attempt, peer, ("bundle", step, number), wire.MAX_BYTES)
+                said = self._decoded(Bundle, raw, peer).held
+                if digest(said) != theirs:
+                    raise PartsMissing((peer,))
+                proved, without = compare(held[number], said, self._verify)
+                found.extend(proved)
+                unproved.update(without or (() if proved else (peer,)))
 
         async with all_or_missing() as nursery:
             for peer in others:

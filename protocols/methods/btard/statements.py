@@ -6,7 +6,7 @@
     Opening     a nonce; all of them together seed the directions, which nobody knew when the centres were signed
     Sums        a member's checksums and distances, part by part
     PartAudit   the parts that a member says are wrong, after it computed one that was drawn for it
-    Seen        a hash over statements of all members: who was told otherwise shows here
+    Seen        a hash for each member over its statements: who was told otherwise shows here
 
 A statement is signed together with the run and the roster's id, so that it proves something about one attempt and
 nothing about others. Two different ones of a kind (and part) by one author prove that it told members different things.
@@ -35,7 +35,7 @@ from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_mi
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.btard import DIRECTIONS
 
-MAX_STATEMENT = 1 << 19  # bytes: 256 parts of 16 directions, each a float of nine
+MAX_STATEMENT = 1 << 16  # bytes: sums of 256 parts have 39 KB. What proves a lie must fit a call, so it is no larger
 STATEMENTS = Domain("btard", 2, MAX_STATEMENT)
 
 S = TypeVar("S")
@@ -83,7 +83,7 @@ class PartAudit:
 @dataclass(frozen=True)
 class Seen:
     step: int  # which of the times that members compare what they hold
-    hash: bytes
+    hashes: tuple[bytes, ...]  # of what each member said, in the roster's order
 
 
 Statement = Commitment | Sent | Centre | Opening | Sums | PartAudit | Seen
@@ -111,7 +111,7 @@ class LieEvidence:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Statements that a member holds, for one that was told others."""
+    """What a member holds of one author's statements, for another that was told others."""
 
     held: tuple[Signed, ...]
 
@@ -146,10 +146,10 @@ def _about(attempt: bytes, life: bytes, kind: str) -> str:
     return f"{attempt.hex()}/{life.hex()}/{kind}"
 
 
-def seen(step: int, statements: Iterable[Signed]) -> Seen:
+def digest(statements: Iterable[Signed]) -> bytes:
     """A hash over what was said, whoever's signature bytes it came with."""
     lines = sorted(f"{s.author}/{s.life.hex()}/{s.kind}/{hashlib.sha256(s.body).hexdigest()}" for s in statements)
-    return Seen(step, hashlib.sha256("\n".join(lines).encode()).digest())
+    return hashlib.sha256("\n".join(lines).encode()).digest()
 
 
 def seed_of(nonces: Mapping[PeerId, bytes]) -> bytes:
@@ -262,8 +262,10 @@ class BtardAttempt:
         """The next step has a little longer."""
         self.until += LATER * self.allowed
 
-    def statements(self, *kinds: str) -> list[Signed]:
-        return [signed for kind in kinds for signed in self.signed.get(kind, {}).values()]
+    def said(self, *kinds: str) -> list[tuple[Signed, ...]]:
+        """The statements of these kinds by each seat, in the roster's order."""
+        told = [self.signed.get(kind, {}) for kind in kinds]
+        return [tuple(by[peer] for by in told if peer in by) for peer in self.roster.peers]
 
 
 class SignedReducer(Reducer):
@@ -285,19 +287,16 @@ class SignedReducer(Reducer):
     async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
         """Tell all seats, and get the same kind of statement from each; by peer. Raises PartsMissing."""
         name = NAMES[kind] + (str(what.step) if isinstance(what, Seen) else "")
-        signed = self.sign(attempt, what)
-        self.offer(attempt, (name,), wire.encode(signed))
+        self.offer(attempt, (name,), wire.encode(self.sign(attempt, what)))
         attempt.later()
         found = attempt.signed.setdefault(name, {})
-        found[self._me] = signed
 
         async def fetch(peer: PeerId) -> None:
             found[peer] = self._decoded(Signed, await self.fetch(attempt, peer, (name,), MAX_STATEMENT), peer)
 
         async with all_or_missing() as nursery:
             for peer in attempt.roster.peers:
-                if peer != self._me:
-                    nursery.start_soon(fetch, peer)
+                nursery.start_soon(fetch, peer)
         return {peer: self.opened(attempt, found[peer], kind, peer) for peer in attempt.roster.peers}
 
     def opened(self, attempt: BtardAttempt, signed: Signed, kind: type[S], author: PeerId) -> S:

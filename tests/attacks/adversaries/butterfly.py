@@ -16,6 +16,7 @@ from undefended_btard import ANY_NONCE, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATC
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.btard.statements import (
+    MAX_STATEMENT,
     NAMES,
     Centre,
     Commitment,
@@ -158,6 +159,26 @@ class UnequalCommitments(UnequalStatements):
 
     def other(self, what: Commitment) -> Commitment:
         return replace(what, nonce=_hash(what.nonce))
+
+
+class LongUnequalCommitments(UnequalCommitments):
+    """So that what members hold of all liars together is more than one would take from another."""
+
+    name = "commits to other things before other members, at length"
+
+    def tell(self, method: Btard) -> None:
+        super().tell(method)
+        exchange = method.allreduce.exchange
+
+        async def lying(attempt: Any, what: Any, kind: Any) -> Any:
+            if isinstance(what, Commitment):
+                what = replace(what, nonce=what.nonce + bytes(MAX_STATEMENT - 1024))
+            return await exchange(attempt, what, kind)
+
+        method.allreduce.exchange = lying  # type: ignore[method-assign]
+
+    def other(self, what: Commitment) -> Commitment:
+        return replace(what, nonce=_hash(what.nonce) + what.nonce[32:])
 
 
 class UnequalCentres(UnequalStatements):

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols import wire
+from swarmnode.protocols.calls.frames import HEADROOM, RpcLimits
 from swarmnode.protocols.methods.btard.statements import (
+    MAX_STATEMENT,
+    Bundle,
     Centre,
     Commitment,
     LieEvidence,
@@ -24,12 +27,14 @@ from swarmnode.protocols.methods.btard.statements import (
     auditor,
     compare,
     convicts,
+    digest,
     is_banned,
     opened,
     seal,
     seed_of,
-    seen,
 )
+from swarmnode.protocols.methods.known.messages import MAX_SEATS
+from swarmnode.training.btard import DIRECTIONS
 
 LIFE = b"life"
 ATTEMPT = attempt_of("run", "roster")
@@ -55,10 +60,10 @@ def honest(author: str = "a", attempt: bytes = ATTEMPT, life: bytes = LIFE) -> l
         Commitment(tuple(map(hash_of, CONTRIBUTIONS)), hash_of(NONCE)),
         *(Sent(number, hash_of(raw)) for number, raw in enumerate(CONTRIBUTIONS)),
         Centre(1, hash_of(b"centre"), 2.0, 0.1),
-        Seen(0, hash_of(b"all")),
+        Seen(0, (hash_of(b"all"),)),
         Opening(NONCE),
         Sums((0.5,) * 48, (1.0,) * 3),
-        Seen(1, hash_of(b"more")),
+        Seen(1, (hash_of(b"more"),)),
         PartAudit(()),
     ]
     return [seal(what, author, attempt, life, sign_as(author)) for what in said]  # type: ignore[arg-type]
@@ -80,7 +85,7 @@ LIES: list[tuple[Any, Any]] = [
     (Centre(0, b"x", 1.0, 0.0), Centre(0, b"x", 2.0, 0.0)),
     (Commitment((), hash_of(b"1")), Opening(b"2")),
     (Sums((0.0,), (1.0,)), Sums((0.1,), (1.0,))),
-    (Seen(0, b"x"), Seen(0, b"y")),
+    (Seen(0, (b"x",)), Seen(0, (b"y",))),
     (PartAudit(()), PartAudit((1,))),
 ]
 
@@ -110,7 +115,7 @@ def test_statements_of_other_attempts_and_of_other_lives_prove_nothing() -> None
 
 
 def test_parts_and_steps_are_different_things() -> None:
-    for one, other in ((Centre(0, b"x", 1.0, 0.0), Centre(1, b"y", 1.0, 0.0)), (Seen(0, b"x"), Seen(1, b"y"))):
+    for one, other in ((Centre(0, b"x", 1.0, 0.0), Centre(1, b"y", 1.0, 0.0)), (Seen(0, (b"x",)), Seen(1, (b"y",)))):
         first, second = (seal(what, "a", ATTEMPT, LIFE, sign_as("a")) for what in (one, other))  # type: ignore[arg-type]
         assert convicts(LieEvidence(first, second), verify) is None
 
@@ -119,9 +124,24 @@ def test_members_who_were_told_different_things_find_the_proof() -> None:
     said = [seal(Commitment((), hash_of(nonce)), "liar", ATTEMPT, LIFE, sign_as("liar")) for nonce in (b"1", b"2")]
     common = honest()
     mine, theirs = [*common, said[0]], [*common, said[1]]
-    assert seen(0, mine) != seen(0, theirs)
+    assert digest(mine) != digest(theirs)
     proved, unproved = compare(mine, theirs, verify)
     assert [convicts(each, verify) for each in proved] == ["liar"] and unproved == ()
+
+
+def test_what_one_member_says_in_the_largest_swarm_can_be_told_to_another() -> None:
+    """As what it signed, in a bundle, and as a proof in one call, however long a liar makes it."""
+    parts = MAX_SEATS
+    said = [
+        Commitment((bytes(32),) * parts, bytes(32)),
+        Sums((0.1,) * (DIRECTIONS * parts), (0.1,) * parts),
+        Seen(0, (bytes(32),) * parts),
+    ]
+    signed = [seal(what, "a", ATTEMPT, LIFE, sign_as("a")) for what in said]  # type: ignore[arg-type]
+    assert all(len(wire.encode(each)) <= MAX_STATEMENT for each in signed)
+    longest = seal(Opening(bytes(MAX_STATEMENT)), "a", ATTEMPT, LIFE, sign_as("a"))
+    assert len(wire.encode(LieEvidence(longest, longest))) < RpcLimits().frame - HEADROOM
+    assert wire.decode(Bundle, wire.encode(Bundle((longest, longest))))
 
 
 def test_what_a_restarted_member_says_again_is_noticed_and_proves_nothing() -> None:
