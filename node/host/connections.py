@@ -175,7 +175,7 @@ class Connections(INotifee):
         connection = _connection(conn, session)
         why = self._why_not(peer, connection.group)
         if why is not None:
-            log.info("turned %s away: %s", peer, why)
+            log.debug("turned %s away: %s", peer, why)
             self._turned_away[why] += 1
             if peer in self._histories:
                 self.note(peer, f"turned away: {why}")

@@ -310,8 +310,9 @@ class Libp2pNetwork:
             except NetworkError as error:
                 log.debug("%s with %s ended: %s", protocol, stream.peer, error)
             except Exception:
+                level = logging.DEBUG if protocol in self._failures else logging.ERROR
                 self._failures[protocol] += 1
-                log.exception("the handler of %s failed with %s", protocol, stream.peer)
+                log.log(level, "the handler of %s failed with %s", protocol, stream.peer, exc_info=True)
             finally:
                 stream.abort()
 

@@ -200,7 +200,7 @@ class QuicLink:
                 with trio.CancelScope(deadline=math.inf if due is None else due):
                     await self._work.wait()
         except Exception as error:  # aioquic met what it did not expect
-            log.info("the QUIC connection with %s ended: %r", self._remote[0], error)
+            log.debug("the QUIC connection with %s ended: %r", self._remote[0], error)
             self.error = self.error or error
         finally:
             self.say_goodbye()
@@ -241,7 +241,6 @@ class QuicLink:
     def _complain(self, of: str) -> None:
         """The peer broke the protocol, and was told so."""
         if self.session is not None:
-            log.info("peer %s broke the protocol: %s; its connection is closed", self.session.peer, of)
             self.session.allowance.offended(f"broke the protocol: {of}", Kind.BREACH)
         self.error = self.error or Unreachable(f"broke the protocol: {of}")
         self.abort()

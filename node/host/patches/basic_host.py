@@ -53,7 +53,7 @@ async def contain(self: BasicHost, stream: INetStream) -> None:
     try:
         await _handle_stream(self, stream)
     except Exception as error:
-        log.info("peer %s: stream failed: %r", stream.muxed_conn.peer_id, error)
+        log.debug("peer %s: stream failed: %r", stream.muxed_conn.peer_id, error)
         await stream.reset()
 
 

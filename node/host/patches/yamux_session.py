@@ -249,7 +249,6 @@ class YamuxSession(MuxedSession):
                     raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
-            log.info("peer %s %s; its connection is closed", self.peer_id, why)
             self.allowance.offended(why, Kind.BREACH)
             self.answer(HEADER.pack(0, GO_AWAY, 0, 0, PROTOCOL_ERROR))
             self._answered()

@@ -22,6 +22,7 @@ from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.dialling import peer_id
 from swarmnode.node.host.network import Libp2pNetwork, PortTaken
+from swarmnode.node.host.patches.yamux_session import HEADER, YamuxSession
 from swarmnode.node.host.stream import agree, places_in
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.metrics import Metrics
@@ -182,6 +183,30 @@ async def test_garbage_in_negotiation_does_not_end_the_host() -> None:
         assert await ask(a, b.me, b"alive") == b"alive"
 
 
+async def test_a_stranger_writes_a_line_of_each_kind_however_often_it_offends(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = network(), network()
+
+    async def fail(stream: Stream) -> None:
+        raise RuntimeError("broken handler")
+
+    b.serve("/test/fail/1", fail)
+    caplog.set_level(logging.INFO)
+    async with running(a, b):
+        for _ in range(3):
+            await a.connect(b.addresses[0])
+            for _ in range(5):
+                await a.open_stream(b.me, "/test/fail/1")
+                connection = a.connections.best(b.me)
+                assert connection is not None and isinstance(connection.session, YamuxSession)
+                stream = await connection.session.open_stream()
+                await stream.send_all(b"\x04\xff\xfe\xfd\n")
+            connection.session.answer(b"no such version".ljust(HEADER.size))
+            await until(lambda: a.me not in b.connections and b.me not in a.connections)
+    lines = [record.getMessage() for record in caplog.records if a.me in record.getMessage()]
+    assert [line for line in lines if "broke the rules" in line and "no such version" not in line]
+    assert len(lines) == 3, lines  # its first violation, the handler's first failure, and that it is slowed
+
+
 async def test_closed_connections_free_their_slots() -> None:
     a, b = network(), network()
     async with running(a, b):
@@ -224,7 +249,8 @@ async def test_feed_that_nobody_reads_forgets_its_oldest_events() -> None:
         assert (await events.receive()).peer == "10"
 
 
-async def test_more_peers_than_the_limit_are_refused() -> None:
+async def test_more_peers_than_the_limit_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     full = network(max_peers=1)
     a, b = network(), network()
     async with running(full, a, b):
@@ -233,6 +259,7 @@ async def test_more_peers_than_the_limit_are_refused() -> None:
         await b.connect(full.addresses[0])
         await until(lambda: not b.peers())
         assert [view.peer for view in full.peers()] == [a.me]
+        assert b.me not in caplog.text  # which it could write as often as it dials
 
 
 async def test_stopped_host_no_longer_accepts_and_its_peers_notice() -> None:
