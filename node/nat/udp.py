@@ -139,7 +139,7 @@ class UdpPuncher:
                 if len(ports) > 1 and not self.is_symmetric:
                     nursery.start_soon(self._probe, host, ports)
                 elif self.is_symmetric:
-                    port = ports[0] if len(ports) == 1 else max(ports) + SOCKETS // 2
+                    port = ports[0] if len(ports) == 1 else min(max(ports) + SOCKETS // 2, PORTS[-1])
                     nursery.start_soon(partial(self._open_many, peer, (host, port), dials=dials or len(ports) == 1))
 
     async def _dial(self, place: Address, peer: PeerId) -> None:

@@ -45,5 +45,29 @@ def test_who_names_many_places_has_few_sockets_opened_at_once(monkeypatch: pytes
     trio.run(main)
 
 
+@pytest.mark.parametrize("seen", [4077, 65_500, 65_535])
+def test_a_port_that_is_guessed_for_two_such_routers_is_one(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: set[tuple[str, int]] = set()
+
+    class Told(socket.socket):
+        def sendto(self, data: bytes, target: tuple[str, int]) -> int:  # type: ignore[override]
+            targets.add(target)
+            return len(data)
+
+    async def main() -> None:
+        network: Any = SimpleNamespace(me=PEER)
+        puncher = UdpPuncher(network)
+        for port, observer in enumerate(("45.0.0.1", "45.0.0.2")):
+            puncher._seen[observer] = f"/ip4/45.80.10.3/udp/{port + 1}/quic-v1"
+        places = tuple(f"/ip4/45.0.0.9/udp/{port}/quic-v1" for port in (seen - 1, seen))
+        with trio.move_on_after(0.5):
+            await puncher.punch(PEER, places, dials=True)
+
+    monkeypatch.setattr(UdpPuncher, "_dial", _nothing)
+    monkeypatch.setattr(udp.socket, "socket", Told)
+    trio.run(main)
+    assert targets == {("45.0.0.9", min(seen + udp.SOCKETS // 2, 65_535))}
+
+
 async def _nothing(*_: Any) -> None:
     await trio.lowlevel.checkpoint()
