@@ -7,7 +7,7 @@
     peer -> this node   Probed(answered): whether the stream ended within WITHIN, as any handler lets it that reads on
 
 Nothing else has to be known of a protocol: whoever finds the end of the stream where its first byte should be goes. A
-protocol of which a peer says that it does not answer, while this node itself sees that peer's finished stream wait, is
+protocol of which a peer says that it does not answer, while this node sees such a stream of that peer's wait itself, is
 wedged: its handlers are cancelled, which gives back what they hold, and the part that serves it begins its `run` anew
 where it has one; then it is tried again. What peers alone say is told to the owner once PEERS at different places say
 it, and restarts nothing, so liars cannot have parts of this node restarted.

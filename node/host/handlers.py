@@ -13,6 +13,7 @@ from libp2p.abc import INetStream
 from libp2p.custom_types import StreamHandlerFn
 
 from swarmnode.node.host.muxed import MuxedStream
+from swarmnode.node.host.stream import HANDSHAKE
 from swarmnode.protocols.network import PeerId
 
 
@@ -53,9 +54,10 @@ class Handlers:
         return handle
 
     def waits(self, protocol: str, peer: PeerId, since: float) -> bool:
-        """Whether a stream waits that `peer` opened after `since` (trio time) and on which it has finished sending."""
-        running = self._running.get(protocol, ())
-        return any(each.stream.peer == peer and each.since >= since and each.stream.finished for each in running)
+        """Whether a stream waits that `peer` opened after `since` (trio time) and finished without a request."""
+        recent = (each.stream for each in self._running.get(protocol, ()) if each.since >= since)
+        asked_for = len(HANDSHAKE) + len(protocol) + 2  # bytes that `agree` sends
+        return any(each.peer == peer and each.finished and each.received <= asked_for for each in recent)
 
     def cancel(self, protocol: str) -> None:
         """End all handlers of a protocol; their streams are reset."""

@@ -198,6 +198,7 @@ class MuxedStream(IMuxedStream):
         self._allowance = session.allowance
         self.stream_id = stream_id
         self.protocol = OTHER  # until the two sides agree on one
+        self.received = 0  # bytes that came, with those by which they agreed
         self._target = INITIAL_WINDOW
         self.widened = 0  # bytes by which the window has grown
         self._unannounced = 0  # bytes read and not yet given back to the peer as window
@@ -291,6 +292,7 @@ class MuxedStream(IMuxedStream):
     def feed(self, chunk: bytes) -> None:
         """Keep what arrived for the reader; where the peer left too much unread for that, the stream is reset."""
         self.muxed_conn.pace.came(len(chunk), trio.current_time())
+        self.received += len(chunk)
         if self._sink is not None:
             self._took(len(chunk), 0)
             if not self._sink(chunk):

@@ -25,6 +25,7 @@ from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
 from swarmnode.protocols.transfer.bulk import Bulk
 
 WEDGE = "/test/wedge/1"
+WORK = "/test/work/1"
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +126,32 @@ async def test_liars_have_nothing_restarted_and_one_place_is_not_believed() -> N
         assert not a.answering._restarts and not a.answering.problems()
         a.answering._silent[HELLO].places |= {f"192.0.2.{number}" for number in range(PEERS)}
         assert ["peers at different places say" in text for text in a.answering.problems()] == [True]
+
+
+async def test_a_liar_has_nothing_restarted_by_a_request_that_takes_long() -> None:
+    async with two() as (a, b):
+
+        async def work(stream: Stream) -> None:
+            while await stream.receive_some(100):
+                pass
+            await trio.sleep_forever()
+
+        a.network.serve(WORK, work)
+        asked = []
+
+        async def lie(peer: str, probe: Probe) -> Probed:
+            if probe.protocol == WORK:
+                stream = await b.network.open_stream(a.network.me, WORK)
+                asked.append(stream)
+                await stream.send_all(b"work on this")
+                await stream.send_eof()
+                await until(lambda: any(each.stream.finished for each in a.network.handlers._running[WORK]))
+            return Probed(answered=probe.protocol != WORK)
+
+        b.rpc._server.methods.pop(METHOD)
+        b.rpc.serve(METHOD, Probe, lie)
+        assert await a.answering.check(b.network.me)
+        assert asked and not a.answering._restarts and not a.answering.problems()
 
 
 @pytest.mark.parametrize("protocol", ["/test/never-told/1", "/ipfs/nothing"])
