@@ -52,7 +52,7 @@ KINDS = ("opening", "probing", "further sockets")
 OPENINGS = 40  # packets sent to each place of the other side, at most
 PAUSE = (0.01, 0.2)  # s between them, as the specification says
 SOCKETS = 256  # opened where this node's port is not known, at most: a quarter of the files that it may open
-OPENED_AT_ONCE = 2  # times SOCKETS, whoever asks for holes and whatever places they name
+OPENED_AT_ONCE = 2  # times SOCKETS, or probed hosts, whoever asks for holes and whatever places they name
 PROBES = 512  # packets sent where the other's port is not known, at most, in one attempt
 STEP = 16  # between the ports after those that were seen that are tried, up to SOCKETS after: those are open in a row
 BATCH, EVERY = 8, 0.02  # packets sent at once, and s between: PROBES in 1.3 s
@@ -156,11 +156,12 @@ class UdpPuncher:
             await trio.sleep(self._random.uniform(*PAUSE))
 
     async def _probe(self, host: str, seen: list[int]) -> None:
-        await trio.sleep(AFTER)
-        for number, port in enumerate(self._likely(seen)):
-            self._send((host, port), "probing")
-            if number % BATCH == BATCH - 1:
-                await trio.sleep(EVERY)
+        async with self._opening:
+            await trio.sleep(AFTER)
+            for number, port in enumerate(self._likely(seen)):
+                self._send((host, port), "probing")
+                if number % BATCH == BATCH - 1:
+                    await trio.sleep(EVERY)
 
     def _likely(self, seen: list[int]) -> Iterator[int]:
         """PROBES ports, each once: by turns some that follow the highest that was seen, and others by chance."""
@@ -195,38 +196,37 @@ class UdpPuncher:
                 found.append((made, (remote[0], remote[1])))
                 done.cancel()
 
-        await self._opening.acquire()
-        try:
-            for _ in range(most):
-                try:
-                    made = socket.socket(family, socket.SOCK_DGRAM)
-                    sockets.append(made)
-                    made.setblocking(False)
-                    made.sendto(_noise(self._random), target)
-                except OSError as error:
-                    log.debug("no further socket: %s", error)
-                    break
-                self.packets["further sockets"] += 1
-                if len(sockets) % BATCH == 0:
-                    await trio.lowlevel.checkpoint()
-            async with trio.open_nursery() as nursery:
+        async with self._opening:
+            try:
+                for _ in range(most):
+                    try:
+                        made = socket.socket(family, socket.SOCK_DGRAM)
+                        sockets.append(made)
+                        made.setblocking(False)
+                        made.sendto(_noise(self._random), target)
+                    except OSError as error:
+                        log.debug("no further socket: %s", error)
+                        break
+                    self.packets["further sockets"] += 1
+                    if len(sockets) % BATCH == 0:
+                        await trio.lowlevel.checkpoint()
+                async with trio.open_nursery() as nursery:
+                    for made in sockets:
+                        nursery.start_soon(listen, made, nursery.cancel_scope)
+                if not found:  # no socket could be opened
+                    return
+                made, remote = found[0]
+                sockets.remove(made)
+                if dials:
+                    await self._network.quic.dial_from(made, remote, peer, self._network.swarm)
+                else:
+                    made.sendto(_noise(self._random), remote)
+                    await self._network.quic.answer_from(made)
+            except Exception as error:  # whatever answers there may say anything
+                log.debug("no connection to %s through the hole: %r", peer, error)
+            finally:
                 for made in sockets:
-                    nursery.start_soon(listen, made, nursery.cancel_scope)
-            if not found:  # no socket could be opened
-                return
-            made, remote = found[0]
-            sockets.remove(made)
-            if dials:
-                await self._network.quic.dial_from(made, remote, peer, self._network.swarm)
-            else:
-                made.sendto(_noise(self._random), remote)
-                await self._network.quic.answer_from(made)
-        except Exception as error:  # whatever answers there may say anything
-            log.debug("no connection to %s through the hole: %r", peer, error)
-        finally:
-            self._opening.release()
-            for made in sockets:
-                made.close()
+                    made.close()
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(PACKETS, lambda: {kind: self.packets[kind] for kind in KINDS})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from swarmnode.node.nat import udp
 from swarmnode.node.nat.udp import OPENED_AT_ONCE, UdpPuncher
@@ -43,6 +44,26 @@ def test_who_names_many_places_has_few_sockets_opened_at_once(monkeypatch: pytes
     monkeypatch.setattr(UdpPuncher, "_dial", _nothing)
     monkeypatch.setattr(udp.socket, "socket", Counted)
     trio.run(main)
+
+
+def test_who_names_many_places_has_few_of_them_probed_at_once() -> None:
+    """Nobody knows whose places they are."""
+    sent: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        endpoint = SimpleNamespace(try_to_send=lambda datagram, target: sent.append(target))
+        quic = SimpleNamespace(endpoint_for=lambda host: endpoint)
+        network: Any = SimpleNamespace(me=PEER, quic=quic)
+        puncher = UdpPuncher(network)
+        assert not puncher.is_symmetric
+        places = tuple(f"/ip4/45.0.0.{host}/udp/{port}/quic-v1" for host in range(8) for port in (4077, 4078))
+        with trio.move_on_after(udp.AFTER + udp.PROBES / udp.BATCH * udp.EVERY):
+            await puncher.punch(PEER, places, dials=True)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(UdpPuncher, "_dial", _nothing)
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert 0 < len(sent) <= OPENED_AT_ONCE * udp.PROBES and len({host for host, _ in sent}) <= OPENED_AT_ONCE
 
 
 @pytest.mark.parametrize("seen", [4077, 65_500, 65_535])
