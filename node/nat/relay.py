@@ -479,7 +479,4 @@ def _raw(circuit: CircuitStream, relay: PeerId, *, initiator: bool) -> RawConnec
 
 
 def _name(status: pb.Status.ValueType) -> str:
-    try:
-        return str(pb.Status.Name(status))
-    except ValueError:
-        return f"status {status}"
+    return str(pb.Status.Name(status)) if status in pb.Status.values() else f"status {status}"

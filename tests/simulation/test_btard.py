@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
 import trio
 from simswarm import RUN, SimSwarm, simulate
 
@@ -76,16 +77,33 @@ def test_who_proves_that_a_stranger_lies_has_nobody_banned_and_nothing_written()
     simulate(body, *HONEST, world=SimWorld(latency=0.02), method="btard", steps=2)
 
 
-async def summon(swarm: SimSwarm) -> None:
-    """Call `a` to the next ballot that the banned one leads, five times a second."""
-    acceptor, liar = swarm.nodes["a"].agreement.acceptor, swarm.nodes[BANNED].method
-    assert isinstance(liar, Btard)
-    rpc, me = liar._parts.rpc, swarm.peer(BANNED)
+@pytest.mark.parametrize("method", ["btard", "diloco"])
+def test_one_that_summons_the_others_without_end_holds_up_nobody(method: str) -> None:
+    """It is what Paxos calls a duel of proposers, and proves no lie."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method=method, steps=2)
+            await swarm.begin((*HONEST, BANNED))
+            await swarm.round_done(1, *HONEST, within=60)
+            for name in HONEST:
+                nursery.start_soon(summon, swarm, name)
+            for round in range(2, 6):
+                await swarm.round_done(round, *HONEST, within=USUAL)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main)
+
+
+async def summon(swarm: SimSwarm, name: str = "a") -> None:
+    """Call one to the next ballot that the banned one leads, five times a second."""
+    acceptor, me = swarm.nodes[name].agreement.acceptor, swarm.peer(BANNED)
+    rpc = swarm.nodes[BANNED].method._parts.rpc  # type: ignore[attr-defined]
     while True:
         candidates, ballot = acceptor.candidates(), acceptor.ballot + 1
         if me in candidates:
             ballot += (candidates.index(me) - ballot) % len(candidates)
             call = Summon(acceptor.run_id, acceptor.position.round, ballot)
             with suppress(CallError):
-                await rpc.call(swarm.peer("a"), "round.summon", call, RoundHead, timeout=1.0)
+                await rpc.call(swarm.peer(name), "round.summon", call, RoundHead, timeout=1.0)
         await trio.sleep(0.2)

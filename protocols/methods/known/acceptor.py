@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from swarmnode.protocols.calls.rpc import Refuse
+from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import (
     LONGEST_WINDOW,
@@ -44,6 +45,7 @@ JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgot
 MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
 LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
 STARTING = "starting"  # the code by which a node refuses that stands nowhere yet
+SUMMONS = 4  # of a candidate that end attempts of others at once; then one in the time that an attempt may take
 MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
 
 
@@ -117,6 +119,7 @@ class Acceptor:
         self.accepted: Accepted | None = None
         self.cut_by: tuple[Owner, ...] = ()  # owners in the last attempt at the round that this node was told of
         self.attempt = trio.CancelScope()  # of the ballot in hand
+        self._summons = Budget[PeerId](Allowance(0.5 / parts.spec.exchange.deadline_ceiling, SUMMONS))  # that end it
         self.broken: set[Link] = set()  # links over which an exchange failed, as was reported to this node
         self.failures = 0  # ballots of the round that this node led in vain
         self.boxes: dict[int, BallotBox] = {}  # by ballot, of this round
@@ -148,8 +151,7 @@ class Acceptor:
         before = self._position
         if position.steering != self.steering.now.raw:
             self.steering.take(position.steering, position.round)
-        window = min(position.window, LONGEST_WINDOW)
-        self._position = replace(position, window=window, steering=self.steering.now.raw)
+        self._position = replace(position, window=min(position.window, LONGEST_WINDOW), steering=self.steering.now.raw)
         self._began = trio.current_time() - elapsed
         if before is None or before.instance != position.instance:
             for ballot, box in self.boxes.items():
@@ -297,7 +299,7 @@ class Acceptor:
     async def _on_summon(self, peer: PeerId, summon: Summon) -> RoundHead:
         self._check(summon.run_id, peer)
         later = summon.round == self.position.round and summon.ballot > self.ballot
-        if later and self.leader(summon.ballot) == peer:
+        if later and self.leader(summon.ballot) == peer and self._summons.take(peer, 1.0):
             self.raise_ballot(summon.ballot)
             self.attempt.cancel()
         return self.head()
