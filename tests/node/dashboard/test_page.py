@@ -162,7 +162,8 @@ class FakeDaemon:
         """A round as an event tells it."""
         late = PEERS[7:] if number == 4 else []
         return {
-            **{"event": "round", "time": self.began + 13.0 * number, "round": number, "loss": 8.0 - 0.1 * number, "accuracy": 0.05 * number},
+            **{"event": "round", "time": self.began + 13.0 * number, "round": number},
+            **{"loss": 8.0 - 0.1 * number, "accuracy": 0.05 * number},
             **{"outcome": "Completed", "seconds": 12.5},
             **{"compute_seconds": 9.0, "exchange_seconds": 1.5, "tokens": 4096, "bytes_in": 9_000, "bytes_out": 8_000},
             **{"members": 8, "missing": late, "why": dict.fromkeys(late, "not connected")},
