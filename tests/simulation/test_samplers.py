@@ -322,6 +322,15 @@ def test_who_is_told_of_new_weights_fetches_one_version_after_the_other(monkeypa
     simulate(body, trainers="a", samplers="c", weights="push")
 
 
+def test_a_batch_on_its_way_is_not_written_again_however_large_it_is() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(3, "c")
+        told = tally(swarm, "c")
+        assert told.came > 64 and "counter" not in told.refused
+
+    simulate(body, trainers="a", samplers="c", batch=64, pace=0.1)
+
+
 def test_a_trainer_that_dies_is_left_for_another_and_without_any_a_sampler_waits() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(5, "c")

@@ -75,7 +75,7 @@ LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are
 LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
 PATIENCE = 15.0  # seconds for which a trainer may be silent
 LEAST_BETWEEN = 0.5  # seconds between questions to a trainer that answers when there are new weights
-AGAIN = 32  # counters by which this node may be ahead of what its trainer expects: groups on their way
+AGAIN = 32  # counters, or a batch of more, that its trainer may not have from this node yet: groups on their way
 
 
 class _ByRollouts(Method, SharingRules):
@@ -500,7 +500,7 @@ class SapoSampler(_ByRollouts):
 
     async def _sample(self, weights: Weights) -> Answered:
         counter = self.rollouts.counter
-        if self._expected > counter or 0 <= self._expected < counter - AGAIN:
+        if self._expected > counter or 0 <= self._expected < counter - max(AGAIN, self._settings.batch):
             self.rollouts.counter = counter = self._expected
         self._expected = -1
         tasks = [
