@@ -307,6 +307,7 @@ class Turns:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._line = trio.Lock()  # of those who wait, all but the first
         self._hands = trio.Semaphore(1)  # of the one who has the trainer
         self._wanted = 0
         self._free = trio.Event()  # nobody wants it but who trains
@@ -319,11 +320,12 @@ class Turns:
         self._free = self._free if self._wanted else trio.Event()
         self._wanted += 1
         try:
-            while True:
-                await self._trainer.interrupt()
-                with trio.move_on_after(ASK_AGAIN):
-                    await self._hands.acquire()
-                    break
+            async with self._line:
+                while True:
+                    await self._trainer.interrupt()
+                    with trio.move_on_after(ASK_AGAIN):
+                        await self._hands.acquire()
+                        break
             try:
                 yield
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ import simswarm
 import trio
 from signature import AXES, STRIDE, SignatureModel
 from simswarm import Body, SimSwarm
+from trio.testing import MockClock
 
 from swarmnode.node.session import LEAVE_WITHIN
 from swarmnode.protocols.methods.streaming import Streaming
-from swarmnode.protocols.methods.trainer import TrainStats
+from swarmnode.protocols.methods.trainer import ASK_AGAIN, TrainStats, Turns
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -242,3 +244,26 @@ def test_a_residual_is_kept_and_taken_back_by_fragments() -> None:
                 reduction.restore(wrong)
 
     simulate(body)
+
+
+def test_who_asked_first_has_the_trainer_first_though_others_keep_it_for_longer_than_a_question_lasts() -> None:
+    async def nothing() -> None:
+        await trio.lowlevel.checkpoint()
+
+    trainer: Any = SimpleNamespace(interrupt=nothing)
+    order: list[int] = []
+
+    async def look(turns: Turns, number: int) -> None:
+        await trio.sleep(number * 0.5 * ASK_AGAIN)
+        async with turns.lent():
+            order.append(number)
+            await trio.sleep(1.05 * ASK_AGAIN)
+
+    async def main() -> None:
+        turns = Turns(trainer)
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(look, turns, number)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert order == sorted(order)
