@@ -122,7 +122,11 @@ class Documents:
     def read(self, piece: int, meter: Meter) -> Iterator[bytes]:
         """Each document, in pieces of at most `piece` bytes. Raises CorpusError, or Stopped."""
         if self._dataset:
-            yield from _pieces_of(self._of_datasets(), piece, meter)
+            done = 0
+            for text in self._of_datasets():
+                done += len(text)
+                meter.reach(done)
+                yield from filter(None, cut_text(text, piece))
             return
         read = 0
         for file in self._files():
@@ -182,7 +186,7 @@ class Documents:
                 )
             yield (start + len(part)) * tokens.itemsize, part.astype(wanted).tobytes()
 
-    def _of_datasets(self) -> Iterator[str]:
+    def _of_datasets(self) -> Iterator[bytes]:
         """The texts of a data set in the cache of the library `datasets`."""
         name, _, split = self._dataset.partition(":")
         try:
@@ -198,7 +202,7 @@ class Documents:
             raise CorpusError(f"--corpus {self.path}: datasets cannot load it: {error}") from error
         if "text" not in (rows.column_names or ()):
             raise CorpusError(f"--corpus {self.path}: it has no column text, only {', '.join(rows.column_names)}")
-        return (row["text"] for row in rows.select_columns(["text"]))
+        return (_text_of(row["text"], f"--corpus {self.path}") for row in rows.select_columns(["text"]))
 
     def _files(self) -> Iterator[Path]:
         """Regular files below the root, or the root itself, without hidden ones, in the same order everywhere."""
@@ -266,19 +270,20 @@ def _of_parquet(path: Path, piece: int) -> Iterator[tuple[int, bytes]]:
             for batch in table.iter_batches(batch_size=ROWS, columns=["text"]):
                 for text in batch.column(0).to_pylist():
                     seen += 1
-                    raw = text if isinstance(text, bytes) else str(text or "").encode(errors="replace")
-                    yield from ((size * seen // rows, part) for part in cut_text(raw, piece))
+                    parts = cut_text(_text_of(text, f"corpus {path}"), piece)
+                    yield from ((size * seen // rows, part) for part in parts)
     except pyarrow.ArrowException as error:
         raise CorpusError(f"corpus {path}: it is no parquet file that can be read: {error}") from error
 
 
-def _pieces_of(texts: Iterator[str], piece: int, meter: Meter) -> Iterator[bytes]:
-    done = 0
-    for text in texts:
-        raw = (text or "").encode(errors="replace")
-        done += len(raw)
-        meter.reach(done)
-        yield from (part for part in cut_text(raw, piece) if part)
+def _text_of(value: object, corpus: str) -> bytes:
+    """What stands in a row's column `text`; nothing where it is empty. Raises CorpusError."""
+    if isinstance(value, bytes | str | None):
+        return value if isinstance(value, bytes) else (value or "").encode(errors="replace")
+    raise CorpusError(
+        f"{corpus}: its column text has what is no text but of type {type(value).__name__}, so nobody can train on it; "
+        "name a corpus whose column text is text"
+    )
 
 
 def _is_standard(file: Path, root: Path) -> bool:

@@ -6,7 +6,10 @@ import gzip
 import json
 import os
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -151,6 +154,26 @@ def test_table_without_text_and_line_that_is_too_long_are_refused(
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 100}))
     with pytest.raises(CorpusError, match="line 1 has more than"):
         read(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(("rows", "kind"), [([1, None], "int"), ([["a"], ["b"]], "list"), ([{"a": "b"}], "dict")])
+def test_a_column_that_is_no_text_is_refused_wherever_it_stands(
+    rows: list[Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number or a list is not trained on as Python would print it."""
+
+    class Rows(list[dict[str, Any]]):
+        column_names = ("text",)
+
+        def select_columns(self, names: list[str]) -> Rows:
+            return self
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet")
+    library = SimpleNamespace(load_dataset=lambda name, split: Rows({"text": row} for row in rows))
+    monkeypatch.setitem(sys.modules, "datasets", library)  # type: ignore[arg-type]
+    for path in (tmp_path / "a.parquet", "datasets:somebody/numbers"):
+        with pytest.raises(CorpusError, match=f"{path}: .* no text but of type {kind}.* name a corpus"):
+            read(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
