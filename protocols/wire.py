@@ -57,17 +57,20 @@ def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
     if len(raw) > limit:
         raise WireError(f"{kind.__name__}: {len(raw)} bytes, at most {limit} allowed")
-    _check_shape(raw, kind.__name__)
+    return received(kind, unpacked(raw, kind.__name__))
+
+
+def unpacked(raw: bytes, name: str, *, values: int = MAX_VALUES) -> Any:
+    """What msgpack makes of `raw`, arrays as tuples; `values`: how many it may have. Raises WireError with `name`."""
+    _check_shape(raw, name, values)
     try:
-        value = msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
+        return msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:  # for bad UTF-8 and keys that are not strings as well
-        raise WireError(f"{kind.__name__}: not msgpack: {error}") from None
-    message: M = _message(typing.cast(Any, kind), False).convert(value)
-    return message
+        raise WireError(f"{name}: not msgpack: {error}") from None
 
 
 def received(kind: type[M], value: Any) -> M:
-    """The `kind` that msgpack has unpacked as `value`, arrays as tuples. Raises WireError."""
+    """The `kind` that `unpacked` has made of its bytes. Raises WireError."""
     message: M = _message(typing.cast(Any, kind), False).convert(value)
     return message
 
@@ -103,7 +106,7 @@ def _step(first: int) -> int:
 _STEPS = tuple(_step(first) for first in range(256))
 
 
-def _check_shape(raw: bytes, name: str) -> None:
+def _check_shape(raw: bytes, name: str, most: int) -> None:
     """Raise WireError unless `raw` is exactly one msgpack value of honest lengths within the caps."""
     position, end = 0, len(raw)
     values = left = 1  # values in all, and still to come in the innermost open container
@@ -134,8 +137,8 @@ def _check_shape(raw: bytes, name: str) -> None:
             if children > end - position:
                 raise WireError(f"{name}: {BEYOND}")
             values += children
-            if values > MAX_VALUES:
-                raise WireError(f"{name}: more than {MAX_VALUES} values")
+            if values > most:
+                raise WireError(f"{name}: more than {most} values")
             if len(outer) >= MAX_DEPTH:
                 raise WireError(f"{name}: nested deeper than {MAX_DEPTH}")
             outer.append(left)

@@ -1,10 +1,11 @@
 """The trainer process: owns torch and the device, and does what the daemon's commands say.
 
-Commands and replies are msgpack maps, one behind the other on a socket pair. A command is {id, op, ...}, which the
-method `do_OP` answers with these arguments; its reply is {id, ok: {...}, spent, sampling}, or {id, error: text,
-harmless}: one that is not harmless leaves the process unfit, and of `weigh` and `init` any is final. `spent`: seconds
-since the process began, by what for; `sampling`: what writes answers in a task of rollouts. `init` comes first, but for
-`weigh`, and `quit` last; but for `train` and what learns, all others may come between two steps of `train` as well.
+Commands and replies are msgpack maps on a socket pair, each reply behind its length in 4 bytes. A command is {id, op,
+...}, which the method `do_OP` answers with these arguments; its reply is {id, ok: {...}, spent, sampling}, or {id,
+error: text, harmless}: one that is not harmless leaves the process unfit, and of `weigh` and `init` any is final.
+`spent`: seconds since the process began, by what for; `sampling`: what writes answers in a task of rollouts. `init`
+comes first, but for `weigh`, and `quit` last; but for `train` and what learns, all others may come between two steps of
+`train` as well.
 
 Parameters never pass through the socket: they lie in the shared memory MEMORY_FD as one float32 vector, and behind them
 there is room for a gradient, which takes no memory before there is one, for the number of updates, and for the
@@ -469,7 +470,8 @@ class Worker:
             harmless = op == "sample" and op not in self._ranks.shared
             message = {"id": number, "error": text, "harmless": harmless}
         try:
-            self._socket.sendall(msgpack.packb(message))
+            packed = msgpack.packb(message)
+            self._socket.sendall(len(packed).to_bytes(4, "big") + packed)
         except OSError as error:
             raise Closed from error
 

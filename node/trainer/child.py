@@ -4,9 +4,9 @@ The owner's settings make the rules of its sandbox, its environment and its one 
 `training/sandbox`, entered by the trainer. What has to be fetched from outside this machine is fetched here, before
 there is a trainer, in a process that hears nothing from peers.
 
-Commands and answers are msgpack maps, one behind the other; methods `do_OP` of `training/worker.py` answer. The child
-is started in the daemon's own thread and dies with it. Whatever happens to it, who waits for an answer learns that none
-will come; what fails to end in order is killed. `supervisor.py` decides what follows.
+Commands and answers are msgpack maps, each answer behind its length; methods `do_OP` of `training/worker.py` answer.
+The child is started in the daemon's own thread and dies with it. Whatever happens to it, who waits for an answer learns
+that none will come; what fails to end in order is killed. `supervisor.py` decides what follows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import msgpack
 import trio
 
 from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.trainer.replies import MOST_BYTES, MOST_VALUES
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
-from swarmnode.protocols.wire import Empty, received
+from swarmnode.protocols.wire import Empty, received, unpacked
 from swarmnode.training import hub
 from swarmnode.training.rl.section import hf_folder, hf_model
 from swarmnode.training.runspec import RunSpec
@@ -59,7 +60,7 @@ BRAKE_EVERY = 0.05  # s between two looks at the CPU time of a capped trainer; o
 UNCAPPED_EVERY = 1.0
 BURST, DEBT = 0.2, 60.0  # s of the cap that may be caught up on, and that may have to be waited for
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
-ANSWER_LIMIT = 1 << 28  # bytes
+LENGTH = 4  # bytes before an answer that say how many it has
 
 
 class TrainerFailed(ExpectedError):
@@ -226,9 +227,9 @@ async def model_hash(folder: Path) -> str:
 class TrainerChild:
     """One life of the child process: its socket, the commands that it has in hand, and how it ended."""
 
-    def __init__(self, level: int = logging.DEBUG) -> None:
-        """What it prints goes to the log with that `level`."""
-        self._level = level
+    def __init__(self, level: int = logging.DEBUG, most_bytes: int = MOST_BYTES) -> None:
+        """What it prints goes to the log with that `level`; its answers may have `most_bytes`."""
+        self._level, self._most_bytes = level, most_bytes
         self.ended = trio.Event()
         self.answered = 0  # commands
         self.spent: dict[str, float] = {}  # seconds, by what for, as its last answer says; also one nobody awaited
@@ -432,35 +433,45 @@ class TrainerChild:
                 nursery.start_soon(self._listen, words)
 
     async def _read_answers(self) -> None:
-        arrived = msgpack.Unpacker(use_list=False, max_buffer_size=ANSWER_LIMIT)
+        arrived = bytearray()
         try:
             async for piece in self._stream:
-                arrived.feed(piece)
-                for answer in arrived:
-                    match answer:  # what others sent may have taken the process over
-                        case {"id": int(number), "error": str(), "harmless": bool()}:
-                            pass
-                        case {
-                            "id": int(number),
-                            "ok": dict() | None,
-                            "spent": {"train": float(), "evaluate": float(), "audit": float()} as spent,
-                            "sampling": ({"by": str(), "why": str()} | None) as sampling,
-                        } if "error" not in answer:
-                            self.spent, self.sampling = spent, sampling
-                        case _:
-                            raise ValueError("it is no answer")
-                    if (call := self._unanswered.get(number)) is not None:
-                        call.take(answer)
-                        del self._unanswered[number]
+                arrived += piece
+                while len(arrived) >= (end := LENGTH + int.from_bytes(arrived[:LENGTH], "big")):
+                    raw = bytes(arrived[LENGTH:end])
+                    del arrived[:end]
+                    number = await trio.to_thread.run_sync(self._take, raw)  # groups of large batches take a while
+                    if (call := self._unanswered.pop(number, None)) is not None:
+                        call.done.set()
                     self._changed.unpark_all()
+                if end > self._most_bytes:
+                    raise ValueError("it has no end")
         except trio.BrokenResourceError:
             logger.debug("the trainer's socket broke")
-        except (msgpack.BufferFull, ValueError) as error:
-            self._reason = self._reason or f"answered nonsense: {error or 'it has no end'}"
+        except ValueError as error:
+            self._reason = self._reason or f"answered nonsense: {error}"
         # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
         self._kill()
         await trio.to_thread.run_sync(self.process.wait)
         self._finish()
+
+    def _take(self, raw: bytes) -> int:
+        """Note what an answer says; the command's number. Raises ValueError where it is none."""
+        match answer := unpacked(raw, "an answer", values=MOST_VALUES):  # others' bytes may have taken the process over
+            case {"id": int(number), "error": str(), "harmless": bool()}:
+                pass
+            case {
+                "id": int(number),
+                "ok": dict() | None,
+                "spent": {"train": float(), "evaluate": float(), "audit": float()} as spent,
+                "sampling": ({"by": str(), "why": str()} | None) as sampling,
+            } if "error" not in answer:
+                self.spent, self.sampling = spent, sampling
+            case _:
+                raise ValueError("it is no answer")
+        if (call := self._unanswered.get(number)) is not None:
+            call.take(answer)
+        return number
 
     async def _listen(self, words: trio.lowlevel.FdStream) -> None:
         line = b""
@@ -507,4 +518,3 @@ class _Call:
             self.error, self.harmless = answer["error"], answer["harmless"]
         else:
             self.answer = received(self._kind, answer["ok"] or {})
-        self.done.set()

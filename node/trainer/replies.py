@@ -11,17 +11,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
+from swarmnode.protocols.methods.rollouts.messages import PackedAnswers
 from swarmnode.protocols.methods.trainer import MOST, Marked
 from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.memory import Weight
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import RolloutGroup
+from swarmnode.training.rl.groups import MAX_TOKENS, RolloutGroup
+from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.sandbox import SandboxReport
 from swarmnode.training.verify.trace import stretches_of
 
 LARGEST = 1 << 48  # elements that are believed of a vector
+MOST_BYTES = 16 << 20  # of an answer, beside a round's groups
+MOST_VALUES = 1 << 20  # in an answer: as Python objects they take up to 80 MB
 Bytes = int | float
 PointRow = tuple[bytes, bytes, int]
+
+
+def most_bytes(rollouts: RolloutsSection) -> int:
+    """Bytes that an answer may have in a run with these groups, each of whose answers travels as tokens or as text."""
+    return MOST_BYTES + rollouts.batch * rollouts.answers * (MAX_TOKENS + 5 * rollouts.tokens)
 
 
 @dataclass(frozen=True)
@@ -71,20 +80,6 @@ class LossReply:
 @dataclass(frozen=True)
 class SampleReply:
     text: bytes
-
-
-@dataclass(frozen=True)
-class PackedAnswers:
-    """As `RolloutGroup.to_map` has them."""
-
-    task: tuple[str, int, int]
-    version: int
-    policy: str
-    vocabulary: str
-    lengths: tuple[int, ...]
-    width: int
-    logprobs: bool
-    content: bytes
 
 
 @dataclass(frozen=True)

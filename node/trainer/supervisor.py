@@ -45,6 +45,7 @@ from swarmnode.node.trainer.replies import (
     SampleReply,
     ScoreReply,
     WeighReply,
+    most_bytes,
 )
 from swarmnode.protocols.methods.trainer import (
     NOTHING,
@@ -333,7 +334,8 @@ class TrainerProcess(Trainer):
         failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
         while True:
             # What libraries print is of no use to most; what the author of a task prints is meant to be read.
-            child = TrainerChild(logging.INFO if self._settings.task else logging.DEBUG)
+            level = logging.INFO if self._settings.task else logging.DEBUG
+            child = TrainerChild(level, most_bytes(self._spec.rollouts))
             failure: TrainerFailed | None = None
             introduced = -1  # answers until it was ready; 0: it never was; -1: there was no process
             await trio.to_thread.run_sync(empty, self._settings.scratch)

@@ -233,7 +233,7 @@ def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() ->
         lacking = SandboxReport("require", ("limits",), (MissingPart("files", "this kernel has no Landlock"),))
         worker = Worker(theirs, -1, lacking)
         worker.reply({"id": 0, "op": "init", "spec": b"", "run_id": "", "peer_id": "", "keep": False})
-        answer = msgpack.unpackb(ours.recv(1 << 16))
+        answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
     assert "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
     assert not SandboxReport("auto", missing=lacking.missing).falls_short
 
@@ -352,5 +352,5 @@ def test_a_gpu_without_room_is_said_with_what_to_do() -> None:
         worker = Worker(theirs, -1, SandboxReport("off"))
         worker.do_ping = fails  # type: ignore[method-assign]
         worker.reply({"id": 0, "op": "ping"})
-        answer = msgpack.unpackb(ours.recv(1 << 16))
+        answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
     assert "CUDA out of memory" in answer["error"] and "--device cpu" in answer["error"]

@@ -49,14 +49,10 @@ class InvalidGroup(InvalidEnvelope):
 
 
 @dataclass(frozen=True)
-class PackedGroup(Message):
-    """What the author signs. `lengths` are in tokens."""
+class PackedAnswers(Message):
+    """As `RolloutGroup.to_map` has them. `lengths` are in tokens."""
 
-    author: Annotated[str, within(1, MAX_AUTHOR)]
-    # grows with each group of the author: where samplers draw their work from, prompts follow from it
-    counter: Annotated[int, within(0, MAX_COUNTER)]
-    made_at: Annotated[int, within(0, MAX_COUNTER)]  # ms since the epoch by the author's clock
-    task: tuple[str, int, int]  # name, difficulty, seed; this and what follows is as `RolloutGroup.to_map` has it
+    task: tuple[str, int, int]  # name, difficulty, seed
     version: int
     policy: str
     vocabulary: str
@@ -64,6 +60,16 @@ class PackedGroup(Message):
     width: Annotated[int, within(1, 3)]  # bytes of a token id
     logprobs: bool
     content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PackedGroup(PackedAnswers):
+    """What the author signs."""
+
+    author: Annotated[str, within(1, MAX_AUTHOR)]
+    # grows with each group of the author: where samplers draw their work from, prompts follow from it
+    counter: Annotated[int, within(0, MAX_COUNTER)]
+    made_at: Annotated[int, within(0, MAX_COUNTER)]  # ms since the epoch by the author's clock
     # whose policy wrote it, where that is not the author's own: see `samplers`
     trainer: Annotated[str, within(0, MAX_AUTHOR)] = ""
 

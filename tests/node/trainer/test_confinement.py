@@ -217,7 +217,7 @@ def test_the_daemon_gives_up_rights_core_dumps_and_files_for_all_and_says_that_i
 
 OTHER_PROGRAM = """#!{python} -SE
 import socket, sys, time
-socket.socket(fileno=int(sys.argv[5])).sendall({sent!r})
+socket.socket(fileno=int(sys.argv[5])).sendall({length!r} + {sent!r})
 time.sleep(60)
 """
 NONSENSE = "answered nonsense"
@@ -239,7 +239,9 @@ SPENT = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}
         ({"id": 0, "ok": {"steps": "all"}, "spent": SPENT, "sampling": None}, f"{NONSENSE}: TrainStats.steps: a str"),
         ({"id": 0, "error": "it failed"}, NONSENSE),
         ({"id": [0], "error": "it failed", "harmless": True}, NONSENSE),
-        (msgpack.packb(b"endless" * 100), NONSENSE),
+        (msgpack.packb(b"endless" * 20_000), f"{NONSENSE}: it has no end"),
+        (msgpack.packb([{}] * 300), f"{NONSENSE}: an answer: more than 200 values"),
+        (b"\xdd\x0f\xff\xff\xff", f"{NONSENSE}: an answer: states a length beyond its end"),
         ({"id": 0, "error": "sorry", "harmless": True}, "could not train: sorry"),
     ],
 )
@@ -248,13 +250,14 @@ def test_a_trainer_that_answers_nonsense_is_one_that_died(
 ) -> None:
     program = tmp_path / "taken-over"
     sent = sent if isinstance(sent, bytes) else msgpack.packb(sent)
-    program.write_text(OTHER_PROGRAM.format(python=sys.executable, sent=sent))
+    length = len(sent).to_bytes(4, "big")
+    program.write_text(OTHER_PROGRAM.format(python=sys.executable, length=length, sent=sent))
     program.chmod(0o700)
     monkeypatch.setattr(child.sys, "executable", str(program))
-    monkeypatch.setattr(child, "ANSWER_LIMIT", 500)
+    monkeypatch.setattr(child, "MOST_VALUES", 200)
 
     async def main() -> None:
-        trainer = child.TrainerChild()
+        trainer = child.TrainerChild(most_bytes=500)
         with trio.fail_after(30):
             async with trainer.running(0, Rules(), os.environ):
                 with pytest.raises(TrainerDied, match=said):
