@@ -260,11 +260,11 @@ class TrainerProcess(Trainer):
         sampled: Sequence[tuple[str, RolloutGroup]] = (),
         probation: Collection[str] = (),
     ) -> Learned:
-        others = {"pool": _maps(pool), "sampled": _maps(sampled), "probation": list(probation)}
+        others = {"pool": await _maps(pool), "sampled": await _maps(sampled), "probation": list(probation)}
         return await self._ask("learn", Learned, **others)
 
     async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool = False) -> list[dict[str, Any]]:
-        scores = (await self._ask("score", ScoreReply, groups=_maps(groups), texts=texts)).scores
+        scores = (await self._ask("score", ScoreReply, groups=await _maps(groups), texts=texts)).scores
         if len(scores) != len(groups):
             raise self._unfit(f"answered nonsense: {len(scores)} scores of {len(groups)} groups")
         return list(map(plain, scores))
@@ -508,5 +508,6 @@ def _whose(batches: Batches) -> dict[str, Any]:
     return {"peer": batches.author, "round": batches.round, "steps": list(batches.steps)}
 
 
-def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:
-    return [(author, group.to_map()) for author, group in groups]
+async def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:
+    """As they cross the socket. Those of a full pool take half a second, and not the daemon's own thread's."""
+    return await trio.to_thread.run_sync(lambda: [(author, group.to_map()) for author, group in groups])

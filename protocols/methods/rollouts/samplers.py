@@ -26,7 +26,7 @@ from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import in_turn
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.rl.section import RolloutsSection
-from swarmnode.training.rl.tasks import assigned_task, tasks_of_run
+from swarmnode.training.rl.tasks import TaskRef, assigned_task, tasks_of_run
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ class Samplers:
         return ""
 
     def _unfit(self, signed: SignedGroup, tally: SamplerTally) -> str:
-        group = signed.group
-        if signed.packed.trainer != self._me:
+        group = signed.packed
+        if group.trainer != self._me:
             return "for-another"
         if tally.caught:
             return "no-standing"
@@ -150,18 +150,14 @@ class Samplers:
             return "stale" if group.version <= oldest else "unknown-weights"
         if group.version not in self._versions[group.policy]:
             return "other-version"
-        if group.task != assigned_task(
-            self._run_id,
-            signed.author,
-            signed.packed.counter,
-            version=group.version,
-            policy=group.policy,
-            tasks=self._tasks,
-        ):
+        asked = assigned_task(
+            self._run_id, group.author, group.counter, version=group.version, policy=group.policy, tasks=self._tasks
+        )
+        if TaskRef(*group.task) != asked:
             return "cherry-picked"
-        if len(group.answers) != self._settings.answers:
+        if len(group.lengths) != self._settings.answers:
             return "other-size"
-        return "no-logprobs" if group.logprobs is None else ""
+        return "" if group.logprobs else "no-logprobs"
 
     # -- what is learned from
 

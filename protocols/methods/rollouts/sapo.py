@@ -125,7 +125,11 @@ class _ByRollouts(Method, SharingRules):
         return self._parts.membership.connected()
 
     async def score(self, groups: Sequence[SignedGroup], *, texts: bool = False) -> list[dict[str, Any]]:
-        return await self._trainer.score([(signed.author, signed.group) for signed in groups], texts=texts)
+        return await self._trainer.score(await self._unpacked(groups), texts=texts)
+
+    async def _unpacked(self, groups: Sequence[SignedGroup]) -> list[tuple[PeerId, RolloutGroup]]:
+        """With their authors. Those of a full pool take a second, and not this thread's."""
+        return await self._parts.runner(lambda: [(signed.author, signed.group) for signed in groups])
 
     def _stand(self, round: int, state_hash: str) -> Place:
         """Having done so many rounds, with the policy of this hash."""
@@ -245,8 +249,8 @@ class Sapo(_ByRollouts):
         self._is_sampled_for = bool(sampled)
         try:
             learned = await self._trainer.learn(
-                [(signed.author, signed.group) for signed in drawn],
-                [(signed.author, signed.group) for signed in sampled],
+                await self._unpacked(drawn),
+                await self._unpacked(sampled),
                 probation={signed.author for signed in drawn if pool.on_probation(signed.author)},
             )
         except (TrainerHeld, trio.Cancelled):  # as by a pause

@@ -9,23 +9,28 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from sometext import HELDOUT_SHA256, some_text
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.trainer import child as trainerchild
 from swarmnode.node.trainer import supervisor as trainer_module
 from swarmnode.node.trainer.child import TrainerChild, TrainerFailed, TrainerSettings
+from swarmnode.node.trainer.replies import RolloutsReply
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
@@ -602,6 +607,39 @@ def test_a_trainer_that_says_what_cannot_be_is_replaced_and_the_node_goes_on(
     spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
     _with_trainer(replace(settings, task=f"{task}:Task", texts=()), use, spec)
     assert any("trainer ended (answered nonsense: PackedAnswers.task: missing)" in said for said in caplog.messages)
+
+
+def test_groups_are_packed_and_answers_unpacked_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a large batch take a second, in which the daemon answers others."""
+    threads: list[threading.Thread] = []
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def in_some_thread(*given: Any) -> Any:
+            threads.append(threading.current_thread())
+            return work(*given)
+
+        return in_some_thread
+
+    group = RolloutGroup(TaskRef("x", 1, 0), ((1, 2),), 0, "", "bytes")
+    sent = {"groups": [group.to_map()], "seconds": 0.0}
+    answer = {"id": 0, "ok": sent, "spent": dict.fromkeys(("train", "evaluate", "audit"), 0.0), "sampling": None}
+    monkeypatch.setattr(RolloutGroup, "to_map", noted(RolloutGroup.to_map))
+    monkeypatch.setattr(RolloutGroup, "from_map", noted(RolloutGroup.from_map))
+
+    async def main() -> None:
+        assert len(await trainer_module._maps([("bob", group)])) == 1
+        ours, theirs = trio.testing.memory_stream_pair()
+        child, call = TrainerChild(), trainerchild._Call("rollouts", RolloutsReply)
+        child._stream, child._unanswered[0] = ours, call  # type: ignore[assignment]
+        child.process = SimpleNamespace(returncode=0, wait=lambda: None)  # type: ignore[assignment]
+        packed = msgpack.packb(answer)
+        await theirs.send_all(len(packed).to_bytes(trainerchild.LENGTH, "big") + packed)
+        await theirs.aclose()
+        await child._read_answers()
+        assert call.done.is_set() and call.answer.unpacked == (group,)
+
+    trio.run(main)
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 def test_a_trainer_cannot_take_the_parameters_memory_away(settings: TrainerSettings, tmp_path: Path) -> None:

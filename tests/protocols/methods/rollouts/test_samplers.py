@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from swarmnode.crdt.envelope import Envelope
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
 from swarmnode.protocols.methods.rollouts.samplers import AUTHORS, MOST, REFUND, SKIPS, Samplers, SamplerTally
+from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.methods.rollouts.weights import (
     MAX_PATCHES,
     Newest,
@@ -30,9 +32,11 @@ from swarmnode.protocols.methods.rollouts.weights import (
     open_weights,
     seal_weights,
 )
+from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.wire import WireError, decode
 from swarmnode.testing.simnet import SimNetwork, SimWorld
+from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.section import RolloutsSection, hf_model
 from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
 
@@ -300,3 +304,26 @@ def test_the_folder_of_weights_is_made_and_deleted_in_a_thread(monkeypatch: pyte
     broadcast = WeightsBroadcast(cast(Context, parts), samplers())
     assert trio.run(broadcast._put, b"weights") == b"weights"
     assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+def test_groups_of_others_are_unpacked_in_a_thread_before_they_are_learned_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+    unpack = RolloutGroup.from_map
+
+    def noted(sent: Mapping[str, Any]) -> RolloutGroup:
+        threads.append(threading.current_thread())
+        return unpack(sent)
+
+    class Scores:
+        async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool) -> list[dict[str, Any]]:
+            return [{"refused": "", "why": author} for author, _ in groups]
+
+    method = Sapo.__new__(Sapo)
+    method._parts, method._trainer = cast(Context, SimpleNamespace(runner=in_thread)), cast(Trainer, Scores())
+    signed = written(0)
+    monkeypatch.setattr(RolloutGroup, "from_map", noted)
+    assert trio.run(method.score, [signed]) == [{"refused": "", "why": ALICE.me}]
+    assert samplers().insert(signed) == "", "what is asked of a group as it comes needs no tokens"
+    assert len(threads) == 1 and threading.main_thread() not in threads
