@@ -195,6 +195,18 @@ def test_steps_on_other_data_or_of_another_node_are_far_away(spec: RunSpec, text
     _with_trainers(spec, texts, use)
 
 
+def test_tokens_that_the_run_has_not_are_far_away_and_no_reason_to_die(spec: RunSpec, texts: list[Path]) -> None:
+    async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
+        await author.train(round=0, steps=3, seconds=60)
+        honest = await _slice(author, auditor, (await author.mark()).stretches[0], texts)
+        beyond = tuple((at, b"\xff" * len(piece)) for at, piece in honest.pieces)  # tokens of two bytes
+        (found,) = (await auditor.replay(replace(honest, pieces=beyond))).distances
+        assert not found.within(2 * LEAST)
+        assert auditor.restarts == 0
+
+    _with_trainers(spec.updated(data={"vocabulary": 30_000}), texts, use)
+
+
 def test_states_that_a_restart_took_are_no_reason_to_die(spec: RunSpec, texts: list[Path]) -> None:
     async def use(author: TrainerProcess, auditor: TrainerProcess) -> None:
         slice = await _slice(author, auditor, (await _worked(author, texts)).stretches[1], texts)
