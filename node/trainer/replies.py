@@ -16,7 +16,7 @@ from swarmnode.protocols.methods.trainer import MOST, Marked
 from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.memory import Weight
 from swarmnode.training.outer import Layout
-from swarmnode.training.rl.groups import MAX_TOKENS, RolloutGroup
+from swarmnode.training.rl.groups import MAX_ANSWERS, MAX_TOKENS, RolloutGroup
 from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.sandbox import SandboxReport
 from swarmnode.training.verify.trace import stretches_of
@@ -99,7 +99,7 @@ class RolloutsReply(Message):
 
 @dataclass(frozen=True)
 class AnswerReply(RolloutsReply):
-    reward: float
+    reward: Annotated[float, within(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class ScoreOfGroup:
 
 
 @dataclass(frozen=True)
-class ScoredAnswer:
+class ScoredAnswer(Message):
     text: str
-    reward: float
-    advantage: float
+    reward: Annotated[float, within(0, 1)]
+    advantage: Annotated[float, within(-MAX_ANSWERS, MAX_ANSWERS)]
     tokens: int
 
 

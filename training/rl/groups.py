@@ -269,6 +269,11 @@ class Learned:
     heldout: float = float("nan")  # expected reward on fresh questions, after the update
     seconds: float = 0.0  # of the update, and of measuring it
 
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if not all(0.0 <= reward <= 1.0 for reward in (self.reward, *self.by_task.values())):
+            raise ValueError("a reward is from 0 to 1")
+
 
 def told(scored: Scored) -> dict[str, Any]:
     """A group as people are shown it."""

@@ -281,6 +281,7 @@ GROUP = {
     "logprobs": False,
     "content": b"ab",
 }
+ANSWER = {"text": "12", "reward": 0.5, "advantage": -1.0, "tokens": 3}
 POINT = (bytes(32), bytes(32), 0)
 INIT = {
     "layout": (("w", (2, 2)),),
@@ -323,7 +324,17 @@ INIT = {
                 INIT | {"sandbox": {}},
             ),
         ),
-        (Learned, LEARNED, ({}, LEARNED | {"reward": None}, LEARNED | {"caught": {"bob": 1}})),
+        (
+            Learned,
+            LEARNED,
+            (
+                {},
+                LEARNED | {"reward": None},
+                LEARNED | {"reward": math.nan},
+                LEARNED | {"by_task": {"digits/swap": math.inf}},
+                LEARNED | {"caught": {"bob": 1}},
+            ),
+        ),
         (replies.EvaluateReply, {"loss": 1.0}, ({}, {"loss": "low"}, {"loss": 1.0, "accuracy": None})),
         (replies.LossReply, {"loss": None}, ({}, {"loss": b""})),
         (replies.SampleReply, {"text": b"x"}, ({"text": "x"}, {})),
@@ -332,10 +343,16 @@ INIT = {
             {"groups": (GROUP,), "seconds": 1.0, "reward": 0.5},
             (
                 {"groups": (GROUP,), "seconds": 1.0},
+                {"groups": (GROUP,), "seconds": 1.0, "reward": math.nan},
                 {"groups": (GROUP | {"lengths": (3,)},), "seconds": 1.0, "reward": 0.5},
                 {"groups": (GROUP | {"task": ("", 5, 7)},), "seconds": 1.0, "reward": 0.5},
                 {"groups": ({},), "seconds": 1.0, "reward": 0.5},
             ),
+        ),
+        (
+            replies.ScoredAnswer,
+            ANSWER,
+            (ANSWER | {"reward": math.nan}, ANSWER | {"reward": 2.0}, ANSWER | {"advantage": math.inf}),
         ),
         (
             replies.ScoreReply,
