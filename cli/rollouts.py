@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import age, ask, group, number_of, plain, short_peer, show, size, sparkline, table
-from swarmnode.cli.views import learned, sampled
+from swarmnode.cli.views import learned, reasons, sampled
 
 SHORT = 60  # characters of a text that stands in a table
 LONG, MOST_LINES, INDENT = 4000, 60, "    "
@@ -124,7 +124,7 @@ def pool() -> None:
             str(author["used"]),
             str(author["learned"]),
             str(author["version"]),
-            _reasons(author["refused"]),
+            reasons(author["refused"]),
         ]
         for author in answer["authors"]
     ]
@@ -154,9 +154,9 @@ def stats() -> None:
         f"samples   {sampled(answer['sampled'])}" if answer["sampled"] else "",
         f"alone     {'yes: no other member is connected' if answer['alone'] else 'no'}",
         *map(_sampler, answer["samplers"]),
-        f"refused   {_reasons(pool['refused']) or 'nothing'}",
+        f"refused   {reasons(pool['refused']) or 'nothing'}",
         *_explained({*pool["refused"], *(answer["learned"] or {"refused": ()})["refused"]}),
-        f"let go    {_reasons(pool['dropped']) or 'nothing'}",
+        f"let go    {reasons(pool['dropped']) or 'nothing'}",
         *(f"          {number} {plain(name)}" for name, number in sorted(answer["events"].items())),
     ]
     show(answer, lines)
@@ -176,14 +176,10 @@ def _by_task(courses: dict[str, list[list[float]]]) -> list[str]:
 def _sampler(each: dict[str, Any]) -> str:
     caught = f", not listened to any more: {plain(each['caught'], 24)}" if each["caught"] else ""
     came = f"{each['came']} groups, {each['accepted']} accepted, version {each['version']}"
-    refused = f", refused: {_reasons(each['refused'])}" if each["refused"] else ""
+    refused = f", refused: {reasons(each['refused'])}" if each["refused"] else ""
     return f"sampler   {short_peer(each['sampler'])}  {came}{refused}{caught}"
 
 
 def _explained(reasons: set[str]) -> list[str]:
     """What the words for why groups or answers were refused mean."""
     return [f"  {reason}: {WHY[reason]}" for reason in sorted(reasons) if reason in WHY]
-
-
-def _reasons(counted: dict[str, Any]) -> str:
-    return ", ".join(f"{number} {plain(reason, 24)}" for reason, number in sorted(counted.items()))

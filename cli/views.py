@@ -207,15 +207,18 @@ def learned(told: dict[str, Any]) -> str:
         text = f"from {told['taken']} groups of {peers} in the last round"
     else:
         text = "from itself in the last round"
-    refused = [f"{number} {reason}" for reason, number in sorted(told["refused"].items())]
-    return text + (f"; left out: {', '.join(refused)}" if refused else "")
+    return text + (f"; left out: {reasons(told['refused'])}" if told["refused"] else "")
 
 
 def sampled(told: dict[str, Any]) -> str:
     """For whom a node samples, and what came of it: one sentence for a person."""
-    refused = [f"{number} {plain(reason, 24)}" for reason, number in sorted(told["refused"].items())]
     text = f"version {told['version']} of {short_peer(told['trainer'])}: {told['given']} given, "
-    return f"{text}{told['accepted']} accepted" + (f"; refused: {', '.join(refused)}" if refused else "")
+    return f"{text}{told['accepted']} accepted" + (f"; refused: {reasons(told['refused'])}" if told["refused"] else "")
+
+
+def reasons(counted: dict[str, Any]) -> str:
+    """How many groups were refused for what, in one line."""
+    return ", ".join(f"{number} {plain(reason, 24)}" for reason, number in sorted(counted.items()))
 
 
 def _loss(run: dict[str, Any], colour: bool) -> str:

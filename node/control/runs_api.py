@@ -115,7 +115,6 @@ class RunsApi:
         if len(found) > 1:
             raise Declined(f"{len(found)} rollout groups here have ids that begin with {wanted!r}; give more digits")
         (signed,) = found
-        group = signed.group
         try:
             told = await rollouts.told(signed)
         except RefusedGroup as refusal:
@@ -124,11 +123,9 @@ class RunsApi:
             raise Declined(f"the trainer checks answers to this task, and is not there now: {error}") from error
         return {
             **_group(signed),
-            "policy": group.policy,
-            "vocabulary": group.vocabulary,
-            "question": told["question"],
-            "key": told["key"],
-            "answers": told["answers"],
+            "policy": signed.packed.policy,
+            "vocabulary": signed.packed.vocabulary,
+            **{name: told[name] for name in ("question", "key", "answers")},
         }
 
     async def rollouts_pool(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,12 +103,6 @@ class AnswerReply(RolloutsReply):
 
 
 @dataclass(frozen=True)
-class ScoreOfGroup:
-    refused: str
-    why: str
-
-
-@dataclass(frozen=True)
 class ScoredAnswer(Message):
     text: str
     reward: Annotated[float, within(0, 1)]
@@ -117,15 +111,17 @@ class ScoredAnswer(Message):
 
 
 @dataclass(frozen=True)
-class GroupForPeople(ScoreOfGroup):
-    question: str
-    key: str
-    answers: tuple[ScoredAnswer, ...]
+class ScoreOfGroup:
+    refused: str
+    why: str
+    question: str = ""  # this and what follows where texts are asked for
+    key: str = ""
+    answers: tuple[ScoredAnswer, ...] | None = None
 
 
 @dataclass(frozen=True)
 class ScoreReply:
-    scores: tuple[GroupForPeople | ScoreOfGroup, ...]  # of each group that was asked about
+    scores: tuple[ScoreOfGroup, ...]  # of each group that was asked about
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ from swarmnode.protocols.methods.trainer import (
     Answered,
     Batches,
     Capabilities,
+    Groups,
     Marked,
     Replayed,
     Slice,
@@ -62,7 +63,7 @@ from swarmnode.protocols.methods.trainer import (
     Vector,
 )
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
-from swarmnode.protocols.wire import Empty, plain
+from swarmnode.protocols.wire import Empty
 from swarmnode.training import mapped
 from swarmnode.training.memory import Keeping, Machine, Needs, Weight, in_words, needs, refusal
 from swarmnode.training.outer import Layout
@@ -254,20 +255,15 @@ class TrainerProcess(Trainer):
         answer = await self._ask("answer", AnswerReply, tasks=asked, version=version, policy=policy)
         return Answered(answer.unpacked, answer.reward, answer.seconds)
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         others = {"pool": await _maps(pool), "sampled": await _maps(sampled), "probation": list(probation)}
         return await self._ask("learn", Learned, **others)
 
-    async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool = False) -> list[dict[str, Any]]:
+    async def score(self, groups: Groups, *, texts: bool = False) -> list[dict[str, Any]]:
         scores = (await self._ask("score", ScoreReply, groups=await _maps(groups), texts=texts)).scores
         if len(scores) != len(groups):
             raise self._unfit(f"answered nonsense: {len(scores)} scores of {len(groups)} groups")
-        return list(map(plain, scores))
+        return list(map(asdict, scores))
 
     async def mark(self) -> Marked:
         if self._child is None:  # of its successor there is nothing to ask yet
@@ -286,18 +282,10 @@ class TrainerProcess(Trainer):
         return (await self._ask("drawn", LossReply, **asked)).loss
 
     async def replay(self, slice: Slice) -> Replayed:
-        return await self._ask(
-            "replay",
-            Replayed,
-            peer=slice.author,
-            start=point_row(slice.stretch.start),
-            claimed=point_row(slice.stretch.end),
-            size=slice.size,
-            pieces=list(slice.pieces),
-            round=slice.stretch.round,
-            step=slice.stretch.step,
-            steps=slice.stretch.steps,
-        )
+        stretch = slice.stretch
+        whose = {"peer": slice.author, "round": stretch.round, "step": stretch.step, "steps": stretch.steps}
+        ends = {"start": point_row(stretch.start), "claimed": point_row(stretch.end)}
+        return await self._ask("replay", Replayed, size=slice.size, pieces=list(slice.pieces), **whose, **ends)
 
     async def calibrate(self) -> Replayed:
         return await self._ask("calibrate", Replayed)
@@ -508,6 +496,6 @@ def _whose(batches: Batches) -> dict[str, Any]:
     return {"peer": batches.author, "round": batches.round, "steps": list(batches.steps)}
 
 
-async def _maps(groups: Sequence[tuple[str, RolloutGroup]]) -> list[tuple[str, dict[str, Any]]]:
+async def _maps(groups: Groups) -> list[tuple[str, dict[str, Any]]]:
     """As they cross the socket. Those of a full pool take half a second, and not the daemon's own thread's."""
     return await trio.to_thread.run_sync(lambda: [(author, group.to_map()) for author, group in groups])

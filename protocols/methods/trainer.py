@@ -28,6 +28,7 @@ from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch
 
 Vector = NDArray[np.float32]
+Groups = Sequence[tuple[PeerId, RolloutGroup]]  # each with its author
 
 MOST = 1 << 53  # steps, samples, tokens or seconds that a trainer is believed
 ASK_AGAIN = 1.0  # seconds after which a trainer that goes on is asked once more to let go
@@ -277,24 +278,19 @@ class Trainer(ABC):
         """
         raise self._cannot("train a policy")
 
-    async def learn(
-        self,
-        pool: Sequence[tuple[str, RolloutGroup]],
-        sampled: Sequence[tuple[str, RolloutGroup]] = (),
-        probation: Collection[str] = (),
-    ) -> Learned:
-        """One update from the rollouts asked last, and from others' groups with their authors. Raises TrainerDied.
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
+        """One update from the rollouts asked last, and from others' groups. Raises TrainerDied.
 
         `sampled`: groups that others wrote with remembered weights; a share of each author's is audited. `probation`:
         authors in the pool who have a part of the update together, however many they are.
         """
         raise self._cannot("train a policy")
 
-    async def score(self, groups: Sequence[tuple[str, RolloutGroup]], *, texts: bool = False) -> list[dict[str, Any]]:
-        """What there is to learn from these, with their authors, for tasks whose answers the daemon cannot check.
+    async def score(self, groups: Groups, *, texts: bool = False) -> list[dict[str, Any]]:
+        """What there is to learn from these, for tasks whose answers the daemon cannot check.
 
         Of each, `refused`: the word for why nothing, empty where there is something; `why` in words; with `texts` the
-        question, its key and the answers with what they earn. Raises TrainerDied.
+        question, its key and the answers with what they earn, None where there are none. Raises TrainerDied.
         """
         raise self._cannot("train a policy")
 

@@ -141,7 +141,7 @@ def test_who_was_away_has_enough_to_learn_from_seconds_after_it_is_back() -> Non
         await trio.sleep(3)
         world.partition([[away.me]])
         await trio.sleep(20)
-        assert away.rollouts.alone
+        assert away.rollouts.stats()["alone"]
         await one_round(nodes, 0)
         await one_round(nodes, 1)
         assert len(away.rollouts.pool) == 0 and len(away.rollouts.pool.own()) == 2 * PUBLISHED

@@ -15,6 +15,7 @@ import trio
 from swarmnode.protocols.methods.trainer import (
     Answered,
     Capabilities,
+    Groups,
     Trainer,
     TrainerDied,
     TrainStats,
@@ -27,7 +28,6 @@ from swarmnode.training.rl.patches import rounded
 from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
-Groups = Sequence[tuple[str, RolloutGroup]]  # each with its author
 OWN, EXTERNAL, ANSWERS = 4, 4, 8
 STEP = 0.01  # of a rule's share, for each informative group
 

@@ -76,11 +76,12 @@ class Engine:
         self._wanted = wanted
         self._vllm: VLLMSampler | None = None
         fits = isinstance(policy, HFPolicy) and next(policy.parameters()).device.type == "cpu"
-        if wanted == "torch" or (wanted == "auto" and not (fits and _is_installed())):
+        installed = find_spec("vllm") is not None
+        if wanted == "torch" or (wanted == "auto" and not (fits and installed)):
             return
         if not fits:
             raise TaskError('sampling = "vllm" is for policies called hf:... on the CPU; this one is sampled in torch')
-        if not _is_installed():
+        if not installed:
             raise TaskError('sampling = "vllm", and vLLM is not installed here; docs/rollouts.md says how to')
         try:
             self._vllm = VLLMSampler(policy)
@@ -104,10 +105,6 @@ class Engine:
             raise TaskError(f'{error}; sampling = "auto" would go on in torch') from error
         self._vllm = None
         self.status = EngineStatus("torch", f"{error}; {GO_ON}")
-
-
-def _is_installed() -> bool:
-    return find_spec("vllm") is not None
 
 
 class Unusable(Exception):

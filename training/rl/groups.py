@@ -131,10 +131,8 @@ class RolloutGroup:
                 sent["vocabulary"],
                 logprobs,
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise GroupError(f"no rollout group: {type(error).__name__} {error}") from error
-        except ValueError as error:
-            raise GroupError(f"no rollout group: {error}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise GroupError(f"no rollout group: {type(error).__name__}: {error}") from error
 
 
 def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:

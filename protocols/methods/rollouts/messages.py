@@ -23,7 +23,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import Message, WireError, decode, plain, within
-from swarmnode.training.rl.groups import LOGPROB, MAX_ANSWERS, MAX_TOKENS, GroupError, RolloutGroup
+from swarmnode.training.rl.groups import MAX_ANSWERS, GroupError, RolloutGroup
 
 OFFER, GIVE, RECENT = "rollouts.offer", "rollouts.give", "rollouts.recent"
 MAX_OFFERED = 64  # groups in one offer
@@ -70,17 +70,9 @@ class PackedGroup(PackedAnswers):
     # grows with each group of the author: where samplers draw their work from, prompts follow from it
     counter: Annotated[int, within(0, MAX_COUNTER)]
     made_at: Annotated[int, within(0, MAX_COUNTER)]  # ms since the epoch by the author's clock
+    content: Annotated[bytes, within(1, MAX_CONTENT)] = field(repr=False)
     # whose policy wrote it, where that is not the author's own: see `samplers`
     trainer: Annotated[str, within(0, MAX_AUTHOR)] = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        size = sum(self.lengths) * (self.width + (LOGPROB if self.logprobs else 0))
-        if (
-            not all(1 <= length <= MAX_TOKENS for length in self.lengths)
-            or not len(self.content) == size <= MAX_CONTENT
-        ):
-            raise WireError(f"PackedGroup: {len(self.content)} bytes of content, or lengths, that no group has")
 
 
 @dataclass(frozen=True)

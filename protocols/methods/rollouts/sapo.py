@@ -56,7 +56,7 @@ from swarmnode.protocols.methods.rollouts.weights import (
     hash_of,
     open_weights,
 )
-from swarmnode.protocols.methods.trainer import Answered, Sampled, TrainerDied, TrainerHeld, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Groups, Sampled, TrainerDied, TrainerHeld, TrainStats, Vector
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -127,8 +127,8 @@ class _ByRollouts(Method, SharingRules):
     async def score(self, groups: Sequence[SignedGroup], *, texts: bool = False) -> list[dict[str, Any]]:
         return await self._trainer.score(await self._unpacked(groups), texts=texts)
 
-    async def _unpacked(self, groups: Sequence[SignedGroup]) -> list[tuple[PeerId, RolloutGroup]]:
-        """With their authors. Those of a full pool take a second, and not this thread's."""
+    async def _unpacked(self, groups: Sequence[SignedGroup]) -> Groups:
+        """Those of a full pool take a second, and not this thread's."""
         return await self._parts.runner(lambda: [(signed.author, signed.group) for signed in groups])
 
     def _stand(self, round: int, state_hash: str) -> Place:
@@ -201,7 +201,8 @@ class Sapo(_ByRollouts):
                 count=ASKED_ITSELF if self._is_sampled_for else None,
                 policy=place.state_hash if broadcast else "",
             )
-            await self.rollouts.publish([group for group in groups if self._teaches(group)])
+            teaching = await self._parts.runner(lambda: [group for group in groups if self._teaches(group)])
+            await self.rollouts.publish(teaching)
             self.phase = "exchanging"
             await trio.sleep_until(began + self._settings.pace)
             learned = await self._learn(place.round)

@@ -172,15 +172,13 @@ class Rollouts:
                 self._nursery = None  # before it closes: a call may be answered in the same turn
                 self._was_alone = True
 
-    @property
-    def alone(self) -> bool:
-        """Whether no other member is connected now: this node learns from its own rollouts only."""
-        return not self._rules.peers()
-
     def stats(self) -> dict[str, Any]:
-        """What sharing came to since this node started, for the control API; `waiting` are groups to be handed on."""
-        events = dict(self.counts)
-        return {"pool": self.pool.stats(), "alone": self.alone, "waiting": len(self._loads), "events": events}
+        """What sharing came to since this node started, for the control API; `waiting` are groups to be handed on.
+
+        `alone`: no other member is connected now, so that this node learns from its own rollouts only.
+        """
+        alone, events = not self._rules.peers(), dict(self.counts)
+        return {"pool": self.pool.stats(), "alone": alone, "waiting": len(self._loads), "events": events}
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(HELD, lambda: {"own": len(self.pool.own()), "others": len(self.pool)})
@@ -234,9 +232,10 @@ class Rollouts:
     async def told(self, group: SignedGroup) -> dict[str, Any]:
         """A group as people are shown it: question, key, answers with what they earn. Raises RefusedGroup."""
         if checked_here(group.packed.task[0]):
-            return told(score(group.author, group.group, judged=self._parts.spec.rollouts.judge != "none"))
+            judged = self._parts.spec.rollouts.judge != "none"
+            return await self.runner(lambda: told(score(group.author, group.group, judged=judged)))
         (found,) = await self._rules.score([group], texts=True)
-        if "answers" not in found:
+        if found.get("answers") is None:
             raise RefusedGroup(found["refused"], found["why"])
         return found
 

@@ -106,7 +106,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Stands:
 
     def stands(start: Any, *, installed: bool = True) -> None:
         monkeypatch.setattr(engine, "VLLMSampler", start)
-        monkeypatch.setattr(engine, "_is_installed", lambda: installed)
+        monkeypatch.setattr(engine, "find_spec", lambda name: name if installed else None)
 
     return stands
 
@@ -303,7 +303,7 @@ def test_who_asks_for_vllm_gets_an_error_where_it_fails_later(
 def test_a_task_writes_its_rollouts_with_the_engine_that_its_owner_names(
     llama: Path, started: list[TorchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_is_installed", lambda: True)
+    monkeypatch.setattr(engine, "find_spec", lambda name: name)
     tables = {"run": {"name": "r"}, "task": {"name": "digits-rl"}}
     spec = parse_runspec({**tables, "rollouts": {"warm_up": 1, "batch": 4, "external": 2}}, source="test")
     for wanted, count in (("torch", 0), ("vllm", 1)):
