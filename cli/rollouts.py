@@ -20,6 +20,7 @@ WHY = {  # by the word that groups or answers are counted under
     "no-standing": "its author was caught lying, or is not listened to",
     "not-drawn": "there was no place left in the update",
     "old": "written too long ago",
+    "other-size": "another number of answers than this run has to a question",
     "other-task": "a question that this run does not ask",
     "probation": "authors without standing have their part of the update already",
     "stale": "written too many updates ago",

@@ -46,6 +46,7 @@ from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, 
 from swarmnode.training.rl.vocabulary import translate
 
 EXAMPLES = 256  # of the form of an answer, of tasks whose questions may take long to make
+LONGER = 4  # times as many tokens as it writes does a policy read of an answer, as other vocabularies have shorter ones
 TRIED = 64  # questions that are made to see how long they are, or for one that can be made
 
 External = tuple[str, RolloutGroup]  # the author, as the signature says, and the group
@@ -302,7 +303,8 @@ class Learner:
             except ValueError:
                 refused["unreadable"] += 1
                 continue
-            if longest == 0 or len(prompt) + longest > self.policy.context:
+            most = min(LONGER * self.settings.sampling.max_tokens, self.policy.context - len(prompt))
+            if not 0 < longest <= most:
                 refused["too-long"] += 1
             else:
                 fit.append(scored)

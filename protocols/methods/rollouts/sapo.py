@@ -178,6 +178,8 @@ class Sapo(_ByRollouts):
         name, difficulty, _ = group.packed.task
         if (name, difficulty) not in self._tasks:
             return "other-task"
+        if len(group.packed.lengths) > self._settings.answers:
+            return "other-size"
         return informative(group, judged=self._judged) if checked_here(name) else ""
 
     def insert_sampled(self, group: SignedGroup) -> str:

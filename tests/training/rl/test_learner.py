@@ -92,6 +92,18 @@ def test_equal_seeds_and_pools_give_equal_parameters(warm: Callable[..., Learner
     assert parameter_hash(other.policy) not in hashes
 
 
+@pytest.mark.parametrize(("digits", "refused"), [(7, 0), (8, 1)])
+def test_of_answers_that_are_far_longer_than_its_own_a_policy_learns_nothing(
+    warm: Callable[..., Learner], digits: int, refused: int
+) -> None:
+    """The loss weighs tokens: one group of long answers would be most of an update."""
+    learner = warm(replace(SETTINGS, sampling=Sampling(max_tokens=2)))
+    longer = external(1, "right", "99", "98", "9" * digits)
+    report = learner.learn(learner.sample(), [("other", longer)])
+    assert report.refused.get("too-long", 0) == refused
+    assert report.taken == 1 - refused
+
+
 def test_a_reward_is_that_of_questions_that_were_not_chosen(warm: Callable[..., Learner]) -> None:
     learner = warm(replace(SETTINGS, split=Split(8, 0), curriculum=0.75))
     own = learner.sample()

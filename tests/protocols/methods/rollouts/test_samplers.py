@@ -39,6 +39,7 @@ from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.section import RolloutsSection, hf_model
 from swarmnode.training.rl.tasks import assigned_task, regenerate, tasks_of_run
+from swarmnode.training.rl.vocabulary import DIGITS
 
 WORLD = SimWorld()
 TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
@@ -304,6 +305,16 @@ def test_the_folder_of_weights_is_made_and_deleted_in_a_thread(monkeypatch: pyte
     broadcast = WeightsBroadcast(cast(Context, parts), samplers())
     assert trio.run(broadcast._put, b"weights") == b"weights"
     assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(("answers", "reason"), [(2, "uninformative"), (8, "uninformative"), (9, "other-size")])
+def test_more_answers_than_the_run_asks_for_are_no_group_of_it(answers: int, reason: str) -> None:
+    """The loss weighs tokens, so that a group of 64 answers would weigh as much as eight."""
+    method, settings = Sapo.__new__(Sapo), RolloutsSection(answers=8)
+    method._tasks, method._settings, method._judged = frozenset(tasks_of_run(settings)), settings, False
+    made = replace(group(1), answers=((1, 2, DIGITS.end),) * answers, vocabulary=DIGITS.id)
+    sealed = seal(made, run_id=RUN, author=ALICE.me, counter=0, made_at=0, sign=ALICE.sign)
+    assert method.check(sealed) == reason
 
 
 def test_groups_of_others_are_unpacked_in_a_thread_before_they_are_learned_from(
