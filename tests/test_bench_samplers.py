@@ -44,6 +44,8 @@ def test_trainers_learn_from_six_samplers_and_the_one_with_other_weights_is_caug
     assert 0 < told["reward_per_update"] < 1
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sampler_that_joins_late_is_in_step_within_two_updates() -> None:
     told = samplers.run_arm("late", 1, updates=samplers.LATE + 2, sampling=0.5, update=0.2)
     assert told["late"]["in_step"] <= 2 and told["late"]["learned_from"] <= 4

@@ -52,6 +52,8 @@ def test_swarms_learn_tasks_of_reasoning_gym() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
 def test_a_generalist_learns_of_tasks_that_it_never_asks_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shlex
 import shutil
@@ -12,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from swarmnode.cli.main import app
 from swarmnode.node.config import NodeConfig, default_data_dir
 from swarmnode.training.options import describe
 
@@ -29,15 +30,9 @@ def text_of(name: str) -> str:
 
 @functools.cache
 def help_of(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "swarmnode", *command, "--help"],
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, f"swarmnode {' '.join(command)} --help: {done.stderr}"
-    return done.stdout
+    shown = CliRunner().invoke(app, [*command, "--help"], terminal_width=200)
+    assert shown.exit_code == 0, f"swarmnode {' '.join(command)} --help: {shown.output}"
+    return shown.output
 
 
 @functools.cache

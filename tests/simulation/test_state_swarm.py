@@ -53,18 +53,18 @@ def test_a_record_reaches_99_percent_within_five_hops_and_all_by_the_next_repair
     run_simulation(main)
 
 
-def cut_and_heal(seconds: float) -> None:
+def cut_and_heal(seconds: float, many: int = NODES) -> None:
     """Both halves of a swarm write while they are apart for so long; one repair interval later all hold all."""
 
     async def main() -> None:
         rng = random.Random(2)
         async with trio.open_nursery() as nursery:
             world = SimWorld(latency=LATENCY)
-            nodes = await start(nursery, world, NODES, loss=LOSS)
+            nodes = await start(nursery, world, many, loss=LOSS)
             pairs = ring_and_chords(nodes, DEGREE, rng)
             await connect(pairs)
             await trio.sleep(SETTLE)
-            left = set(rng.sample(range(NODES), NODES // 2))
+            left = set(rng.sample(range(many), many // 2))
             halves = [[node for number, node in enumerate(nodes) if (number in left) is side] for side in (True, False)]
             world.partition([[node.me for node in half] for half in halves])
             ranks = await write_some(halves[0], rng, 10, "left") + await write_some(halves[1], rng, 10, "right")
@@ -81,8 +81,9 @@ def cut_and_heal(seconds: float) -> None:
     run_simulation(main)
 
 
-def test_a_swarm_cut_for_a_minute_is_one_within_a_repair_interval() -> None:
-    cut_and_heal(60.0)  # connections across the cut broke, and are made anew
+@pytest.mark.parametrize("many", [NODES // 2, pytest.param(NODES, marks=pytest.mark.thorough)])
+def test_a_swarm_cut_for_a_minute_is_one_within_a_repair_interval(many: int) -> None:
+    cut_and_heal(60.0, many)  # connections across the cut broke, and are made anew
 
 
 @pytest.mark.thorough

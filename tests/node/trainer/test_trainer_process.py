@@ -737,7 +737,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_taken(settings: Tra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings, ranks: int) -> None:
     async def use(trainer: TrainerProcess) -> None:
         await trainer.train(round=0, steps=5, seconds=60)
@@ -761,8 +761,8 @@ def test_a_killed_trainer_loses_no_moments(settings: TrainerSettings, ranks: int
     ("optimizer", "how"),
     [
         ("adamw", {}),
-        ("muon", {}),
-        pytest.param("muon", {"ranks": 2}, marks=pytest.mark.slow),
+        pytest.param("muon", {}, marks=pytest.mark.thorough),
+        pytest.param("muon", {"ranks": 2}, marks=pytest.mark.thorough),
         ("muon", {"ranks": 2, "sharded": True}),
     ],
 )

@@ -63,7 +63,9 @@ def test_three_nodes_decide_alike_in_every_order(authors: str, may_die: str, lia
 @pytest.mark.parametrize(
     ("authors", "may_die", "late"),
     [
-        ("A", "", (Commit, AvailabilityVote, Reveal)),
+        ("A", "", (AvailabilityVote, Reveal)),
+        ("A", "", (Commit, Reveal)),
+        pytest.param("A", "", (Commit, AvailabilityVote, Reveal), marks=thorough),
         pytest.param("A", "B", (Commit, AvailabilityVote, Reveal), marks=thorough),
         pytest.param("AB", "", (Commit, AvailabilityVote, Reveal), marks=thorough),
         pytest.param("A", "", SPOKEN, marks=thorough),
