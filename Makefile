@@ -41,9 +41,10 @@ venv: .venv/.installed
 	    echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing swarmnode and its dependencies into .venv: some 3 GB with CUDA, minutes the first time"
 	@quiet=--quiet; test ! -t 1 || quiet=; \
-	$(BIN)/pip install $$quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]' || { \
+	$(BIN)/pip install $$quiet $(PIP_ARGS) --no-compile --constraint constraints.txt --editable '.[dev]' || { \
 	    echo "The installation failed. fastecdsa, which libp2p needs, is compiled here and wants a C compiler and GMP:" >&2; \
 	    echo "on Debian: apt install build-essential python3-dev libgmp-dev; on macOS: brew install gmp" >&2; exit 1; }
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib package $(ROOMS) || true  # by all cores: pip takes one
 	@touch $@
 
 .venv/.installed-bench: .venv/.installed

@@ -6,6 +6,7 @@ given stays None, so that `config show` and the daemon can tell a default from a
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
@@ -156,8 +157,10 @@ def run(
         say(f"warning: {warning}")
     if loaded.config.log_format != "json":
         say(f"swarmnode starts, with its data in {loaded.config.directory}; some seconds")
+    gc.disable()  # while modules are imported, which stay
     from swarmnode.node.daemon import RunOptions, run_daemon
 
+    gc.enable()
     options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "", choose=choose)
     raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))
 

@@ -55,11 +55,12 @@ class StoresApi:
         shard = self._meant(params)
         timeout = min(number_in(params, "within", LONGEST_GET) or LONGEST_GET, LONGEST_GET)
         began = trio.current_time()
-        asked = params.get("from") or self._node.shard_store.holding(shard).complete
+        named = params.get("from")
+        asked = named or self._node.shard_store.holding(shard).complete
         if not asked and not await self._node.shards.providers(shard):
             raise Unavailable(f"nobody who can be reached has shard {shard.hex()}: check its id")
         with trio.move_on_after(timeout if timeout > 0 else math.inf) as scope:
-            await self._node.shards.fetch(shard, providers=_texts(params.get("from")))
+            await self._node.shards.fetch(shard, providers=tuple(map(str, named)) if isinstance(named, list) else ())
         if scope.cancelled_caught:
             raise Declined(
                 f"shard {shard.hex()} did not come within {timeout:g} s; what has arrived is kept, and the next "
@@ -230,10 +231,6 @@ def _as_json(kept: ShardEntry) -> dict[str, Any]:
         "fetching": kept.fetches > 0,
         "used": round(kept.used, 3),
     }
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def as_json(element: Element) -> dict[str, Any]:

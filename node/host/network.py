@@ -92,7 +92,7 @@ class Libp2pNetwork:
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         # The swarm is for what works below streams: circuits, hole punching.
         self._host, self.swarm, self.quic = make_host(identity, settings, self._allowance, self._handshakes)
-        self._host._addrs_factory = self._announced
+        self._host._addrs_factory = lambda _: multiaddrs_of(map(without_peer, self.addresses))
         self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
         self.handlers = Handlers()
@@ -356,9 +356,6 @@ class Libp2pNetwork:
                 await trio.sleep(0.25)
         if peer in self.connections:
             self._routing.peer_arrived()
-
-    def _announced(self, _: list[Multiaddr]) -> list[Multiaddr]:
-        return multiaddrs_of(map(without_peer, self.addresses))
 
     def _agent_of(self, peer: PeerId) -> str:
         with contextlib.suppress(PeerStoreError):  # nothing stored yet

@@ -113,7 +113,7 @@ class RolloutGroup:
             lengths, width, content = tuple(sent["lengths"]), sent["width"], sent["content"]
             _check(width in (1, 2, 3), "the width of a token id")
             total = sum(lengths)
-            _check(total <= MAX_ANSWERS * MAX_TOKENS, "the number of tokens")
+            _check(min(lengths) > 0 and total <= MAX_ANSWERS * MAX_TOKENS, "the number of tokens")
             each = width + (LOGPROB if sent["logprobs"] else 0)
             _check(0 < total * each == len(content), "the length of the content")
             wide = np.zeros((total, 4), np.uint8)

@@ -113,7 +113,7 @@ class Trainee:
         groups = []
         for group in self.learner.shareable(self._own):
             with suppress(GroupError):  # as text it is too long for others
-                shared = self._shared(group)
+                shared = group if group.vocabulary in COMMON else as_text(group)  # as others can read it
                 if self._here or self._scored(shared).informative:
                     groups.append(shared.to_map())
         return {"groups": groups, "seconds": time.perf_counter() - began}
@@ -134,10 +134,6 @@ class Trainee:
 
     def _scored(self, group: RolloutGroup, author: str = "") -> Scored:
         return score(author, group, judged=self.learner.settings.judged)
-
-    def _shared(self, group: RolloutGroup) -> RolloutGroup:
-        """As others can read it: text, where this node's tokens are its own model's."""
-        return group if group.vocabulary in COMMON else as_text(group)
 
     def answer(self, tasks: Sequence[tuple[str, int, int]], *, version: int, policy: str) -> dict[str, Any]:
         """Answers to these questions (name, difficulty, seed), for whoever trains this policy."""

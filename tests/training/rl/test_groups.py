@@ -40,6 +40,7 @@ def test_a_group_comes_out_of_msgpack_as_it_went_in() -> None:
         ("lengths", []),
         ("lengths", [0, 12]),
         ("lengths", [-3, 3, 3, 3]),
+        ("lengths", [-1, 13]),  # slices that end before the last token
         ("lengths", [3, "3"]),
         ("lengths", [13]),
         ("lengths", [1 << 60]),
