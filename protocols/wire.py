@@ -57,16 +57,8 @@ def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
     if len(raw) > limit:
         raise WireError(f"{kind.__name__}: {len(raw)} bytes, at most {limit} allowed")
-    return received(kind, unpacked(raw, kind.__name__))
-
-
-def unpacked(raw: bytes, name: str, *, values: int = MAX_VALUES) -> Any:
-    """What msgpack makes of `raw`, arrays as tuples; `values`: how many it may have. Raises WireError with `name`."""
-    _check_shape(raw, name, values)
-    try:
-        return msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
-    except (ValueError, msgpack.UnpackException) as error:  # for bad UTF-8 and keys that are not strings as well
-        raise WireError(f"{name}: not msgpack: {error}") from None
+    message: M = _message(typing.cast(Any, kind), False).convert(unpacked(raw, kind.__name__))
+    return message
 
 
 def received(kind: type[M], value: Any) -> M:
@@ -106,8 +98,11 @@ def _step(first: int) -> int:
 _STEPS = tuple(_step(first) for first in range(256))
 
 
-def _check_shape(raw: bytes, name: str, most: int) -> None:
-    """Raise WireError unless `raw` is exactly one msgpack value of honest lengths within the caps."""
+def unpacked(raw: bytes, name: str, *, most: int = MAX_VALUES) -> Any:
+    """What msgpack makes of `raw`, arrays as tuples. Raises WireError, which begins with `name`.
+
+    It must be exactly one value of honest lengths within the caps, with at most so many values in it.
+    """
     position, end = 0, len(raw)
     values = left = 1  # values in all, and still to come in the innermost open container
     outer: list[int] = []  # the same in those around it
@@ -148,6 +143,10 @@ def _check_shape(raw: bytes, name: str, most: int) -> None:
         left = outer.pop()
     if position != end:
         raise WireError(f"{name}: {BEYOND}" if position > end else f"{name}: {end - position} bytes after its end")
+    try:
+        return msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
+    except (ValueError, msgpack.UnpackException) as error:  # for bad UTF-8 and keys that are not strings as well
+        raise WireError(f"{name}: not msgpack: {error}") from None
 
 
 # -- what an annotation allows

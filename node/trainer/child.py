@@ -457,7 +457,7 @@ class TrainerChild:
 
     def _take(self, raw: bytes) -> int:
         """Note what an answer says; the command's number. Raises ValueError where it is none."""
-        match answer := unpacked(raw, "an answer", values=MOST_VALUES):  # others' bytes may have taken the process over
+        match answer := unpacked(raw, "an answer", most=MOST_VALUES):  # others' bytes may have taken the process over
             case {"id": int(number), "error": str(), "harmless": bool()}:
                 pass
             case {

@@ -93,7 +93,7 @@ def test_loss_on_sealed_text_is_measured_by_anybody_and_on_no_other_text(tmp_pat
     assert nowhere.returncode == 1 and "nowhere: cannot be read" in nowhere.stderr
 
 
-@pytest.mark.parametrize("said_by", ["run", "node"])
+@pytest.mark.parametrize("said_by", [pytest.param("run", marks=pytest.mark.thorough), "node"])
 def test_node_with_text_of_its_own_fetches_the_held_out_part_only(
     tmp_path: Path, corpus: Path, other_corpus: Path, said_by: str
 ) -> None:

@@ -23,7 +23,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, corpus: Path, run_file: P
     return folder / "model.safetensors", loss
 
 
-@pytest.mark.parametrize("trust", ["known", "open"])
+@pytest.mark.parametrize("trust", [pytest.param("known", marks=pytest.mark.thorough), "open"])
 def test_a_run_from_an_exported_file_has_the_loss_of_the_run_that_it_came_from(
     tmp_path: Path, corpus: Path, exported: tuple[Path, float], trust: str
 ) -> None:

@@ -486,7 +486,7 @@ async def test_what_libp2p_cannot_read_of_a_peers_addresses_is_left_out() -> Non
     node = network(announce=(f"/dns4/my_seed/tcp/4077/p2p/{OTHER}", "/ip4/192.0.2.7/tcp/4077"))
     node.learn(OTHER, (*UNREADABLE, "/ip4/192.0.2.1/tcp/1/p2p/0/p2p-circuit", "/ip4/192.0.2.1/tcp/1"))
     assert f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER}" in node.known_addresses(OTHER)
-    assert list(map(str, node._announced([]))) == ["/ip4/192.0.2.7/tcp/4077"]
+    assert list(map(str, node._host.get_addrs())) == [f"/ip4/192.0.2.7/tcp/4077/p2p/{node.me}"]
 
 
 def test_addresses_in_a_message_can_be_read_as_text_as_well() -> None:
