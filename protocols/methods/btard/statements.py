@@ -36,7 +36,7 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.training.btard import DIRECTIONS
 
 MAX_STATEMENT = 1 << 16  # bytes: sums of 256 parts have 39 KB. What proves a lie must fit a call, so it is no larger
-STATEMENTS = Domain("btard", 2, MAX_STATEMENT)
+STATEMENTS = Domain("btard", 3, MAX_STATEMENT)
 
 S = TypeVar("S")
 
