@@ -160,6 +160,7 @@ def run(
     gc.disable()  # while modules are imported, which stay
     from swarmnode.node.daemon import RunOptions, run_daemon
 
+    gc.freeze()
     gc.enable()
     options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "", choose=choose)
     raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))

@@ -10,19 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import (
-    absolute,
-    age,
-    ask,
-    directory,
-    duration,
-    group,
-    number_of,
-    plain,
-    show,
-    size,
-    table,
-)
+from swarmnode.cli.terminal import absolute, age, ask, directory, duration, group, number_of, plain, show, size, table
 from swarmnode.node.control.client import ControlClient
 
 FILE_TIMEOUT = 600.0  # s; importing verifies some 10 000 elements a second
@@ -59,10 +47,7 @@ def ls(
 
 
 @state.command("get")
-def get(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The whole key.")],
-    author: AuthorOption = None,
-) -> None:
+def get(key: Annotated[str, typer.Argument(metavar="KEY", help="The whole key.")], author: AuthorOption = None) -> None:
     """Print the value under a key, of one author or of all.
 
     Example: swarmnode state get note/today

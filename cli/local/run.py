@@ -28,16 +28,7 @@ from rich.table import Table
 
 from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
-from swarmnode.cli.local.report import (
-    Results,
-    Summary,
-    by_rollouts,
-    curve,
-    figures,
-    in_pairs,
-    summarize,
-    write_report,
-)
+from swarmnode.cli.local.report import Results, Summary, by_rollouts, curve, figures, in_pairs, summarize, write_report
 from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake

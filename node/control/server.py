@@ -21,14 +21,7 @@ from typing import Any
 import trio
 
 from swarmnode.crdt.record import InvalidRecord
-from swarmnode.node.control import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    LINE_LIMIT,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    REFUSED,
-)
+from swarmnode.node.control import INTERNAL_ERROR, INVALID_REQUEST, LINE_LIMIT, METHOD_NOT_FOUND, PARSE_ERROR, REFUSED
 from swarmnode.node.exitcodes import CONFIG, ERROR, USAGE, ExpectedError
 from swarmnode.node.logs import strict_json
 from swarmnode.protocols.state.backend import StateError
