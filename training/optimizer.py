@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -106,30 +107,11 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, warmth: float) -> None:
-        """One update by the present gradients, at `warmth` times the learning rates.
-
-        AdamW by its function, not its class: that imports torch's compiler, a second and 70 MB of each start.
-        """
+        """One update by the present gradients, at `warmth` times the learning rates."""
         for parameter, gradient in self._plain:
             parameter.add_(gradient, alpha=-self.inner.lr * warmth)
         for decay, rows in self._adamw.items():
-            parameters, gradients, first, second, updates = map(list, zip(*rows, strict=True))
-            adamw(
-                parameters,
-                gradients,
-                first,
-                second,
-                [],
-                updates,
-                fused=True,
-                amsgrad=False,
-                beta1=BETAS[0],
-                beta2=BETAS[1],
-                lr=self.inner.lr * warmth,
-                weight_decay=decay,
-                eps=1e-8,
-                maximize=False,
-            )
+            _by_adamw(rows, BETAS, self.inner.lr * warmth, decay)
         for shape, rows in self._muon.items():
             count = max(1, TOGETHER // shape.numel())
             for start in range(0, len(rows), count):
@@ -150,6 +132,32 @@ class Optimizer:
         updates = self._ranks.rows_of(orthogonal(whole)).float().unbind()
         torch._foreach_mul_(matrices, 1 - lr * self.inner.weight_decay)
         torch._foreach_add_(matrices, updates, alpha=-lr * RMS * math.sqrt(max(shape)))
+
+
+class Adam:
+    """As `torch.optim.Adam` with its defaults and `fused`, bit for bit."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        self._trained, self._lr = list(parameters), lr
+        self.state: list[tuple[Tensor, ...]] = []  # of each parameter two moments and the updates, from the first on
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of the parameters that have a gradient, which is then gone."""
+        like = torch.zeros_like
+        self.state = self.state or [(like(p), like(p), torch.zeros((), device=p.device)) for p in self._trained]
+        rows = zip(self._trained, self.state, strict=True)
+        if updated := [(p, p.grad, *row) for p, row in rows if p.grad is not None]:
+            _by_adamw(updated, (0.9, 0.999), self._lr, 0.0)
+        for parameter in self._trained:
+            parameter.grad = None
+
+
+def _by_adamw(rows: Sequence[tuple[Tensor, ...]], betas: tuple[float, float], lr: float, decay: float) -> None:
+    """By torch's function, not its class: that imports torch's compiler, two seconds and 70 MB of each start."""
+    how = {"beta1": betas[0], "beta2": betas[1], "lr": lr, "weight_decay": decay, "eps": 1e-8}
+    parameters, gradients, first, second, updates = map(list, zip(*rows, strict=True))
+    adamw(parameters, gradients, first, second, [], updates, fused=True, amsgrad=False, maximize=False, **how)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -116,18 +116,29 @@ def test_a_model_is_weighed_without_taking_its_memory(tmp_path: Path) -> None:
     assert weigh(ByteLM, huge, Assignment("", "")).parameters > 10 * BILLION  # type: ignore[union-attr]
 
 
-def test_to_weigh_a_small_model_imports_no_compiler(tmp_path: Path) -> None:
-    code = """
+COMPILER = """
 import sys
+print(sorted(sys.modules.keys() & {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}))
+"""
+WEIGHS = """
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.tasks import Assignment
 from swarmnode.training.weigh import weigh
-print(weigh(ByteLM, parse_runspec({"run": {"name": "small"}}, source="a test"), Assignment("", "")).step > 0)
-print(sorted(sys.modules.keys() & {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}))
+assert weigh(ByteLM, parse_runspec({"run": {"name": "small"}}, source="a test"), Assignment("", "")).step > 0
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split("\n")[:2] == ["True", "[]"], done.stderr
+LEARNS = """
+from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.policies import PolicySpec, build
+from swarmnode.training.rl.tasks import well_formed
+assert Learner("me", build(PolicySpec(), seed=1), Settings(), seed=1).warm_up(well_formed, steps=2) > 0
+"""
+
+
+@pytest.mark.parametrize("does", [WEIGHS, LEARNS], ids=["weighs", "learns"])
+def test_who_weighs_or_teaches_a_small_model_imports_no_compiler(does: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", does + COMPILER], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def taken_by(model: GPT, batch: torch.Tensor, *, bf16: bool) -> int:

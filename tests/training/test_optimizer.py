@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim._muon import muon
 
 from swarmnode.training.inner import InnerLoop, layout_of
-from swarmnode.training.optimizer import COEFFICIENTS, MOMENTUM, hidden_matrices, orthogonal
+from swarmnode.training.optimizer import COEFFICIENTS, MOMENTUM, Adam, hidden_matrices, orthogonal
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.verify.replay import LEAST, MARGIN, distance
 from swarmnode.training.verify.trace import State
@@ -178,3 +180,20 @@ def test_a_replay_leaves_no_trace_and_begins_where_it_is_told(optimizer: str) ->
     assert distance(fresh, loop.state(), now).greatest == 0
     with pytest.raises(ValueError, match="another model"):
         loop.take(replace(now, moments=now.moments[1:]))
+
+
+def test_adam_is_torchs_bit_for_bit() -> None:
+    def trained(make: Any) -> nn.Module:
+        model = Wide()
+        optimizer = make(model.parameters(), lr=1e-3)
+        tokens = torch.randint(64, (40, 8), generator=torch.Generator().manual_seed(1))
+        for step in tokens:
+            F.cross_entropy(model(step[None])[0], step).backward()
+            model.norm.weight.grad = None  # as of what a loss does not depend on
+            optimizer.step()
+            for parameter in model.parameters():
+                parameter.grad = None
+        return model
+
+    ours, theirs = trained(Adam), trained(partial(torch.optim.Adam, fused=True))
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))

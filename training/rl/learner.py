@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from swarmnode.training.optimizer import Adam
 from swarmnode.training.options import SettingError
 from swarmnode.training.rl.curriculum import Curriculum, Level
 from swarmnode.training.rl.defence import Suspects, TokenGate, gate
@@ -82,7 +83,7 @@ class Learner:
         self.split = settings.split
         self._sampler = sampler
         self.version = 0
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
+        self.optimizer = Adam(policy.parameters(), settings.learning_rate)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
         self._suspects = Suspects(settings.gate or TokenGate())
         self.seed = seed
@@ -102,7 +103,7 @@ class Learner:
         chance = np.random.default_rng(self.seed)
         if not form(self._question(chance).ref, chance):
             steps = 0  # nobody knows what an answer looks like
-        optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
+        optimizer = Adam(self.policy.parameters(), 3e-3)
         vocabulary = self.policy.vocabulary
         loss = 0.0
 
@@ -116,7 +117,6 @@ class Learner:
         for _ in range(steps):
             chosen = [few[each] for each in rng.integers(len(few), size=batch)] if few else examples(batch)
             packed = pack([prompt for prompt, _ in chosen], [answer for _, answer in chosen], [0.0] * batch)
-            optimizer.zero_grad(set_to_none=True)
             loss = 0.0
             for part, share in packed.passes(self.policy):
                 value = share * supervised_loss(token_logprobs(self.policy, part.tokens), part)
@@ -366,7 +366,6 @@ class Learner:
         batch = self._batch(groups, sampled)
         if batch is None:
             return 0.0
-        self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for part, share in batch.passes(self.policy):
             now = token_logprobs(self.policy, part.tokens)
@@ -389,15 +388,16 @@ class Learner:
     ) -> Mapping[int, float]:
         """What a step with each candidate J would gain on held-out questions; leaves the learner as it was."""
         before = [parameter.detach().clone() for parameter in self.policy.parameters()]
-        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        moments = self.optimizer.state
         seed = int(self._heldout.integers(1 << 53))
         start = self.heldout(self.settings.trial_questions, seed=seed)
         gained = {}
         for external in adaptive.candidates:
+            self.optimizer.state = copy.deepcopy(moments)
             self._update([*own, *self._taken(own, fit, external, probation)[0]])
             gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
             _set(self.policy, before)
-            self.optimizer.load_state_dict(optimizer)
+        self.optimizer.state = moments
         return gained
 
 
