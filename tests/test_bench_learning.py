@@ -112,6 +112,7 @@ def test_all_steps_are_taken_where_rounds_grow(workers: Workers) -> None:
     assert 75 / 2 < outcome.rounds < 75
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shrunk(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:

@@ -51,6 +51,7 @@ def test_a_sampler_that_joins_late_is_in_step_within_two_updates() -> None:
     assert told["late"]["in_step"] <= 2 and told["late"]["learned_from"] <= 4
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_six_samplers_write_for_two_language_models_and_one_that_joins_late_is_in_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ def test_without_liars_nobody_is_banned() -> None:
     assert (found.split, found.banned, found.victims) == (0, 0, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("lie", [WrongCentre(), LargeSignFlip()], ids=lambda lie: type(lie).__name__)
 def test_members_that_check_nothing_are_spoilt_by(lie: ButterflyLie) -> None:

@@ -64,12 +64,13 @@ def test_without_liars_the_rules_of_the_chain_cost_nothing(setting: Setting) -> 
     assert gradient.damage(Lie(), setting, rounds=ROUNDS, seed=SEED).failures() == ()
 
 
-@pytest.mark.parametrize("codec", ["topk", "sign3"])
+@pytest.mark.parametrize("codec", [pytest.param("topk", marks=pytest.mark.thorough), "sign3"])
 def test_so_it_is_with_codecs_that_leave_most_of_a_contribution_out(codec: str) -> None:
     found = gradient.damage(adversaries.SignFlip(), replace(IID, codec=codec), rounds=ROUNDS, seed=SEED)
     assert found.harm() == ()
 
 
+@pytest.mark.thorough
 def test_a_quarter_of_liars_costs_a_twentieth_at_most_where_a_committee_judges() -> None:
     setting = OF_MANY[0]
     assert setting.peers > RULES.committee
@@ -301,6 +302,7 @@ def test_what_is_malformed_or_copied_is_refused_and_the_round_goes_on(adversary:
     assert offers.damage(adversary).failures() == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("adversary", [Malformed(), CopiedReveal()], ids=lambda adversary: type(adversary).__name__)
 def test_nodes_without_the_defence_take_what_is_malformed_or_copied(adversary: OfferAdversary) -> None:
     assert offers.undefended(adversary).verdicts[offers.ACCEPTED]

@@ -18,6 +18,7 @@ def test_many_identities_get_no_further_than_one(adversary: Adversary) -> None:
     assert scene.wanted > 0 and scene.failures() == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("adversary", adversaries.everyone(), ids=lambda adversary: type(adversary).__name__)
 def test_without_the_defence_they_get_what_they_want(adversary: Adversary) -> None:
     adversary.scale = 0.25

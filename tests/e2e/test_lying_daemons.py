@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from realnodes import swarmnode
 
 pytestmark = pytest.mark.slow
@@ -19,7 +18,6 @@ FIRST = 2  # round with a lie
 # Rounds from there on in which a lie may count. Half of the steps is false in half of the stretches, and an author is
 # audited in three rounds of four: so five rounds are enough in nine of ten runs only, which misses what was aimed at.
 WITHIN = {"half-steps": 16, "other-data": 5, "copied": 5, "stale": 5}
-LIES = ["copied"] if settings.default.max_examples < 1000 else list(WITHIN)  # all in `make thorough`
 NO_STANDING = "its author has no standing with the judges"
 
 # Rounds whose training takes longer than what an audit costs beside its steps.
@@ -43,8 +41,9 @@ deadline_ceiling = 20.0
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(BUSY + 20)
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", WITHIN)
 def test_a_daemon_that_lies_about_its_work_loses_its_weight_within_some_rounds(
     lie: str, tmp_path: Path, corpus: Path
 ) -> None:

@@ -36,6 +36,7 @@ def test_rounds_end_and_all_agree_while_nodes_come_leave_die_and_freeze() -> Non
         run_simulation(main)
 
 
+@pytest.mark.thorough
 def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_are_aimed_at() -> None:
     """Swarms of 12 and 36 nodes, of which some 6 contribute and 4 judge: bytes that the average node sends.
 

@@ -80,6 +80,7 @@ def test_a_cut_that_heals_by_itself_is_no_split(tmp_path: Path) -> None:
     simulate(body, tmp_path)
 
 
+@pytest.mark.thorough
 def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path) -> None:
     """As a machine does whose link was down over night, though it is a validator and had rounds of its own."""
 

@@ -47,6 +47,7 @@ class DenseSwarm(SimSwarm):
         return replace(spec, exchange=replace(spec.exchange, codec="int8"))
 
 
+@pytest.mark.thorough
 def test_who_works_on_its_own_data_passes_and_who_shares_anothers_work_does_so_by_chance() -> None:
     def trainer(name: str, peer: str) -> Trainer:
         whose = swarms[0].peer("d") if name == SHARER else peer

@@ -75,6 +75,7 @@ def bytes_per_node(count: int) -> float:
     return found[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_a_node_receives_does_not_grow_with_the_swarm() -> None:
     few, many = bytes_per_node(16), bytes_per_node(64)

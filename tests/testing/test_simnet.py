@@ -261,6 +261,7 @@ def test_the_same_world_twice_is_the_same_to_the_last_event() -> None:
     assert diary_of_a_busy_world(60) == first
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_thousand_nodes_fit_in_a_process() -> None:
     diary = diary_of_a_busy_world(1000)

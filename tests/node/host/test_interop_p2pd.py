@@ -231,6 +231,7 @@ def relay_daemon(home: Path) -> Iterator[tuple[list[str], ControlClient]]:
 
 
 over_both = pytest.mark.parametrize("over", ["tcp", "quic-v1"])
+mostly_over_quic = pytest.mark.parametrize("over", [pytest.param("tcp", marks=pytest.mark.thorough), "quic-v1"])
 
 
 def at(over: str, places: Sequence[str]) -> str:
@@ -315,7 +316,7 @@ def test_bulk_goes_both_ways_on_a_stream_opened_here(tmp_path: Path, over: str) 
         trio.run(main, go)
 
 
-@over_both
+@mostly_over_quic
 def test_bulk_goes_both_ways_on_a_stream_opened_by_the_go_node(tmp_path: Path, over: str) -> None:
     async def main(go: GoNode) -> None:
         host = network(quic=True)
@@ -381,7 +382,7 @@ def test_ours_meet_through_a_go_node_that_relays(tmp_path: Path, over: str) -> N
         trio.run(main, go)
 
 
-@over_both
+@mostly_over_quic
 def test_a_go_node_is_reached_through_a_relay_of_ours(tmp_path: Path, over: str) -> None:
     async def main() -> None:
         relay, b = network(quic=True), network(quic=True)

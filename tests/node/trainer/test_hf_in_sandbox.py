@@ -97,6 +97,7 @@ def adapting(tmp_path: Path) -> tuple[RunSpec, TrainerSettings]:
     return parse_runspec(tables, source="test"), settings
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @SANDBOXED
 def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_two_ranks_train_what_one_process_trains(settings: TrainerSettings) -> N
         assert seen[0][2][2] != pytest.approx(seen[0][2][3], abs=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow  # four processes
 def test_ranks_with_some_rows_each_orthogonalise_whole_matrices(settings: TrainerSettings) -> None:
     moved: list[np.ndarray] = []
@@ -101,7 +102,7 @@ async def _train_forever(trainer: TrainerProcess) -> None:
     await trainer.train(round=1, steps=FOREVER, seconds=FOREVER)
 
 
-@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_ranks_stop_as_asked_and_end_with_any_of_them_and_others_go_on(settings: TrainerSettings, first: bool) -> None:
     async def use(trainer: TrainerProcess) -> None:
         assert 0 < (await trainer.train(round=0, steps=FOREVER, seconds=0.2)).steps < FOREVER

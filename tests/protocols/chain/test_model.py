@@ -63,7 +63,7 @@ def test_three_nodes_decide_alike_in_every_order(authors: str, may_die: str, lia
 @pytest.mark.parametrize(
     ("authors", "may_die", "late"),
     [
-        ("A", "", (AvailabilityVote, Reveal)),
+        pytest.param("A", "", (AvailabilityVote, Reveal), marks=thorough),
         ("A", "", (Commit, Reveal)),
         pytest.param("A", "", (Commit, AvailabilityVote, Reveal), marks=thorough),
         pytest.param("A", "B", (Commit, AvailabilityVote, Reveal), marks=thorough),

@@ -36,8 +36,8 @@ FLOOR = 5.0  # seconds; the shortest time that a phase of the exchange is given
 SWEPT = 2  # the round in which something happens
 PHASES = {"waiting", "catching-up", "training", "exchanging"}
 QUICK = settings.default.max_examples < 1000
-MANY = 10 if QUICK else 400  # messages of a round, spread over it, that are tried: in `make thorough` each
-FEW = 5 if QUICK else 40  # of them are tried elsewhere
+MANY = 6 if QUICK else 400  # messages of a round, spread over it, that are tried: in `make thorough` each
+FEW = 3 if QUICK else 40  # of them are tried elsewhere
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 LARGER = [] if QUICK else [SLOW(4, FEW), SLOW(5, FEW)]
