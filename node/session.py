@@ -68,7 +68,7 @@ METHODS: dict[str, Build] = {
     "seed": Seed,
     "streaming": Streaming,
 }
-LEAVE_WITHIN = 10.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
+LEAVE_WITHIN = 5.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
 ALONE = 60.0  # seconds without another member, after which the owner is told
 CUT_OFF = (
     "for {:.0f} min nobody else has taken part: the others left, or this node is cut off (swarmnode netcheck); then "

@@ -51,6 +51,7 @@ SECRETS = frozenset({"CREDENTIALS", "KEY", "PASSPHRASE", "PASSWORD", "SECRET", "
 SCRATCH = "trainer"  # in the data directory
 STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
 QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
+REAP_GRACE = 2.0  # s that a killed child has to end, before it is left to the kernel
 STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
 HOLD_GRACE = 1.0  # s that a command in hand may take after `freeze`, before the process is stopped in the middle of it
 HELD = "training is paused, and the trainer stopped in the middle of a step until swarmnode resume"
@@ -421,9 +422,7 @@ class TrainerChild:
             with trio.move_on_after(QUIT_GRACE):
                 await self._send("quit")
                 await self.ended.wait()
-        self._kill()
-        await trio.to_thread.run_sync(self.process.wait)
-        self._finish()
+        await self._reap()
 
     async def _hear(self, words: trio.lowlevel.FdStream) -> None:
         """Answers, words and the end: heard out also when the daemon is stopping, or its end would be waited for."""
@@ -451,8 +450,13 @@ class TrainerChild:
         except ValueError as error:
             self._reason = self._reason or f"answered nonsense: {error}"
         # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Kill what is left of it. What has little right to a core also ends slowly, and nobody waits for that."""
         self._kill()
-        await trio.to_thread.run_sync(self.process.wait)
+        with trio.move_on_after(REAP_GRACE):
+            await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
         self._finish()
 
     def _take(self, raw: bytes) -> int:

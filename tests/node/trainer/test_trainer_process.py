@@ -114,7 +114,7 @@ def _cpu_seconds(trainer: TrainerProcess) -> float:
 def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_with_what_was_loaded(
     settings: TrainerSettings,
 ) -> None:
-    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 96})  # seconds a step
+    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 32})  # seconds a step
 
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:
@@ -163,7 +163,7 @@ def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings
 
 @pytest.mark.slow
 def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(settings: TrainerSettings) -> None:
-    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 96})  # seconds a step
+    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 32})  # seconds a step
 
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:
@@ -707,6 +707,23 @@ def test_processes_that_outlive_their_first_end_with_it(tmp_path: Path, monkeypa
 
     trio.run(main)
     assert child._heard.is_set()  # nobody holds what it printed to
+
+
+def test_nobody_waits_for_a_killed_child_that_the_kernel_ends_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/cat")  # which ends at once: it cannot read its arguments
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda self: time.sleep(30))
+    monkeypatch.setattr(trainerchild, "REAP_GRACE", 0.1)
+    began = time.monotonic()
+
+    async def main() -> None:
+        with (tmp_path / "memory").open("wb") as memory:
+            async with TrainerChild().running(memory.fileno(), Rules(), os.environ):
+                await trio.sleep(0.1)
+
+    trio.run(main)
+    assert time.monotonic() - began < 10
 
 
 def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerSettings) -> None:
