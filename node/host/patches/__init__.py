@@ -8,20 +8,24 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-AUTOTLS = {"acme": ("ACMEClient", "compute_b36_peer_id"), "broker": ("BrokerClient",)}  # which `basic_host` imports
+UNUSED = {  # what libp2p imports of modules, and no node uses
+    "libp2p.security.tls.autotls.acme": ("ACMEClient", "compute_b36_peer_id"),
+    "libp2p.security.tls.autotls.broker": ("BrokerClient",),
+    "libp2p.transport.websocket.transport": ("WebsocketTransport",),
+    "multiaddr.resolvers": ("DNSResolver",),  # names are resolved before libp2p sees an address (`dialling.py`)
+}
 
 _applied = False
 
 
-def leave_out_autotls() -> None:
-    """Put nothing in the place of a client of ACME that no node uses; before the first import of libp2p.
+def leave_out_unused() -> None:
+    """Put empty classes in the place of what no node uses; before the first import of libp2p.
 
-    Upstream (`host/basic_host.py:102`) so loads two HTTP libraries and what these load: 220 modules, and 10 MB in each
-    process. No longer needed when `test_stock_libp2p_still_loads_http_clients` fails.
+    Upstream (`host/basic_host.py:102`, `network/swarm.py:19`, `transport/__init__.py:7`) so loads three HTTP libraries,
+    one of DNS and one of web sockets. No longer needed when `test_stock_libp2p_still_loads_what_no_node_uses` fails.
     """
-    for module, names in AUTOTLS.items():
-        name = f"libp2p.security.tls.autotls.{module}"
-        vars(sys.modules.setdefault(name, ModuleType(name))).update(dict.fromkeys(names))
+    for module, names in UNUSED.items():
+        vars(sys.modules.setdefault(module, ModuleType(module))).update({name: type(name, (), {}) for name in names})
 
 
 def mend_libp2p() -> None:

@@ -916,18 +916,20 @@ def test_session_and_stock_yamux_understand_each_other() -> None:
     run(main)
 
 
-# --- what is loaded for AutoTLS ---------------------------------------------------------------------------------------
+# --- what no node uses ------------------------------------------------------------------------------------------------
 
 
-def loads_http_clients(imported: str) -> bool:
-    """Whether a process that imports this has loaded what `requests` and `httpx` are made of."""
-    told = f"import sys, {imported}; print(bool({{'urllib3', 'httpcore'}} & sys.modules.keys()))"
-    return subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout == "True\n"
+def loaded_by(imported: str) -> set[str]:
+    """Which of these libraries a process has loaded that imports this: clients of HTTP, of DNS and of web sockets."""
+    told = f"import sys, {imported}; print(*{{'urllib3', 'httpcore', 'dns', 'trio_websocket'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    return {*done.stdout.split()}
 
 
-def test_stock_libp2p_still_loads_http_clients() -> None:
-    assert loads_http_clients("libp2p"), GONE.format("leave_out_autotls")
+def test_stock_libp2p_still_loads_what_no_node_uses() -> None:
+    loaded = loaded_by("libp2p")
+    assert loaded & {"urllib3", "httpcore"} and loaded >= {"dns", "trio_websocket"}, GONE.format("leave_out_unused")
 
 
-def test_a_node_loads_no_http_clients() -> None:
-    assert not loads_http_clients("swarmnode.node.daemon")
+def test_a_node_loads_none_of_it() -> None:
+    assert not loaded_by("swarmnode.node.daemon")
