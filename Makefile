@@ -1,6 +1,6 @@
 # make swarm      train a small model with four nodes on this machine and compare it with one node alone
 # make test       before each commit: format and lint checks, types and the fast tests; 5 to 15 minutes on two cores
-# make test-all   what .ci/run does: the slow tests as well; about an hour
+# make test-all   what .ci/run does: the slow tests as well; some 40 minutes
 #
 # Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
 # constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, PIP_ARGS, as in
