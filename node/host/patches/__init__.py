@@ -19,13 +19,15 @@ _applied = False
 
 
 def leave_out_unused() -> None:
-    """Put empty classes in the place of what no node uses; before the first import of libp2p.
+    """Put empty classes in the place of what no node uses, unless it is loaded; before the first import of libp2p.
 
     Upstream (`host/basic_host.py:102`, `network/swarm.py:19`, `transport/__init__.py:7`) so loads three HTTP libraries,
     one of DNS and one of web sockets. No longer needed when `test_stock_libp2p_still_loads_what_no_node_uses` fails.
     """
     for module, names in UNUSED.items():
-        vars(sys.modules.setdefault(module, ModuleType(module))).update({name: type(name, (), {}) for name in names})
+        if module not in sys.modules:  # by a program that a node is part of
+            sys.modules[module] = empty = ModuleType(module)
+            vars(empty).update({name: type(name, (), {}) for name in names})
 
 
 def mend_libp2p() -> None:

@@ -933,3 +933,9 @@ def test_stock_libp2p_still_loads_what_no_node_uses() -> None:
 
 def test_a_node_loads_none_of_it() -> None:
     assert not loaded_by("swarmnode.node.daemon")
+
+
+def test_what_a_program_had_loaded_before_its_node_stays_as_it_is() -> None:
+    told = "from multiaddr import resolvers; was = resolvers.DNSResolver; import swarmnode.node.host; "
+    told += "print(resolvers.DNSResolver is was)"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "True\n"
