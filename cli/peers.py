@@ -324,9 +324,7 @@ dht = group("Look up peers, providers and keys in the DHT.")
 
 
 @dht.command()
-def find(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="The whole peer id.")],
-) -> None:
+def find(peer: Annotated[str, typer.Argument(metavar="PEER", help="The whole peer id.")]) -> None:
     """Find where a peer can be dialled, as others say.
 
     Example: swarmnode dht find 12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP

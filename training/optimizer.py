@@ -135,7 +135,7 @@ class Optimizer:
 
 
 class Adam:
-    """As `torch.optim.Adam` with its defaults and `fused`, bit for bit."""
+    """Adam (1412.6980) as `torch.optim.Adam` does it with its defaults and `fused`, bit for bit."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         self._trained, self._lr = list(parameters), lr

@@ -187,9 +187,7 @@ class InnerSection:
         choices=("adamw", "muon", "sgd"),
     )
     lr: float = option(
-        1e-3,
-        "inner learning rate of AdamW, or of sgd: how far demo moves each parameter in a step",
-        between=(1e-8, 10),
+        1e-3, "inner learning rate of AdamW, or of sgd: how far demo moves each parameter in a step", between=(1e-8, 10)
     )
     muon_lr: float = option(
         4e-3,

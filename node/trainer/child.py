@@ -286,6 +286,8 @@ class TrainerChild:
                         await self._heard.wait()
                 nursery.cancel_scope.cancel()
                 self._hearing.cancel()
+        # Its successor gets the memory and the GPU that it had; a daemon that ends is cancelled here, and goes.
+        await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
 
     async def call(self, op: str, kind: type[T], **arguments: Any) -> T:
         """Send a command and wait for its answer, a `kind`; when cancelled, have it stopped and wait for the step in

@@ -709,21 +709,25 @@ def test_processes_that_outlive_their_first_end_with_it(tmp_path: Path, monkeypa
     assert child._heard.is_set()  # nobody holds what it printed to
 
 
-def test_nobody_waits_for_a_killed_child_that_the_kernel_ends_slowly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", [True, False])
+def test_only_a_successor_waits_for_a_killed_child_that_the_kernel_ends_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/cat")  # which ends at once: it cannot read its arguments
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda self: time.sleep(30))
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda self: time.sleep(5))
     monkeypatch.setattr(trainerchild, "REAP_GRACE", 0.1)
     began = time.monotonic()
 
     async def main() -> None:
-        with (tmp_path / "memory").open("wb") as memory:
+        with (tmp_path / "memory").open("wb") as memory, trio.CancelScope() as daemon:
             async with TrainerChild().running(memory.fileno(), Rules(), os.environ):
                 await trio.sleep(0.1)
+                if ends:
+                    daemon.cancel()
+                    await trio.sleep_forever()
 
     trio.run(main)
-    assert time.monotonic() - began < 10
+    assert (time.monotonic() - began < 4) == ends
 
 
 def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerSettings) -> None:
