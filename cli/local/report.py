@@ -274,10 +274,10 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             *([("reward of one node alone", f"{summary.solo_reward:.3f}")] if summary.solo_reward is not None else []),
             *common,
         ]
-    unit = f" {summary.loss_unit}"
+    unit, better = f" {summary.loss_unit}", "worse" if (summary.gain or 0.0) < 0 else "better"
     alone = [
         ("held-out loss of one node alone", number(summary.solo_bits_per_byte, ".4f", unit)),
-        ("the swarm is better by", number(summary.gain, "+.4f", unit)),
+        (f"the swarm is {better} by", number(summary.gain and abs(summary.gain), ".4f", unit)),
     ]
     return [
         ("held-out loss of the swarm", number(summary.heldout_bits_per_byte, ".4f", unit)),

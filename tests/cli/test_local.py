@@ -530,6 +530,12 @@ def test_compute_share_spans_first_start_to_last_end_of_nodes_that_finished():
     assert (summary.nodes, summary.rounds, summary.gain) == (3, 2, None)
 
 
+@pytest.mark.parametrize(("solo", "said"), [(3.5, "better"), (2.5, "worse")])
+def test_whether_the_swarm_is_better_is_a_word_and_not_a_sign(solo, said):
+    summary = summarize([[_report(0, ended_at=1.0)]], parameters=1, heldout=3.0, solo=solo, seconds=1)
+    assert dict(figures(summary))[f"the swarm is {said} by"].startswith("0.5000")
+
+
 def test_nothing_reported_is_no_agreement():
     assert summarize([[], []], parameters=0, heldout=None, solo=None, seconds=1).hashes_agree is False
 
