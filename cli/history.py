@@ -33,7 +33,7 @@ from swarmnode.cli.terminal import (
     table,
 )
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.node.storage.datadir import DataDir, explaining
 from swarmnode.node.storage.history import ALL, HISTORY, MOST, figures
 from swarmnode.training.options import installing
 
@@ -170,12 +170,10 @@ def _for_tensorboard(folder: Path, answer: dict[str, Any]) -> Iterator[Write]:
     except ImportError as error:
         raise _lacking("tensorboard", error) from error
     folder /= f"{answer['name']}-{answer['run_id'][:12]}"
-    try:
+    with explaining(folder):
         for before in folder.glob("events.out.tfevents.*"):
             before.unlink()
         file = EventFileWriter(str(folder))
-    except OSError as error:
-        raise explain(error, folder) from error
 
     def write(each: dict[str, Any]) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(each).items()]

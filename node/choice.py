@@ -21,12 +21,12 @@ import trio
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.invite import WHERE, decode, is_link
+from swarmnode.node.storage.datadir import RUN_ID
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 BEGUN = ("byte-lm", "digits-rl")  # built-in runs that need nothing of the owner's
 ADDRESSES = 8  # at the most, of one choice
-RUN_ID = 64  # hex digits
 SOURCE = "the run file"
 
 
@@ -90,8 +90,8 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
         return Wanted(run_id=named.get("--run"), join=(where,), roster=named.get("--roster", ""))
     if run_id := str(params.get("run_id") or ""):
         addresses = params.get("addresses") or []
-        if len(run_id) != RUN_ID or set(run_id) - set("0123456789abcdef") or not isinstance(addresses, list):
-            raise NoChoice(f"run_id: {run_id[:80]!r} is no run id; it has {RUN_ID} hex digits")
+        if not RUN_ID.fullmatch(run_id) or not isinstance(addresses, list):
+            raise NoChoice(f"run_id: {run_id[:80]!r} is no run id; it has 64 hex digits")
         return Wanted(run_id=run_id, join=tuple(str(address) for address in addresses[:ADDRESSES]))
     if text := str(params.get("file") or ""):
         try:

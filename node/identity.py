@@ -21,7 +21,7 @@ import base58
 
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import ED25519_PREFIX
-from swarmnode.node.storage.datadir import beside, explain, sync_directory, write_all
+from swarmnode.node.storage.datadir import beside, explaining, sync_directory, write_all
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -153,14 +153,12 @@ def read_passphrase(file: str, environ: Mapping[str, str]) -> bytes | None:
 
 def load_or_create(path: Path, passphrase: bytes | None) -> Identity:
     """The identity kept at `path`, made and saved there on first use. Raises IdentityError or DataDirError."""
-    try:
+    with explaining(path):
         if not path.exists():
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
             _save(path, passphrase, Ed25519PrivateKey.generate())  # unless another program was faster: its key stays
         return load(path, passphrase)
-    except OSError as error:
-        raise explain(error, path) from error
 
 
 def replace(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> Path | None:
@@ -169,14 +167,12 @@ def replace(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey) -> Pat
     Raises IdentityError where the old one cannot be opened, or DataDirError.
     """
     aside = None
-    try:
+    with explaining(path):
         if path.exists():
             aside = path.with_name(f"{path.name}.{load(path, passphrase).peer_id[-12:]}")
             with suppress(FileExistsError):  # of an earlier try
                 os.link(path, aside)
         _save(path, passphrase, key, place=os.replace)
-    except OSError as error:
-        raise explain(error, path) from error
     return aside
 
 

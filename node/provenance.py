@@ -51,7 +51,7 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_round, newest_whole
-from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
+from swarmnode.node.storage.datadir import RUN_ID, DataDir, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
@@ -451,7 +451,7 @@ def read(element: Element | None, spec: RunSpec) -> Succession | None:
     run_id, round, reason = value.get("run"), value.get("round"), value.get("reason")
     if not isinstance(run_id, str) or type(round) is not int or not isinstance(reason, str):
         return None
-    if run_id and (len(run_id) != 64 or not set(run_id) <= set("0123456789abcdef") or run_id == spec.run_id):
+    if run_id and (not RUN_ID.fullmatch(run_id) or run_id == spec.run_id):
         return None
     return Succession(run_id, round, "".join(c for c in reason[:MAX_REASON] if c.isprintable()))
 

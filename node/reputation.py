@@ -206,11 +206,8 @@ class Reputation:
             self.ledger.published(attestation)
 
     async def _read_all(self) -> None:
-        try:
-            for element in await self._state.select("attestation/", limit=READ):
-                self._insert(element)
-        except StateError as error:
-            log.warning("others' attestations could not be read: %s", error)
+        for element in await self._state.readable("attestation/", READ, "others' attestations"):
+            self._insert(element)
 
     async def _read_guilty(self) -> None:
         try:

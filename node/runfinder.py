@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import secrets
 import sys
 import time
@@ -26,6 +25,7 @@ from swarmnode.node.process import reason_of
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import finishing, publish
+from swarmnode.node.storage.datadir import RUN_ID
 from swarmnode.node.storage.datasets import shown
 from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.trainer.child import with_base
@@ -46,13 +46,9 @@ ANSWER_WITHIN = 30.0  # seconds for a join address to be reached and to tell its
 REFUSED_FOR = 8.0  # seconds that others have to come, found through the DHT, once a peer does not know the run
 OTHERS_WITHIN = 1.0  # seconds that others have to tell their runs, once one has
 ASK_EVERY = 1.0  # seconds
-RUN_ID = 64  # hex digits
 RUNS = 4  # of one peer that a person is shown
 NAME = 64  # characters of a run's name that a person is shown
 NONCE = 16  # random bytes that tell a run from another one by the same file
-
-
-_WHOLE = re.compile(rf"[0-9a-f]{{{RUN_ID}}}")
 
 
 class NoRun(ExpectedError):
@@ -309,13 +305,13 @@ class RunFinder:
 
     async def _spec_of(self, peer: PeerId, run_id: str) -> RunSpec:
         """Of the peer's run with this id, or with the id that begins so. Raises CallError or SettingError."""
-        whole = run_id if _WHOLE.fullmatch(run_id) else (await self._runs_of(peer, run_id))[0].run_id
+        whole = run_id if RUN_ID.fullmatch(run_id) else (await self._runs_of(peer, run_id))[0].run_id
         return decode(await ask_spec(self._node.rpc, peer, whole), expected_run_id=whole)
 
     async def _runs_of(self, peer: PeerId, beginning: str = "") -> list[RunListing]:
         """The peer's runs whose ids begin so. Raises CallError."""
         told = await ask_runs(self._node.rpc, peer)
-        runs = [run for run in told if _WHOLE.fullmatch(run.run_id) and run.run_id.startswith(beginning)]
+        runs = [run for run in told if RUN_ID.fullmatch(run.run_id) and run.run_id.startswith(beginning)]
         if not runs:
             raise CallError(f"it takes part in no run{' whose id begins so' if beginning else ''}")
         return runs[:RUNS]

@@ -23,7 +23,7 @@ LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
     "lines": 65_095,
-    "files": 292,
+    "files": 291,
     "small files": 3,
     "parameters that are callbacks": 37,
     "class names in several files": 0,

@@ -41,7 +41,8 @@ def table(swarm: LocalSwarm) -> Table:
         shown.add_column(head, justify="left" if words else "right", no_wrap=True)
     hashes = hashes_by_round(swarm.reports)
     for node in swarm.nodes:
-        state_hash = Text(short_hash(node.last), style=_hash_style(node.last, hashes))
+        told = node.last.state_hash if node.last is not None else None
+        state_hash = Text("–" if told is None else told[:8], style=_hash_style(node.last, hashes))
         if attacked:
             shown.add_row(*_attacked_cells(swarm, node, state_hash))
         else:
@@ -99,11 +100,6 @@ def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
 def bits(value: float | None) -> str:
     """A loss in bits per byte, or a reward."""
     return "–" if value is None else f"{value:.3f}"
-
-
-def short_hash(report: RoundReport | None) -> str:
-    """The first digits of a state hash; enough to see a difference."""
-    return "–" if report is None or report.state_hash is None else report.state_hash[:8]
 
 
 def peers_of(report: RoundReport | None) -> str:

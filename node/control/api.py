@@ -8,7 +8,6 @@ are documented in docs/cli.md.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections import Counter, deque
@@ -45,8 +44,6 @@ from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.options import describe
 from swarmnode.training.rl.section import hf_model
-
-logger = logging.getLogger(__name__)
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
 STALLED_FOR, STALLED_TIMES = 300.0, 10.0  # s without a result, and usual rounds, until a node is told to be stuck

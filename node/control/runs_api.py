@@ -291,18 +291,11 @@ def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
 
 def _audit(audit: Audit) -> dict[str, Any]:
     """One audit with all that is needed to repeat it."""
-    return {
-        "round": audit.round,
+    told = {name: value.hex() if isinstance(value, bytes) else value for name, value in vars(audit).items()}
+    return told | {
         "verdict": audit.verdict.value,
-        "why": audit.why,
-        "commit": audit.commit.hex(),
-        "trace": audit.trace.hex(),
-        "seed": audit.seed.hex(),
         "stretch": dict(zip(("round", "step", "steps"), audit.stretch, strict=True)),
-        "start": audit.start.hex(),
-        "end": audit.end.hex(),
         "distance": audit.distance if math.isfinite(audit.distance) else None,
-        "tolerance": audit.tolerance,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import trio
@@ -177,19 +178,9 @@ class StoresApi:
                 f"that no node has passed, such as {now + 60_000}",
                 exit_code=USAGE,
             ) from error
-        return {
-            "run_id": state.run_id,
-            "elements": stats.elements,
-            "authors": stats.authors,
-            "kinds": stats.kinds,
-            "size": stats.size,
-            "disk": stats.disk,
-            "pooled": stats.pooled,
-            "clock_ahead_s": round(max(0, time_of(stats.clock) - now) / 1000, 3),
-            "cutoff": cutoff,
-            "state_hash": digest,
-            "warning": stats.warning,
-        }
+        told = asdict(stats)
+        ahead = round(max(0, time_of(told.pop("clock")) - now) / 1000, 3)
+        return {"run_id": state.run_id, **told, "clock_ahead_s": ahead, "cutoff": cutoff, "state_hash": digest}
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Write all elements into a file."""

@@ -38,7 +38,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from swarmnode.node.storage.datadir import DataDirError, explain, write_atomic
+from swarmnode.node.storage.datadir import DataDirError, explaining, write_atomic
 from swarmnode.node.storage.tensorfile import discard_unfinished, read_tensors, write_tensors
 from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
@@ -90,7 +90,7 @@ class Checkpoints:
     def save(self, saved: Saved) -> Path:
         """Write one and drop what is too old. Raises NoSpace or DataDirError; older ones are then intact."""
         path = self.folder / f"round-{saved.round:08d}.safetensors"
-        try:
+        with explaining(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             discard_unfinished(self.folder)
             self._make_room()
@@ -98,15 +98,14 @@ class Checkpoints:
                 for suffix in (MOMENTS, ".safetensors", ".json"):
                     with suppress(FileNotFoundError):
                         os.replace(path.with_suffix(suffix), path.with_stem(path.stem + ASIDE).with_suffix(suffix))
-        except OSError as error:
-            raise explain(error, self.folder) from error
         vectors: dict[str, NDArray[Any]] = {
             "parameters": saved.state.parameters,
             "momentum": saved.state.momentum,
             "residual": saved.residual,
             "extra": np.frombuffer(saved.extra, np.uint8),
         }
-        kept = {name: np.ascontiguousarray(vector) for name, vector in vectors.items() if not _all_zero(vector)}
+        # Vectors whose bits are all zero are left out; -0.0 is another state than 0.0.
+        kept = {name: np.ascontiguousarray(vector) for name, vector in vectors.items() if vector.view(np.uint8).any()}
         sha256 = write_tensors(path, kept, {"run": self.run_id, "round": str(saved.round)})
         moments = ""
         if saved.moments is not None:
@@ -273,11 +272,6 @@ def _tensors(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
         if (found := read_tensors(each)).sha256 == sha256:
             return found.tensors
     raise ValueError("its file is damaged: it does not hash to what the manifest says")
-
-
-def _all_zero(vector: NDArray[Any]) -> bool:
-    """Whether all bits are: -0.0 is another state than 0.0."""
-    return not vector.view(np.uint32 if vector.dtype == np.float32 else vector.dtype).any()
 
 
 class CheckpointWriter:

@@ -37,7 +37,7 @@ UNFINISHED = ".part"  # how the name of a file ends while it is written
 LOCK_TRIES, LOCK_AGAIN = 500, 0.01  # times, seconds between them
 SOCKET_PATH_LIMIT = 103  # bytes; sun_path holds 104 on macOS and 108 on Linux, the closing zero included
 FREE = Metric("swarmnode_disk_free_bytes", GAUGE, "bytes free for this node on the disk of its data directory")
-_RUN_ID = re.compile(r"[0-9a-f]{64}")
+RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class DataDirError(ExpectedError):
@@ -86,6 +86,15 @@ def explain(error: OSError, path: Path) -> DataDirError:
     if error.errno == errno.ENOENT and not path.parent.exists():
         return DataDirError(f"{path}: there is no directory {path.parent}; make it, or name another path.")
     return DataDirError(f"{path}: {error.strerror or error}. Look at the path, or name another one with --data-dir.")
+
+
+@contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """What fails in the block, which works on `path`, in the words of `explain`."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, path) from error
 
 
 def unusable(error: OSError, path: Path, done: str) -> DataDirError:
@@ -177,14 +186,14 @@ class DataDir:
 
     def run(self, run_id: str) -> Path:
         """The directory of one run. Raises ValueError for what is no run id, as it would name another place."""
-        if not _RUN_ID.fullmatch(run_id):
+        if not RUN_ID.fullmatch(run_id):
             raise ValueError(f"{run_id!r} is not a run id; expected 64 hex digits")
         return self.runs / run_id
 
     def known_runs(self) -> tuple[str, ...]:
         """Ids of the runs that have a directory here, sorted. Raises DataDirError."""
         try:
-            return tuple(sorted(p.name for p in self.runs.iterdir() if _RUN_ID.fullmatch(p.name) and p.is_dir()))
+            return tuple(sorted(p.name for p in self.runs.iterdir() if RUN_ID.fullmatch(p.name) and p.is_dir()))
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -204,19 +213,16 @@ class DataDir:
     def open(self) -> DataDir:
         """Create, lock and check the directory. Raises DataDirBusy, DataDirVersion, NoSpace or DataDirError."""
         self.prepare()
-        try:
-            with ExitStack() as failing:
-                descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                failing.callback(os.close, descriptor)
-                self._take(descriptor)
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-                self._check_layout()
-                for folder in (self.logs, self.runs):
-                    folder.mkdir(mode=0o700, exist_ok=True)
-                failing.pop_all()
-        except OSError as error:
-            raise explain(error, self.path) from error
+        with explaining(self.path), ExitStack() as failing:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            failing.callback(os.close, descriptor)
+            self._take(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._check_layout()
+            for folder in (self.logs, self.runs):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            failing.pop_all()
         self._lock = descriptor
         return self
 
@@ -303,10 +309,8 @@ class DataDir:
         """The path to bind the control socket to; its directory exists, is 0700 and ours. Raises DataDirError."""
         chosen = self.socket_candidates()[0]
         if chosen.parent != self.path:
-            try:
+            with explaining(chosen.parent):
                 chosen.parent.mkdir(mode=0o700, exist_ok=True)
-            except OSError as error:
-                raise explain(error, chosen.parent) from error
             self._check_private(chosen.parent)
         return chosen
 

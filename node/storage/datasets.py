@@ -99,7 +99,7 @@ class DataSet(Texts):
         self._store = store
         self._runner = runner
         self._corpus = corpus
-        self._own_text = own_text or spec.data.source == "local"
+        self.own_text = own_text or spec.data.source == "local"  # nobody else can have it
         self._emit = emit
         self._index_id = bytes.fromhex(spec.data.index)
         self._index: Index | None = None
@@ -135,11 +135,6 @@ class DataSet(Texts):
     def tokenizer(self) -> str:
         """The file with the tokenizer of the run's data; empty where it names none."""
         return str(self._store.path(parse_id(self._spec.data.tokenizer))) if self._spec.data.tokenizer else ""
-
-    @property
-    def own_text(self) -> bool:
-        """Whether this node trains on text that nobody else can have."""
-        return self._own_text
 
     def take(self) -> tuple[str, ...]:
         """Files to train on that were not taken before."""
@@ -178,7 +173,7 @@ class DataSet(Texts):
         """For `swarmnode status` and the event `data`."""
         here = list(self._here.values())
         return {
-            "source": "local" if self._own_text else "shards",
+            "source": "local" if self.own_text else "shards",
             "shards": len(here),
             "wanted": self._wanted,
             "in_run": len(self._ranked),
@@ -198,7 +193,7 @@ class DataSet(Texts):
             index = await self._open()
             nursery.start_soon(self._shards.network.provide, self._index_id)  # for who looks for the run's data
             self._sizes = {entry.shard: entry.size for entry in index.shards}
-            if self._own_text:
+            if self.own_text:
                 self._own = await self._text_of_its_own(index)
                 task_status.started()
                 return
@@ -269,7 +264,7 @@ class DataSet(Texts):
         try:
             await self._need("index", self._index_id, range(MAX_INDEX + 1))
         except DataUnavailable:
-            if self._own_text and self._spec.data.source == "shards":  # text that is not the run's
+            if self.own_text and self._spec.data.source == "shards":  # text that is not the run's
                 raise
             meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):

@@ -35,7 +35,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.node.storage.datadir import explain, replacing, write_all
+from swarmnode.node.storage.datadir import explain, explaining, replacing, write_all
 
 if TYPE_CHECKING:
     from swarmnode.protocols.network import PeerId
@@ -75,7 +75,7 @@ class History:
         if entry.counted != before:
             line["counted"] = list(entry.counted)
         line |= {key: value for key, value in entry.figures.items() if key not in line and key != "counted"}
-        try:
+        with explaining(self._path):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "r+b", buffering=0) as file:
@@ -84,8 +84,6 @@ class History:
                 write_all(file, b"\n" * torn + json.dumps(line, separators=(",", ":")).encode() + b"\n")
             if size > LIMIT:
                 self._shorten()
-        except OSError as error:
-            raise explain(error, self._path) from error
         self._counted = entry.counted
 
     def _shorten(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
-from swarmnode.node.storage.datadir import DataDir, explain, write_atomic
+from swarmnode.node.storage.datadir import DataDir, explaining, write_atomic
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, decode, encode
 
@@ -102,8 +102,6 @@ class RunStore:
 
 
 def _write(path: Path, content: bytes) -> None:
-    try:
+    with explaining(path.parent):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain(error, path.parent) from error
     write_atomic(path, content)

@@ -30,7 +30,7 @@ from swarmnode.crdt.law import Judgement, Merged, Order
 from swarmnode.crdt.ranges import START, RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed, parse
 from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE, ExpectedError
-from swarmnode.node.storage.datadir import DataDirError, explain
+from swarmnode.node.storage.datadir import DataDirError, explaining
 from swarmnode.protocols.state.backend import Rank, StateError, Unwritable
 
 APPLICATION = int.from_bytes(b"swst", "big")  # tells the file's owner to `file` and to us
@@ -362,23 +362,19 @@ def _explained(error: sqlite3.Error, path: Path) -> StateError:
 
 def _make_file(path: Path) -> None:
     """Raises DataDirError where the directory cannot be used."""
-    try:
+    with explaining(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would leave it open to others
-    except OSError as error:
-        raise explain(error, path) from error
 
 
 def set_aside(path: Path) -> Path:
     """Move a damaged database out of the way; returns where it is now. Raises DataDirError."""
     aside = path.with_name(f"{path.name}.damaged")
-    try:
+    with explaining(path):
         # The log before the database: a new database must never meet the old one's log.
         for suffix in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{path}{suffix}", f"{aside}{suffix}")
-    except OSError as error:
-        raise explain(error, path) from error
     return aside
 
 

@@ -29,7 +29,7 @@ from swarmnode.protocols.calls.frames import (
 )
 from swarmnode.protocols.frames import FrameReader
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.network import NetworkError, PeerId, Stream
+from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import WireError, decode, encode
 
@@ -169,24 +169,13 @@ class ServerConnection:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._read, nursery)
 
-    @contextmanager
-    def _until_over(self) -> Iterator[None]:
-        """With the block the stream ends; what the caller does wrong in it is counted."""
-        try:
-            yield
-        except WireError as error:
-            self._server.violations.note(self.peer, str(error))
-        except NetworkError as error:
-            log.debug("the calls of %s ended: %s", self.peer, error)
-        finally:
-            self.scope.cancel()
-
     async def _read(self, nursery: trio.Nursery) -> None:
         reader = FrameReader(self._stream, limit=self._limits.frame)
-        with self._until_over():
+        with self._server.violations.serving(self.peer, self.scope):
             while await reader.each(lambda raw: self._take(raw, nursery)):
                 await trio.lowlevel.checkpoint()
                 await self._outbox.below(self._limits.queued)
+        self.scope.cancel()
 
     def _take(self, raw: bytes, nursery: trio.Nursery) -> bool:
         """One frame of the caller's. False where others have their turn first, or its answers fill their queue."""
@@ -296,11 +285,11 @@ class ServerConnection:
 
     async def _write(self) -> None:
         self._outbox.write_to(self._stream)
-        with self._until_over():
+        with self._server.violations.serving(self.peer, self.scope):
             while True:
                 batch = await self._outbox.batch()
                 with trio.move_on_after(self._limits.write_stall) as scope:
                     await self._stream.send_all(batch)
                 if scope.cancelled_caught:
                     self._complain(f"did not read its answers for {self._limits.write_stall:g} s", Kind.LOAD)
-                    return
+                    self.scope.cancel()

@@ -6,7 +6,6 @@ hold the same roster derive the same `ChainState`, and the same bits by folding 
     statements.py   what is said in a round: commit, cut, reveal, seal, scores, roster, head
     state.py        what follows from a chain, as far as later rounds need it; who judges, leads and takes part
     rules.py        what the quoted records make of a round; whether a roster is valid, and the chain after it
-    forks.py        the tree of valid rosters, and which of them to follow
+    forks.py        the tree of valid rosters, which of them to follow, and whether it goes back to a trusted one
     duty.py         what an honest node does next in a round, given what it holds
-    lineage.py      whether a history goes back to a roster that a newcomer trusts
 """

@@ -4,17 +4,35 @@ From the oldest roster that is kept, follow at each fork the child under which m
 fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what validators signed
 last, so a node that hears what the others heard goes where the others go. Where no head lies, empty rosters are looked
 through for heads of those who may have become validators after them (`state.successors`).
+
+Whether a history goes back to a roster that a newcomer trusts: it takes the `ChainState` before that from anybody, as
+the roster has its digest, and folds what follows (`trusted_chain`, then `light_after` or `advance_empty`), until the
+chain that a member gives as its base. That checks all that does not rest on the bytes of contributions: who leads,
+which judges cut and scored, that there are enough of them, which work counts, who is a validator next. What does, clip
+factors and state hashes, is left to the rosters that are replayed in full afterwards, as the history of norms is
+(`ChainState.norms` is empty here). It proves that more than half of the validators took part in each round, but for
+`is_shrunken` ones. A newcomer that sees only one validator's forgery sees such rounds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from swarmnode.protocols.chain.rules import advance_empty, empty_id, empty_id_after
-from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import HASH, ForkChoiceVote, Roster
+from swarmnode.protocols.chain.rules import (
+    InvalidRoster,
+    Quoted,
+    advance,
+    advance_empty,
+    check_derived,
+    check_quotes,
+    derive,
+    empty_id,
+    empty_id_after,
+)
+from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
+from swarmnode.protocols.chain.statements import HASH, ForkChoiceVote, Roster, Said
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -164,3 +182,40 @@ class Tree:
             if len(way) > level and way[level - 1] == at:
                 votes[way[level]] += 1
         return votes
+
+
+def trusted_chain(trusted: TrustedRoster, said: Said[Roster], state: bytes) -> ChainState:
+    """The chain before a trusted roster, from its bytes by anybody. Raises InvalidRoster where it is not that one."""
+    if said.id != trusted.id or said.what.round != trusted.round:
+        raise InvalidRoster("another roster than the trusted one")
+    try:
+        chain = decode(state)
+    except ValueError as error:
+        raise InvalidRoster(str(error)) from None
+    if chain.digest != said.what.chain or chain.tip != said.what.parent:
+        raise InvalidRoster("another history before the trusted roster than it has the digest of")
+    return _light(chain)
+
+
+def light_after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Quoted) -> ChainState:
+    """The chain after a roster, without its norms. Raises InvalidRoster, or NotHeld."""
+    check_quotes(chain, rules, roster, quoted)
+    unmeasured = replace(quoted, norms=dict.fromkeys(quoted.commits, 1.0))
+    derived = derive(chain, rules, unmeasured)
+    told, found = (tuple(replace(entry, clip=0) for entry in one.entries) for one in (roster.what, derived))
+    check_derived(replace(roster.what, entries=told), replace(derived, entries=found))
+    return _light(advance(chain, rules, roster, unmeasured, derived))
+
+
+def is_shrunken(chain: ChainState, rules: ChainRules) -> bool:
+    """Whether fewer than half of the judges may decide this round, as several rounds before it ended empty."""
+    return quorum(chain, rules) < majority(chain, rules)
+
+
+def leads_to(chain: ChainState, other: ChainState) -> bool:
+    """Whether this is the chain of a member, but for the norms, which only bytes of contributions tell."""
+    return chain == _light(other)
+
+
+def _light(chain: ChainState) -> ChainState:
+    return replace(chain, norms=())

@@ -25,9 +25,9 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
+from swarmnode.protocols.methods.known.messages import RoundRoster
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.known.reduction import Reducer, all_or_missing, shares_in
+from swarmnode.protocols.methods.known.reduction import Reducer, all_or_missing, blaming, shares_in
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
@@ -72,10 +72,8 @@ class Gather(Reducer):
         def add_up() -> Vector:
             total, scratch = np.zeros((2, self._parameters), np.float32)
             for peer, share in shares.items():
-                try:
+                with blaming(peer):
                     self._codec.decode(found[peer], self._parameters, scratch)
-                except CodecError as error:
-                    raise PartsMissing((peer,)) from error
                 fold_in(total, share, scratch, scratch)
             return idct(total)
 

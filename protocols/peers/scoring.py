@@ -21,6 +21,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, Protocol
@@ -29,7 +30,8 @@ import trio
 
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.wire import WireError
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,18 @@ class Violations:
             self.scoring.offended(peer, what, kind)
             if self._in_ledger and self.scoring.ledger is not None:
                 self.scoring.ledger.offended(peer, kind)
+
+    @contextmanager
+    def serving(self, peer: PeerId, scope: trio.CancelScope) -> Iterator[None]:
+        """Where `peer` breaks the rules in the block, which is noted, or the network fails, `scope` ends."""
+        try:
+            yield
+        except WireError as error:
+            self.note(peer, str(error))
+            scope.cancel()
+        except NetworkError as error:
+            log.debug("serving %s to %s ended: %s", self.protocol, peer, error)
+            scope.cancel()
 
     def count(self, peer: PeerId) -> int:
         return self._counts[peer].total() if peer in self._counts else 0

@@ -15,6 +15,7 @@ again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and n
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from swarmnode.crdt.kinds import KINDS, kind_of
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, write
+
+logger = logging.getLogger(__name__)
 
 WAITING = 256  # changes kept for one reader; some 200 kB of notes
 READ_AGAIN = 5.0  # s after which what could not be read of the state is read again
@@ -169,6 +172,14 @@ class StateBackend(ABC):
     @abstractmethod
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank), tombstones included."""
+
+    async def readable(self, prefix: str, limit: int, what: str) -> list[Element]:
+        """As `select`; nothing, and a warning about `what`, where that cannot be read now."""
+        try:
+            return await self.select(prefix, limit=limit)
+        except StateError as error:
+            logger.warning("%s could not be read: %s", what, error)
+            return []
 
     @abstractmethod
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:

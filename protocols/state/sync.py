@@ -221,11 +221,8 @@ class StateSync:
         await self._repair_in_turn(peer)
 
     async def _look_at_evidence(self) -> None:
-        try:
-            for element in await self._backend.select(EVIDENCE.name, limit=EVIDENCE_LOOKED_AT):
-                self.neighbours.equivocators.add(element.author)
-        except StateError as error:
-            logger.warning("evidence against authors could not be read: %s", error)
+        for element in await self._backend.readable(EVIDENCE.name, EVIDENCE_LOOKED_AT, "evidence against authors"):
+            self.neighbours.equivocators.add(element.author)
 
     async def _convict(self, evidence: trio.MemoryReceiveChannel[Change]) -> None:
         async for change in evidence:

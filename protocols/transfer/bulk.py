@@ -32,8 +32,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -165,15 +164,15 @@ class BulkFetch:
         *,
         max_size: int,
         wait: float,
-        longest_wait: float,
-        stall: float,
+        limits: BulkLimits,
+        stall: float | None,
         progress: Callable[[int], None] | None,
     ) -> None:
-        """As `Bulk.fetch` says; `longest_wait`: seconds that one request may wait."""
+        """As `Bulk.fetch` says."""
         self.key = key
-        self.stall = stall  # seconds without a byte
+        self.stall = limits.stall if stall is None else stall  # seconds without a byte
         self._wait_until = trio.current_time() + wait
-        self._longest_wait = longest_wait
+        self._longest_wait = limits.longest_wait
         self._progress = progress
         self._growing = into if isinstance(into, StreamingBuffer) else None
         self._buffer = into.buffer if isinstance(into, StreamingBuffer) else into  # None until the size is known
@@ -318,22 +317,10 @@ class BulkConnection:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read, nursery)
 
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Where the peer or the stream fails in the block, end the connection."""
-        try:
-            yield
-        except WireError as error:
-            self._bulk.violations.note(self.peer, str(error))
-            self.scope.cancel()
-        except NetworkError as error:
-            log.debug("serving %s ended: %s", self.peer, error)
-            self.scope.cancel()
-
     async def _read(self, nursery: trio.Nursery) -> None:
         """Read on while serving, to notice a fetcher that goes away."""
         reader = FrameReader(self._stream, limit=MAX_MESSAGE)
-        with self._ending():
+        with self._bulk.violations.serving(self.peer, self.scope):
             while (raw := await reader.frame()) is not None:
                 want = decode(BulkWant, raw, limit=MAX_MESSAGE)
                 if self._busy:
@@ -347,7 +334,7 @@ class BulkConnection:
         self.scope.cancel()
 
     async def _serve(self, want: BulkWant) -> None:
-        with self._ending():
+        with self._bulk.violations.serving(self.peer, self.scope):
             offer = await self._bulk.offered(want.key, self.peer, want.wait)
             digest = b"" if offer is None else await offer.hash(self._bulk.runner)
             if offer is None or not offer.stands:
@@ -464,9 +451,7 @@ class Bulk:
         NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
         """
         room = into.cast("B") if isinstance(into, memoryview) else into
-        stall = self.limits.stall if stall is None else stall
-        longest = self.limits.longest_wait
-        fetch = BulkFetch(key, room, max_size=max_size, wait=wait, longest_wait=longest, stall=stall, progress=progress)
+        fetch = BulkFetch(key, room, max_size=max_size, wait=wait, limits=self.limits, stall=stall, progress=progress)
         slots = self._slots.setdefault(peer, trio.Semaphore(self.limits.streams))
         try:
             async with slots:

@@ -178,12 +178,8 @@ class ShardServer:
         mine = _ServedStream(stream)
         self._served[mine] = None
         try:
-            with mine.scope:
+            with mine.scope, self._violations.serving(stream.peer, mine.scope):
                 await self._serve(mine)
-        except WireError as error:
-            self._violations.note(stream.peer, str(error))
-        except NetworkError as error:
-            log.debug("serving shards to %s ended: %s", stream.peer, error)
         finally:
             self._served.pop(mine, None)
 

@@ -31,7 +31,7 @@ from swarmnode.crdt.envelope import Domain, Envelope, Sign, Verify
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
-from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_missing
+from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_missing, blaming
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.btard import DIRECTIONS
 
@@ -301,10 +301,8 @@ class SignedReducer(Reducer):
 
     def opened(self, attempt: BtardAttempt, signed: Signed, kind: type[S], author: PeerId) -> S:
         """What a member said under this attempt. Raises PartsMissing."""
-        try:
+        with blaming(author):
             return opened(signed, kind, author, attempt.id, self._verify)
-        except wire.WireError as error:
-            raise PartsMissing((author,)) from error
 
     def with_bytes(self, attempt: BtardAttempt, what: Statement, raw: bytes) -> bytes:
         """A statement of this node's with the bytes that it is about."""
@@ -335,7 +333,5 @@ class SignedReducer(Reducer):
 
     def _decoded(self, kind: type[S], raw: bytes, peer: PeerId) -> S:
         """A message of a peer's. Raises PartsMissing where it is none."""
-        try:
+        with blaming(peer):
             return wire.decode(kind, raw)
-        except wire.WireError as error:
-            raise PartsMissing((peer,)) from error

@@ -60,13 +60,13 @@ from swarmnode.protocols.methods.known.reduction import (
     Summing,
     Vector,
     all_or_missing,
+    blaming,
     encoded,
     next_batch,
     pass_on,
     shares_in,
 )
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.codecs import CodecError
 
 logger = logging.getLogger(__name__)
 
@@ -345,10 +345,8 @@ class AllReduce(Reducer):
             done = 0
             while done < arriving.chunks.count:
                 batch = await next_batch([arriving], done, arriving.chunks.count)
-                try:
+                with blaming(owner):
                     await self._parts.runner(partial(decode, batch))
-                except CodecError as error:
-                    raise PartsMissing((owner,)) from error
                 done = batch.stop
                 if checked is not None:
                     checked.grow_to(done)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
 import trio
@@ -22,6 +22,7 @@ from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, ChunkStrea
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.bulk import Key, StreamingBuffer
+from swarmnode.protocols.wire import WireError
 from swarmnode.training.codecs import Codec, CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.outer import fold_in, shares_of
@@ -176,6 +177,15 @@ def shares_in(roster: RoundRoster) -> dict[PeerId, np.float32]:
     return dict(zip((seat.peer for seat in working), shares_of([seat.weight for seat in working]), strict=True))
 
 
+@contextmanager
+def blaming(peer: PeerId) -> Iterator[None]:
+    """In the block is read what `peer` sent. Raises PartsMissing where that has no such form."""
+    try:
+        yield
+    except (CodecError, WireError) as error:
+        raise PartsMissing((peer,)) from error
+
+
 @asynccontextmanager
 async def all_or_missing() -> AsyncIterator[trio.Nursery]:
     """A nursery for tasks that may raise PartsMissing: the first to do so ends the others, and all are named."""
@@ -249,10 +259,8 @@ class Summing:
             total, decoded = self._scratch[:, :size]
             total.fill(0)
             for share, (peer, source) in zip(shares, sources.items(), strict=True):
-                try:
+                with blaming(peer):
                     codec.decode(source.raw(chunk), size, decoded)
-                except CodecError as error:
-                    raise PartsMissing((peer,)) from error
                 fold_in(total, share, decoded, decoded)
             lost += not encoded(codec, self.residual, place, total, raw)
             if into is not None:

@@ -10,7 +10,7 @@ tell, and says so. One whose join string names a roster takes nothing from membe
 from it (`prove_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
 finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
 
-**Whether a history goes back to the trusted roster** (`chain/lineage.py`) a member shows by two answers:
+**Whether a history goes back to the trusted roster** (`chain/forks.py`) a member shows by two answers:
 
     chain.path      the ids of the rosters up to where the member stands; the trusted one is among them, or it is not;
                     and the chain that the trusted roster builds on, which must have the digest that the roster names
@@ -46,9 +46,8 @@ import trio
 
 from swarmnode.crdt.record import Record
 from swarmnode.protocols.calls.rpc import CallError
-from swarmnode.protocols.chain import lineage
 from swarmnode.protocols.chain.duty import RoundLog
-from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster
+from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, leads_to, light_after, trusted_chain
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
@@ -389,19 +388,19 @@ async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId
         roster = _roster_in(told, trusted.id)
         if not path.before:
             raise Lost("it does not have the chain before that roster")
-        chain = lineage.begin(trusted, roster, path.before)
+        chain = trusted_chain(trusted, roster, path.before)
         rosters = shrunken = 0
         for id, is_empty in steps:
-            if lineage.leads_to(chain, base):
+            if leads_to(chain, base):
                 break
-            shrunken += lineage.shrunken(chain, rules) and not is_empty
+            shrunken += is_shrunken(chain, rules) and not is_empty
             rosters += 1
             chain = _step(rules, chain, told, id, is_empty)
     except Lost as error:
         raise CannotTell(str(error)) from None
     except (InvalidRoster, InvalidStatement, NotHeld) as error:
         raise OtherLineage(f"what it shows since round {trusted.round} breaks a rule: {error}") from None
-    if not lineage.leads_to(chain, base):
+    if not leads_to(chain, base):
         raise OtherLineage("where it says that it stands does not follow from the rosters that it shows")
     return _Shown(rosters, shrunken)
 
@@ -434,7 +433,7 @@ def _step(rules: ChainRules, chain: ChainState, told: list[Said[Any]], id: bytes
         quoted = log.quoted(roster.what, {})
     except KeyError:
         raise Lost(f"it does not have what roster {id.hex()[:12]} quotes") from None
-    return lineage.after(chain, rules, roster, quoted)
+    return light_after(chain, rules, roster, quoted)
 
 
 def _roster_in(told: list[Said[Any]], id: bytes) -> Said[Roster]:
@@ -518,14 +517,10 @@ class Splits:
         members = sorted(self._parts.membership.connected())
         for peer in self._diverged.keys() - set(members):
             self._note(peer, None)
-        for peer in self._parts.rng.sample(members, min(LOOKED_AT, len(members))):
-            try:
-                query = TipQuery(self._parts.run_id, joins=False)
-                tip = await self._parts.rpc.call(peer, TIP, query, Tip, timeout=TIMEOUT)
-            except CallError as error:
-                logger.debug("%s does not say where it stands: %s", peer, error)
-            else:
-                await self.has_diverged(peer, tip)
+        asked = self._parts.rng.sample(members, min(LOOKED_AT, len(members)))
+        query = TipQuery(self._parts.run_id, joins=False)
+        for peer, tip in await self._parts.rpc.call_all(asked, TIP, query, Tip, timeout=TIMEOUT):
+            await self.has_diverged(peer, tip)
 
     async def has_diverged(self, peer: PeerId, tip: Tip) -> bool:
         """Whether a member that stands there is on a history of its own; False where it does not show it."""

@@ -57,13 +57,14 @@ from swarmnode.protocols.methods.open.store import (
     NoState,
 )
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.catchup import CatchUp
 from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.outer import OuterState
 
 logger = logging.getLogger(__name__)
 
+SAID = "what is said in rounds"
 SELECTED = 8192  # records of one kind that are read of one round
 REREAD = 2  # rounds before the tip that are read again where this node was too slow to follow what was said
 SOURCES = 6  # peers asked for a thing, one after the other
@@ -208,7 +209,7 @@ class ChainSync:
     async def _read_all(self) -> None:
         self._own.clear()  # the feed may not bring them any more
         for prefix in (VOTE_KIND, AWAY):
-            for element in await self._select(prefix, LOOKED_FOR):
+            for element in await self._state.readable(prefix, LOOKED_FOR, SAID):
                 self.insert(element)
         if self.store.stands:
             oldest = self.store.block.chain.round - REREAD
@@ -218,15 +219,9 @@ class ChainSync:
 
     async def _read_round(self, log: RoundLog) -> None:
         for kind in ROUND_KINDS:
-            for element in await self._select(f"{kind}/{log.chain.round:08d}/{subject(log.chain.tip)}", SELECTED):
+            prefix = f"{kind}/{log.chain.round:08d}/{subject(log.chain.tip)}"
+            for element in await self._state.readable(prefix, SELECTED, SAID):
                 self.insert(element)
-
-    async def _select(self, prefix: str, limit: int) -> list[Element]:
-        try:
-            return await self._state.select(prefix, limit=limit)
-        except StateError as error:
-            logger.warning("what is said in rounds could not be read: %s", error)
-            return []
 
     # --- what follows from what was heard ---------------------------------------------------------------------------
 

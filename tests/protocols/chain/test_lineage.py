@@ -9,8 +9,16 @@ from chains import RULES, after_rounds, fair, lead, offer, say, start
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain import lineage
-from swarmnode.protocols.chain.forks import Block, TrustedRoster, empty_block, settled
+from swarmnode.protocols.chain.forks import (
+    Block,
+    TrustedRoster,
+    empty_block,
+    is_shrunken,
+    leads_to,
+    light_after,
+    settled,
+    trusted_chain,
+)
 from swarmnode.protocols.chain.rules import InvalidRoster, Quoted, advance, derive
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Roster, Said
@@ -35,10 +43,10 @@ TRUSTED = TrustedRoster(FIVE.round, HISTORY[0][1].id)
 
 def test_the_history_since_a_trusted_roster_leads_to_where_members_stand() -> None:
     """Through a change of validators, without the bytes of any contribution."""
-    chain = lineage.begin(TRUSTED, HISTORY[0][1], FIVE.encode())
+    chain = trusted_chain(TRUSTED, HISTORY[0][1], FIVE.encode())
     for before, roster, quoted in HISTORY:
-        assert lineage.leads_to(chain, before)
-        chain = lineage.after(chain, RULES, roster, replace(quoted, norms={}))
+        assert leads_to(chain, before)
+        chain = light_after(chain, RULES, roster, replace(quoted, norms={}))
     assert "X" in chain.validators and "X" not in FIVE.validators
 
 
@@ -59,39 +67,39 @@ def test_another_chain_before_the_trusted_roster_is_refused() -> None:
     made_up = replace(FIVE, validators=("L",))
     for raw in (made_up.encode(), b"nothing"):
         with pytest.raises(InvalidRoster):
-            lineage.begin(TRUSTED, HISTORY[0][1], raw)
+            trusted_chain(TRUSTED, HISTORY[0][1], raw)
 
 
 def test_another_roster_than_the_trusted_one_is_refused() -> None:
     with pytest.raises(InvalidRoster):
-        lineage.begin(TRUSTED, HISTORY[1][1], HISTORY[1][0].encode())
+        trusted_chain(TRUSTED, HISTORY[1][1], HISTORY[1][0].encode())
 
 
 def test_a_roster_by_liars_on_top_of_the_trusted_one_is_refused() -> None:
-    chain = lineage.begin(TRUSTED, HISTORY[0][1], FIVE.encode())
+    chain = trusted_chain(TRUSTED, HISTORY[0][1], FIVE.encode())
     _, _, quoted = HISTORY[0]
     few = fair(FIVE, RULES, [offer(FIVE, "L")], silent="ABC")  # two of five judges
     for signed_by, what in (("L", quoted), (HISTORY[0][1].author, few)):
         roster = say(signed_by, replace(HISTORY[0][1].what, cuts=tuple(sorted(cut.id for cut in what.cuts))))
         with pytest.raises(InvalidRoster):
-            lineage.after(chain, RULES, roster, what)
+            light_after(chain, RULES, roster, what)
 
 
 def test_a_roster_that_accepts_what_its_quotes_do_not_is_refused() -> None:
-    chain = lineage.begin(TRUSTED, HISTORY[0][1], FIVE.encode())
+    chain = trusted_chain(TRUSTED, HISTORY[0][1], FIVE.encode())
     _, roster, quoted = HISTORY[0]
     entries = tuple(replace(entry, weight=entry.weight * 2) for entry in roster.what.entries)
     forged = say(roster.author, replace(roster.what, entries=entries))
     with pytest.raises(InvalidRoster):
-        lineage.after(chain, RULES, forged, quoted)
+        light_after(chain, RULES, forged, quoted)
 
 
 def test_rounds_that_few_judges_may_decide_are_told_apart() -> None:
     chain = FIVE
-    assert not lineage.shrunken(chain, RULES)
+    assert not is_shrunken(chain, RULES)
     for _ in range(3):
         chain = empty_block(chain).chain
-    assert lineage.shrunken(chain, RULES)
+    assert is_shrunken(chain, RULES)
 
 
 def test_join_strings_name_the_newest_roster_with_enough_rounds_on_it() -> None:
