@@ -24,7 +24,6 @@ NAMES = ("a", "b", "c", "d", "e", "f", "g")
 LIARS = ("f", "g")
 ROUNDS = 4
 ROUND_WITHIN = 900.0  # virtual seconds
-UNDEFENDED_WITHIN = 300.0
 SPREAD_WITHIN = 30.0  # virtual seconds for records to reach the first node
 DIMENSION = 7 * 1024 - 1  # a part for each
 
@@ -68,7 +67,7 @@ class Harm:
         return tuple(broken)
 
 
-async def _run(lie: ButterflyLie | None, method: str, rounds: int, within: float) -> tuple[SimSwarm, dict[str, int]]:
+async def _run(lie: ButterflyLie | None, method: str, rounds: int) -> tuple[SimSwarm, dict[str, int]]:
     """A swarm of which the liars lie from the first round on; and in which round each was banned by all."""
     banned: dict[str, int] = {}
     async with trio.open_nursery() as nursery:
@@ -89,7 +88,7 @@ async def _run(lie: ButterflyLie | None, method: str, rounds: int, within: float
                 lie.tell(node) if isinstance(node, Btard) else lie.undefended(node)
         honest = tuple(name for name in NAMES if name not in LIARS or lie is None)
         for number in range(rounds):
-            await swarm.until(partial(_is_past, swarm, honest, number), within=within)
+            await swarm.until(partial(_is_past, swarm, honest, number), within=ROUND_WITHIN)
             for name in LIARS if lie is not None else ():
                 if all(_bars(swarm, other, name) for other in honest):
                     banned.setdefault(name, number)
@@ -131,16 +130,14 @@ def _loss(swarm: SimSwarm, number: int) -> float:
 
 @cache
 def _clean_loss(method: str, rounds: int) -> float:
-    swarm, _ = run_simulation(partial(_run, None, method, rounds, ROUND_WITHIN))
+    swarm, _ = run_simulation(partial(_run, None, method, rounds))
     return _loss(swarm, rounds - 1)
 
 
-def harm(
-    lie: ButterflyLie | None, *, method: str = "btard", rounds: int = ROUNDS, within: float = ROUND_WITHIN
-) -> Harm:
+def harm(lie: ButterflyLie | None, *, method: str = "btard", rounds: int = ROUNDS) -> Harm:
     """Run one attack to its end."""
     clean = _clean_loss(method, rounds)
-    swarm, banned = run_simulation(partial(_run, lie, method, rounds, within))
+    swarm, banned = run_simulation(partial(_run, lie, method, rounds))
     honest = [name for name in NAMES if name not in LIARS]
     told: dict[int, set[str]] = {}
     for name in honest:
@@ -175,8 +172,8 @@ def undefended(lie: ButterflyLie) -> tuple[str, str]:
         return lie.pointless, "that it costs no more here"
     with lie.lacks.taken_out():
         try:
-            found = harm(lie, within=UNDEFENDED_WITHIN)
+            found = harm(lie)
             return lie.lacks.beside(found), found.shows
         except* trio.TooSlowError:
-            told = lie.lacks.beside(f"a round does not end in {UNDEFENDED_WITHIN:.0f} s")
+            told = lie.lacks.beside(f"a round does not end in {ROUND_WITHIN:.0f} s")
     return told, ""

@@ -9,6 +9,7 @@ from undefended import Lacking
 
 from swarmnode.protocols.methods.btard import method as btard_method
 from swarmnode.protocols.methods.btard.method import BtardReduce, Lies
+from swarmnode.protocols.methods.known import agreement
 
 
 async def _nothing(*given: Any) -> None:
@@ -53,3 +54,4 @@ UNCOMMITTED = Lacking(
 UNCOMPARED = Lacking("members do not compare what they were told", ((BtardReduce, "_compare", _nothing),))
 UNTRIED = Lacking("who is accused is banned untried", ((BtardReduce, "_try", _condemn),))
 ANY_NONCE = Lacking("nonces are not checked", ((BtardReduce, "_check_openings", lambda *given: None),))
+PATIENT = Lacking("leaders are waited for as long each time", ((agreement, "PATIENCE_BACK", 1e9),))

@@ -44,6 +44,7 @@ from typing import Protocol
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Link
 from swarmnode.protocols.methods.known.messages import (
@@ -183,6 +184,9 @@ logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 2.0  # seconds between looks at candidates that should be ready and are not
 REPORT_MARGIN = 5.0  # seconds that a leader waits for reports beyond the time that a reduction may take
+# Seconds in a second that a leader is waited for again after it was in vain. One that answers pings and leads nobody
+# would else hold up every round that is its own, or that it summons others away from.
+PATIENCE_BACK = 0.05
 FAILURES_AS_LEADER = 3  # ballots in a row that one leader may fail before another candidate tries
 
 MANY = 16  # others from which on a leader pings each of them less often, and notices silence later than its neighbours
@@ -216,6 +220,7 @@ class Agreement:
         floor, ceiling = self._settings.deadline_floor, self._settings.deadline_ceiling
         self._reducing = AdaptiveDeadline(floor=floor, ceiling=ceiling)
         self._straggling = AdaptiveDeadline(floor=floor, ceiling=ceiling)  # behind the median member
+        self._patience = Budget[PeerId](Allowance(PATIENCE_BACK, 2 * ceiling))  # seconds that a leader may let wait
         self._exchange: Exchange  # of the round in hand
         self._silence: float | None = None  # seconds for which one may give no sign of life while others wait for it
 
@@ -287,14 +292,12 @@ class Agreement:
 
     async def _follow(self, leader: PeerId, ready: Ready) -> Decision | None:
         """One ballot under another's lead. None: go to the next ballot."""
-        acceptor = self.acceptor
-        patience = min(acceptor.position.window + 2 * self._settings.deadline_ceiling, LONGEST_WAIT)
+        acceptor, settings = self.acceptor, self._settings
+        longest = 2 * settings.deadline_ceiling
+        longest = max(longest - PATIENCE_BACK * self._patience.wait(leader, longest), settings.deadline_floor)
+        patience = min(max(0.0, acceptor.position.window - acceptor.elapsed()) + longest, LONGEST_WAIT)
         try:
-            reply = await self._liveness.unless_gone(
-                leader,
-                lambda: self._rpc.call(leader, "round.ready", ready, LeaderReply, timeout=self._lead_within(patience)),
-                within=self._silence,
-            )
+            reply = await self._ask(leader, "round.ready", ready, self._lead_within(patience))
             match reply:
                 case LeaderReply(decision=Decision() as decision) if acceptor.continues(decision.roster):
                     acceptor.note_lateness(reply.head)
@@ -305,11 +308,7 @@ class Agreement:
             if report is None or not self._parts.admits(leader):
                 acceptor.raise_ballot(reply.ballot)
                 return None
-            ruling = await self._liveness.unless_gone(
-                leader,
-                lambda: self._rpc.call(leader, "round.report", report, LeaderReply, timeout=patience),
-                within=self._silence,
-            )
+            ruling = await self._ask(leader, "round.report", report, patience)
         except (PeerGoneSilent, CallError) as error:
             logger.info("round %d: the member that was to lead it is gone or not ready, another leads now", ready.round)
             logger.debug("ballot %d of round %d failed with its leader: %s", ready.ballot, ready.round, error)
@@ -318,6 +317,20 @@ class Agreement:
             return ruling.decision
         acceptor.raise_ballot(ruling.ballot)
         return None
+
+    async def _ask(self, leader: PeerId, method: str, message: Ready | Report, within: float) -> LeaderReply:
+        """Raises CallError or PeerGoneSilent. What was waited for in vain counts: see PATIENCE_BACK."""
+        began, reply = trio.current_time(), None
+        try:
+            reply = await self._liveness.unless_gone(
+                leader,
+                lambda: self._rpc.call(leader, method, message, LeaderReply, timeout=within),
+                within=self._silence,
+            )
+            return reply
+        finally:
+            if reply is None:
+                self._patience.overdraw(leader, trio.current_time() - began)
 
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import trio
 from undefended import Lacking
-from undefended_btard import ANY_NONCE, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATCHED
+from undefended_btard import ANY_NONCE, PATIENT, UNCOMMITTED, UNCOMPARED, UNTRIED, UNWATCHED
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.btard.method import Btard
@@ -26,6 +27,7 @@ from swarmnode.protocols.methods.btard.statements import (
     Signed,
     Sums,
 )
+from swarmnode.protocols.methods.known.messages import RoundHead, Summon
 from swarmnode.protocols.methods.known.method import Diloco
 
 
@@ -276,6 +278,41 @@ class LargeSignFlip(ButterflyLie):
         method.allreduce.reduce = lying  # type: ignore[method-assign]
 
 
+class Summoner(ButterflyLie):
+    """Summons the others away from whatever ballot they are in to one of its own, and leads none."""
+
+    name = "summons to its own ballots, and leads none"
+    proved = False
+    lacks = PATIENT
+
+    def tell(self, method: Btard) -> None:
+        agreement, acceptor = method.agreement, method.agreement.acceptor
+        agree = agreement.agree
+
+        async def lead(ready: Any, candidates: Any) -> None:
+            await trio.sleep_forever()
+
+        async def summon() -> None:
+            while True:
+                candidates, round = acceptor.candidates(), acceptor.position.round
+                ballot = acceptor.ballot + 1
+                while acceptor.leader(ballot) != agreement._me:
+                    ballot += 1
+                others = [peer for peer in candidates if peer != agreement._me]
+                message = Summon(agreement._run_id, round, ballot)
+                await agreement._rpc.call_all(others, "round.summon", message, RoundHead, timeout=1.0)
+                await trio.sleep(1.0)
+
+        async def lying(**what: Any) -> Any:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(summon)
+                decision = await agree(**what)
+                nursery.cancel_scope.cancel()
+            return decision
+
+        agreement._lead, agreement.agree = lead, lying  # type: ignore[method-assign]
+
+
 def _hash(raw: bytes) -> bytes:
     return hashlib.sha256(raw).digest()
 
@@ -297,4 +334,5 @@ def everyone() -> list[ButterflyLie]:
         FalseAccusation(),
         Garbage(),
         LargeSignFlip(),
+        Summoner(),
     ]
