@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.methods.context import NOBODY, Context, Observer
-from swarmnode.protocols.methods.known.messages import MAX_ROUND
+from swarmnode.protocols.methods.known.messages import most_rounds
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.shard_manifest import HASH, MAX_SIZE, ShardManifest
@@ -252,7 +252,7 @@ class CatchUp:
         return (
             manifest.run_id == self._run_id
             and wanted in (None, manifest.state_hash)
-            and 0 <= manifest.round <= MAX_ROUND
+            and 0 <= manifest.round <= most_rounds()
             and manifest.layout == self._layout.digest
             and len(manifest.shards) == 2 * -(-4 * self._layout.parameters // MAX_SIZE)
             and all(len(shard) == HASH for shard in manifest.shards)

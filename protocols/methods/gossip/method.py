@@ -40,7 +40,7 @@ import numpy as np
 import trio
 
 from swarmnode.protocols.calls.rpc import Refuse
-from swarmnode.protocols.limits import Recent
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.gossip.meeting import (
     AWAY,
@@ -53,6 +53,7 @@ from swarmnode.protocols.methods.gossip.meeting import (
     Stand,
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
+from swarmnode.protocols.methods.known.messages import most_rounds
 from swarmnode.protocols.methods.method import NOTICE_MEMBERS_FOR, Begin, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
@@ -102,6 +103,7 @@ class Gossip(Method):
             floor=parts.spec.exchange.deadline_floor, ceiling=parts.spec.exchange.deadline_ceiling
         )
         self._absent = Recent[PeerId, float](1024)  # until when, trio time
+        self._calls = Budget[PeerId](Allowance(1 / parts.spec.exchange.deadline_ceiling, 1.0))  # from far ahead
         self._size = sum(each.encoded_size(parts.trainer.layout.parameters) for each in (self._weights, self._codec))
         self._merging = False  # it is past its last round, and meets others without taking steps
         self._asked: set[PeerId] = set()  # who looked for a place here, while this node waits for such
@@ -132,7 +134,7 @@ class Gossip(Method):
             if (self._is_over() and not self._merging) or request.round < self._round:
                 return MeetReply(self._round, False)
             if request.round > self._round + BEHIND and not self._merges_in(request.round):
-                if self.meeting is not None:
+                if self.meeting is not None and self._calls.take(peer, 1.0):
                     self.meeting.ahead, self.meeting.wanted = max(self.meeting.ahead, request.round), True
                     await self._trainer.interrupt()
                 return MeetReply(self._round, False)
@@ -379,7 +381,8 @@ class Gossip(Method):
         """Where some members stand, who are furthest first."""
         asked, query = self._parts.nearby(ASK_AT_ONCE), RunQuery(self._parts.run_id)
         stands = await self._parts.rpc.call_all(asked, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
-        return sorted(stands, key=lambda each: each[1].round, reverse=True)
+        told = [each for each in stands if each[1].round <= most_rounds()]
+        return sorted(told, key=lambda each: each[1].round, reverse=True)
 
     async def _stand_with(self, stands: list[tuple[PeerId, Stand]], round: int, state: OuterState) -> bool:
         """Go on from `state` of `round`, where members are near; else from the state of one of them."""

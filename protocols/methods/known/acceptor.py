@@ -152,7 +152,7 @@ class Acceptor:
         if position.steering != self.steering.now.raw:
             self.steering.take(position.steering, position.round)
         self._position = replace(position, window=min(position.window, LONGEST_WINDOW), steering=self.steering.now.raw)
-        self._began = trio.current_time() - elapsed
+        self._began = trio.current_time() - min(elapsed, LONGEST_WINDOW)
         if before is None or before.instance != position.instance:
             for ballot, box in self.boxes.items():
                 if before is not None and before.round < position.round:

@@ -27,7 +27,14 @@ import trio
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
-from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, Position, RoundHead, RoundRoster
+from swarmnode.protocols.methods.known.messages import (
+    Decision,
+    PartsMissing,
+    Position,
+    RoundHead,
+    RoundRoster,
+    most_rounds,
+)
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import RoundResult
@@ -100,7 +107,7 @@ class DilocoRounds:
         """
         if self._acceptor.steering.read(head.steering) is None:
             raise CatchUpFailed("what is said to be its owner's word on the run's values is not")
-        if not head.voters:  # nobody could decide the round there
+        if not head.voters or head.round > most_rounds():  # nobody could decide the round there
             raise CatchUpFailed("nobody made that state")
         self.phase = "catching-up"
         began = trio.current_time()

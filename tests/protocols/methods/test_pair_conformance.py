@@ -8,6 +8,7 @@ neither makes nor loses any.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,13 @@ from signature import AXES, STRIDE, SignatureModel
 from simswarm import Body, SimSwarm
 from tripwire import Struck, strike
 
-from swarmnode.protocols.calls.rpc import Refuse
-from swarmnode.protocols.methods.gossip.meeting import MeetRequest, SettleRequest, Stand
+from swarmnode.protocols.calls.rpc import CallError, Refuse
+from swarmnode.protocols.methods.gossip.meeting import MeetReply, MeetRequest, SettleRequest, Stand
 from swarmnode.protocols.methods.gossip.method import Gossip
+from swarmnode.protocols.methods.known.messages import MAX_ROUND
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.testing.consensus import consensus_distance
+from swarmnode.training.outer import state_hash
 
 NAMES = ("a", "b", "c", "d", "e")
 STEPS = 5
@@ -144,6 +147,39 @@ def test_a_member_that_is_furthest_and_gives_no_state_keeps_no_newcomer_out() ->
         del served["catchup.state"]
         await swarm.start("c", join="b")
         await swarm.until(lambda: len(swarm.nodes["c"].rounds) > 1, within=60)
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("claimed", [10**6, MAX_ROUND])
+def test_a_member_that_says_again_and_again_how_far_it_is_holds_nobody_up(claimed: int) -> None:
+    """One is at no such round, the other at one from which nobody could count on."""
+
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        liar = swarm.nodes["c"].method
+        assert isinstance(liar, Gossip)
+        served = liar._parts.rpc._server.methods
+        state = liar.state
+        hash = state_hash(claimed, swarm.nodes["c"].trainer.layout, state)
+
+        async def lie(peer: str, query: RunQuery) -> Stand:
+            return Stand(claimed, hash)
+
+        if claimed == MAX_ROUND:
+            served["gossip.stand"] = replace(served["gossip.stand"], handler=lie)
+            liar.catch_up.serve_state(claimed, hash, state)
+        began = swarm.nodes["a"].done
+        for _ in range(120):
+            for name in NAMES[:2]:
+                with suppress(CallError):
+                    request = MeetRequest(simswarm.RUN, claimed)
+                    await liar._parts.rpc.call(swarm.peer(name), "gossip.meet", request, MeetReply, timeout=1)
+            await trio.sleep(0.5)
+        for name in NAMES[:2]:
+            assert began + 15 < swarm.nodes[name].done < 1000
+            taken = [told["steps"] for round, told in swarm.nodes[name].rounds.items() if round > began]
+            assert sum(taken) > 0.8 * STEPS * len(taken)
 
     simulate(body)
 

@@ -14,6 +14,7 @@ from swarmnode.protocols.calls.rpc import PeerGone, Refused, Rpc
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.messages import (
+    MAX_SECONDS,
     Accepted,
     Behind,
     Decision,
@@ -208,6 +209,31 @@ def test_a_leader_that_answers_pings_and_never_leads_is_passed_over(simulated: S
         swarm.begin(*swarm.members[1:])
         decision = await swarm.decided(*swarm.members[1:], within=5 + 4 * CEILING)
         assert swarm.members[0].me in decision.missing
+
+    simulate(simulated, body)
+
+
+def test_a_leader_that_was_waited_for_in_vain_is_waited_for_less_the_next_time(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        silent, *others = swarm.members
+        everybody = [member.me for member in swarm.members]
+        its_own = [round for round in range(1, 100) if leader_order(RUN, round, everybody)[0] == silent.me]
+        took = []
+        for round in (0, *its_own[:2]):
+            for member in swarm.members:
+                member.agreement.acceptor.advance(swarm.position(round=round))
+            began = trio.current_time()
+            with trio.fail_after(5 + 4 * CEILING):
+                async with trio.open_nursery() as nursery:
+                    for member in others:
+                        nursery.start_soon(member.agree)
+            took.append(trio.current_time() - began)
+        straggling = (
+            5 + CEILING
+        )  # the window in which all may train, and how long the next leader waits for the silent one
+        assert took[0] > straggling + 2 * CEILING - 1
+        assert max(took[1:]) < straggling + FLOOR + 1
 
     simulate(simulated, body)
 
@@ -524,3 +550,14 @@ def test_of_two_histories_exactly_one_gives_way() -> None:
             assert prefers(mine, theirs) + prefers(theirs, mine) == (mine != theirs)
             if mine.round == theirs.round:
                 assert diverged(mine, theirs) == (mine.parent != theirs.parent)
+
+
+def test_a_round_that_is_said_to_have_begun_long_ago_is_told_like_others(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(1)
+        (member,) = swarm.members
+        member.agreement.acceptor.advance(swarm.position(round=7), elapsed=MAX_SECONDS)
+        await trio.sleep(10)
+        assert member.agreement.acceptor.head().elapsed < MAX_SECONDS / 1000
+
+    simulate(simulated, body)
