@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +15,7 @@ from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.btard.method import Btard, Proof
 from swarmnode.protocols.methods.btard.statements import LieEvidence, Opening, convicts, seal
 from swarmnode.protocols.methods.known.messages import RoundHead, Summon
+from swarmnode.protocols.wire import Empty
 from swarmnode.testing.simnet import SimWorld, run_simulation
 
 HONEST, BANNED = ("a", "b", "c", "d"), "e"
@@ -107,3 +111,35 @@ async def summon(swarm: SimSwarm, name: str = "a") -> None:
             with suppress(CallError):
                 await rpc.call(swarm.peer(name), "round.summon", call, RoundHead, timeout=1.0)
         await trio.sleep(0.2)
+
+
+def test_a_liar_that_is_banned_twice_while_members_compute_is_named_once() -> None:
+    """By the proof that it gives of itself, and by the record of that: no computation can be cancelled meanwhile."""
+
+    async def slow(work: Callable[[], Any]) -> Any:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(12)
+        return work()
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin((*HONEST, BANNED))
+        await swarm.round_done(0, *HONEST)
+        reducers = [swarm.nodes[name].method.allreduce for name in HONEST]  # type: ignore[attr-defined]
+        usual = [reducer._parts for reducer in reducers]
+        for reducer in reducers:
+            reducer._parts = replace(reducer._parts, runner=slow)
+        with trio.fail_after(60):
+            while not all(reducer._pending is not None for reducer in reducers):  # noqa: ASYNC110 (no event tells it)
+                await trio.sleep(0.1)
+        liar = swarm.nodes[BANNED].method
+        assert isinstance(liar, Btard)
+        said = (seal(Opening(nonce), liar._parts.me, b"a" * 32, b"l" * 16, liar._parts.sign) for nonce in (b"1", b"2"))
+        proof = Proof(RUN, LieEvidence(*said))
+        for name in HONEST:
+            await liar._parts.rpc.call(swarm.peer(name), "btard.proof", proof, Empty, timeout=5)
+        await trio.sleep(60)
+        for reducer, parts in zip(reducers, usual, strict=True):
+            reducer._parts = parts
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 1, *HONEST)
+
+    simulate(body, world=SimWorld(latency=0.02), method="btard", steps=2)

@@ -65,7 +65,7 @@ from swarmnode.protocols.methods.btard.statements import (
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, parts
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, encoded, shares_in
+from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, blaming, encoded, shares_in
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.wire import Empty
@@ -94,7 +94,7 @@ class BtardReduce(SignedReducer):
         self._round = -1
         self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
         self._work = trio.CancelScope()
-        self._found: list[PeerId] = []  # who was convicted while an attempt was under way
+        self._found: set[PeerId] = set()  # who was convicted while an attempt was under way
 
     async def reduce(
         self, roster: RoundRoster, values: Vector, *, within: float = math.inf, silence: float | None = None
@@ -129,7 +129,7 @@ class BtardReduce(SignedReducer):
             allowed,
             trio.current_time() + allowed,
         )
-        self._found = []
+        self._found = set()
         try:
             with trio.CancelScope() as self._work:
                 return await self._run(attempt, values)
@@ -140,12 +140,12 @@ class BtardReduce(SignedReducer):
             for evidence in lies.evidence:
                 await self.bans.publish(evidence, others)
             raise PartsMissing(tuple(sorted(lies.convicted))) from lies
-        raise PartsMissing(tuple(self._found))
+        raise PartsMissing(tuple(sorted(self._found)))
 
     def stop_with(self, peer: PeerId) -> None:
         """Somebody was convicted elsewhere: an attempt with it leads nowhere."""
         if self._pending is not None and any(peer in roster.peers for roster in self._offered):
-            self._found.append(peer)
+            self._found.add(peer)
             self._work.cancel()
 
     async def _run(self, attempt: BtardAttempt, values: Vector) -> Vector:
@@ -208,10 +208,8 @@ class BtardReduce(SignedReducer):
             centre = self.opened(attempt, signed, Centre, part.owner)
             if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
                 raise PartsMissing((part.owner,))
-            try:
+            with blaming(part.owner):
                 self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
-            except CodecError as error:
-                raise PartsMissing((part.owner,)) from error
             attempt.signed.setdefault("centre", {})[part.owner] = signed
             attempt.centres[number] = (centre, raw)
 
@@ -356,10 +354,8 @@ class BtardReduce(SignedReducer):
             if sent.hash != attempt.commitments[peer].hashes[number]:
                 evidence.append(LieEvidence(attempt.signed["commitment"][peer], signed))
                 return
-            try:
+            with blaming(peer):
                 self._codec.decode(raw, part.stop - part.start)
-            except CodecError as error:
-                raise PartsMissing((peer,)) from error
             found[peer] = raw
 
         async with all_or_missing() as nursery:
