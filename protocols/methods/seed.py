@@ -10,8 +10,8 @@ is a set of records, and *nodes that hold the same records hold the same bits*. 
 authors' chains. A round ends for each node by itself, whoever else dies, freezes or leaves; the sides of a partition go
 on, and hold the same once their states are repaired. A step that was cut short is lost, and nothing else.
 
-Rounds are counted by each node from the latest that it heard of, so that schedules run alike everywhere. Where a run
-has a last round, whoever hears of its end ends too, tells what it has, and waits a little for the others'.
+Rounds are counted by each node, from the one that half of the members have come to, so that schedules run alike
+everywhere. Where a run has a last round and half have come to it, all end, tell what they have, and wait a little.
 
 A late comer repairs its state with a member and adds up all records: H forward passes of theirs cost it H additions of
 vectors. The state keeps 512 records of an author for a week. Who lacks older ones fetches theta_0 and S from a member,
@@ -32,6 +32,7 @@ from collections import Counter as Count
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import median_high
 from typing import Annotated, Any
 
 import msgpack
@@ -215,12 +216,19 @@ class Seed(Method):
                         self._chains[author] = chain.then(round, told)
                 del waiting[chain.round]
                 self._counted[author] += 1
-                self._round, moved = max(self._round, round + 1), True
+                moved = True
             if not waiting:
                 del self._waiting[author]
         self._lacking = min(self._lacking, trio.current_time()) if self._waiting else math.inf
         if moved or not self._hash:
+            self._count_on()
             await self._stand()
+
+    def _count_on(self) -> None:
+        """Be in the round that half of the members have come to, where that is further: one alone moves nobody."""
+        own = self._chains.get(self._parts.me, Chain()).round
+        told = [self._chains[peer].round for peer in self._parts.membership.members() if peer in self._chains]
+        self._round = max(self._round, own + 1, median_high([own, *told]) + 1)
 
     async def _stand(self) -> None:
         assert self._tally is not None
@@ -387,7 +395,7 @@ class Seed(Method):
         initial = await self._parts.runner(lambda: hashlib.sha256(state.parameters.data).hexdigest())
         self._tally = Tally(state.parameters.copy(), state.momentum.astype(np.int32))
         self._initial, self._chains, self._waiting, self._hash, self._offered = initial, chains, {}, "", None
-        self._round = max(self._round, 1 + max((chain.round for chain in chains.values()), default=FIRST))
+        self._count_on()
         await self._look_at_all()
         await self._add()
         return True
