@@ -202,7 +202,7 @@ class Membership:
     def _addresses(self) -> tuple[Address, ...]:
         addresses: list[Address] = []
         for address in self._network.addresses[:MAX_ADDRESSES]:
-            if sum(map(len, addresses)) + len(address) <= MAX_ADDRESS_BYTES:
+            if sum(len(each.encode()) for each in (*addresses, address)) <= MAX_ADDRESS_BYTES:
                 addresses.append(address)
         return tuple(addresses)
 
@@ -254,12 +254,7 @@ class Membership:
             life.cancel()
 
     async def _look_at_all(self) -> None:
-        try:
-            leases = await self._state.select(KIND, limit=MAX_LEASES)
-        except StateError as error:
-            logger.warning("leases could not be read, new ones will be seen: %s", error)
-            return
-        for element in leases:
+        for element in await self._state.readable(KIND, MAX_LEASES, "leases"):
             await self._look_at(element)
 
     async def _look_at(self, element: Element) -> None:

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from swarmnode.node.host import addresses
-from swarmnode.node.host.addresses import announced, by_turns, listening
+from swarmnode.node.host.addresses import announced, by_turns, listening, public_key
 from swarmnode.node.host.dialling import STAGGER
 from swarmnode.node.host.network import Libp2pNetwork
 
@@ -162,3 +162,9 @@ def test_where_one_family_leads_nowhere_the_other_is_dialled_after_a_quarter_of_
                 assert began[1][1] - began[0][1] >= STAGGER
 
     run(main)
+
+
+@pytest.mark.timeout(20)
+def test_what_is_much_too_long_for_a_peer_id_is_refused_without_being_decoded() -> None:
+    with pytest.raises(ValueError, match="is not the id of an Ed25519 key"):
+        public_key("1" * 1_000_000)

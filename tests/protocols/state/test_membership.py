@@ -289,12 +289,13 @@ def test_leases_of_strangers_to_a_closed_run_change_nothing_here(simulated: Simu
     simulated(main)
 
 
+@pytest.mark.parametrize("letter", ["x", "中"])
 def test_a_lease_fits_its_record_however_many_addresses_there_are(
-    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+    letter: str, simulated: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         one, other = await nodes(world, nursery, 2)
-        fat = tuple(f"/dns4/{'x' * 90}{i}/tcp/1/p2p/{one.me}" for i in range(20))
+        fat = tuple(f"/dns4/{letter * 90}{i}/tcp/1/p2p/{one.me}" for i in range(20))
         monkeypatch.setattr(SimNetwork, "addresses", property(lambda network: fat))
         await one.network.connect(other.me)
         await one.membership.announce()
