@@ -13,8 +13,11 @@ trains reads the file by itself. A document ends with the tokenizer's token for 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Sequence
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 BYTES = 256  # the vocabulary of text without a tokenizer
 MAX_VOCABULARY = 1 << 20
 MAX_TOKENIZER = 64 << 20  # bytes of a tokenizer.json; those of models with 256 k tokens have 35 MB
+MAX_GROWTH = 64  # times as long as a text is, what becomes of it before it is cut into tokens
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")  # GPT-2, Llama 3 and 2, Gemma, …
 _SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -70,13 +74,16 @@ class Encoder:
     """A tokenizer.json that makes tokens below `vocabulary`. Raises TokenizerError."""
 
     def __init__(self, raw: bytes, vocabulary: int) -> None:
-        size = size_of(raw)
+        size, self.growth = size_of(raw), growth_of(_parsed(raw).get("normalizer"))
+        if self.growth > MAX_GROWTH:
+            raise TokenizerError(
+                f"the tokenizer can make a text {self.growth} times as long before it cuts it, and {MAX_GROWTH} times "
+                "are allowed: it would fill the memory of everybody who takes part"
+            )
         if size > vocabulary:
             raise TokenizerError(f"the tokenizer has {size} tokens; set [data] vocabulary = {size} or more")
-        try:
+        with _failing():
             self._tokenizer = _library().Tokenizer.from_str(raw.decode())
-        except Exception as error:  # the library raises no narrower one
-            raise TokenizerError(f"the tokenizer cannot be loaded by tokenizers: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # the name of a special token in a text is text
@@ -85,15 +92,51 @@ class Encoder:
         self._end = [] if end is None else [end]
 
     def encode(self, documents: Sequence[bytes]) -> list[NDArray[Any]]:
-        """The tokens of each document, and the end of it; bytes that are no UTF-8 become U+FFFD."""
+        """The tokens of each document, and the end of it; bytes that are no UTF-8 become U+FFFD.
+
+        Raises TokenizerError.
+        """
         texts = [document.decode(errors="replace") for document in documents]
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _failing():
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(each.ids + self._end, dtype=self._dtype) for each in encoded]
 
 
 def size_of(raw: bytes) -> int:
     """One more than the greatest id of a tokenizer.json. Raises TokenizerError."""
     return max(_tokens(_parsed(raw)), default=-1) + 1
+
+
+def growth_of(normalizer: Any) -> int:
+    """How many times as many bytes it can make of a text at the most. Raises TokenizerError where nobody knows.
+
+    Of Unicode's forms as in its FAQ on normalization; a regular expression may match before each byte and behind it.
+    """
+    match normalizer:
+        case None | {"type": "Nmt" | "Strip" | "StripAccents"}:
+            return 1
+        case {"type": "Lowercase" | "ByteLevel"}:
+            return 2
+        case {"type": "NFC" | "NFD"}:
+            return 3
+        case {"type": "BertNormalizer"}:  # NFD, lower case, and spaces around each letter of Chinese
+            return 10
+        case {"type": "NFKC" | "NFKD"}:
+            return 11
+        case {"type": "Prepend", "prepend": str() as text}:
+            return 1 + len(text.encode())
+        case {"type": "Replace", "pattern": {"Regex": _}, "content": str() as text}:
+            return 1 + 2 * len(text.encode())
+        case {"type": "Replace", "pattern": {"String": str() as found}, "content": str() as text} if found:
+            return max(1, -(-len(text.encode()) // len(found.encode())))
+        case {"type": "Precompiled", "precompiled_charsmap": str() as table}:  # SentencePiece's: a trie, then strings
+            with suppress(ValueError):
+                strings = b64decode(table, validate=True)
+                return max(1, *map(len, strings[4 + int.from_bytes(strings[:4], "little") :].split(b"\0")))
+        case {"type": "Sequence", "normalizers": list() as steps}:
+            with suppress(RecursionError):
+                return math.prod(map(growth_of, steps))
+    raise TokenizerError("the tokenizer changes texts before it cuts them in a way that this version does not know")
 
 
 def end_of(raw: bytes) -> int | None:
@@ -130,6 +173,17 @@ def spellings(raw: bytes, vocabulary: int) -> tuple[bytes, ...]:
 
 def decode(tokens: Iterable[int], spelled: Sequence[bytes]) -> bytes:
     return b"".join(spelled[token] for token in tokens)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Whatever the library raises, as a TokenizerError."""
+    try:
+        yield
+    except BaseException as error:  # a panic in its Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"the tokenizer cannot be used by tokenizers: {error}") from error
 
 
 def _library() -> Any:

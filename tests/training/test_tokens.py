@@ -6,18 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from base64 import b64encode
 from typing import Any
 
 import numpy as np
 import pytest
 
 from swarmnode.training.tokens import (
+    MAX_GROWTH,
     MAX_VOCABULARY,
     Encoder,
     TokenizerError,
     decode,
     dtype_of,
     end_of,
+    growth_of,
     size_of,
     spellings,
     train,
@@ -116,3 +119,73 @@ def test_what_is_no_tokenizer_is_refused(raw: bytes) -> None:
     for use in (size_of, end_of, lambda raw: spellings(raw, 300), lambda raw: Encoder(raw, 300)):
         with pytest.raises(TokenizerError):
             use(raw)
+
+
+def _replace(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+LLAMA = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, _replace("▁", String=" ")]}
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        None,
+        LLAMA,
+        _replace("abc", Regex="x*"),
+        _replace("", String="a"),
+        *({"type": name} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel")),
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+        {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": False,
+            "lowercase": True,
+        },
+    ],
+    ids=json.dumps,
+)
+def test_no_letter_grows_by_more_than_is_said(normalizer: Any) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    file = json.loads(train(TEXTS, VOCABULARY)) | {"normalizer": normalizer}
+    made = tokenizers.Tokenizer.from_str(json.dumps(file)).normalizer
+    most = growth_of(normalizer)
+    assert most <= MAX_GROWTH and Encoder(json.dumps(file).encode(), VOCABULARY).growth == most
+    for text in map(chr, (*range(32, 0xD800), *range(0xF900, 0x11000), 0x1D160, 0x1D1BC, 0x2F9F4)):
+        assert made is None or len(made.normalize_str(text).encode()) <= most * len(text.encode()), hex(ord(text))
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Sequence", "normalizers": 8 * [_replace(10 * "e", String="e")]},
+        _replace(100 * "e", Regex="x*"),
+        {"type": "Prepend", "prepend": 100 * "e"},
+        {"type": "Precompiled", "precompiled_charsmap": b64encode(bytes(4) + 100 * b"e").decode()},
+        {"type": "Precompiled", "precompiled_charsmap": "#"},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "e"},
+        {"type": "Of a later version"},
+        "NFC",
+    ],
+    ids=lambda given: str(given)[:60],
+)
+def test_a_tokenizer_that_would_fill_a_members_memory_is_refused(normalizer: Any) -> None:
+    file = json.loads(train(TEXTS, VOCABULARY)) | {"normalizer": normalizer}
+    with pytest.raises(TokenizerError, match=r"the tokenizer (can make a text|changes texts)"):
+        Encoder(json.dumps(file).encode(), VOCABULARY)
+
+
+@pytest.mark.parametrize("table", [b"", b"\x05", b"\x08\0\0\0abc", b"\xff\xff\xff\xff"])
+def test_a_table_that_makes_the_library_panic_is_refused(table: bytes) -> None:
+    """What it then raises is no Exception."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()}
+    file = json.loads(train(TEXTS, VOCABULARY)) | {"normalizer": normalizer}
+    with pytest.raises(TokenizerError, match="cannot be used by tokenizers"):
+        Encoder(json.dumps(file).encode(), VOCABULARY).encode([b"a"])
+
+
+def test_sentencepieces_own_table_is_read() -> None:
+    trie = b"\x04\0\0\0" + b"trie"
+    assert growth_of({"type": "Precompiled", "precompiled_charsmap": b64encode(trie + b"a\0bcd\0ef").decode()}) == 3
