@@ -16,7 +16,6 @@ all that he sent is dropped. Standing is this process's: it ends with it.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ from swarmnode.protocols.methods.rollouts.pool import in_turn
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.tasks import TaskRef, assigned_task, tasks_of_run
-
-log = logging.getLogger(__name__)
 
 SKIPS = 64.0  # counters of an author that may be missing: eight batches that were lost
 REFUND = 0.25  # of a skip, for each group that comes
@@ -109,16 +106,15 @@ class Samplers:
         self._me, self._run_id, self._settings = me, run_id, settings
         self._tasks = tasks_of_run(settings)
         self._versions = Recent[str, range](settings.staleness + 1)  # of weights that are out, by hash: an update may
-        # change nothing, so that one hash has several
+        # change nothing, and a checkpoint bring weights back, so that one hash has several
         self._authors: OrderedDict[PeerId, _Author] = OrderedDict()  # the one heard last at the end
 
     # -- what comes
 
     def know(self, policy: str, version: int) -> None:
         """These weights are out: groups that they write may come."""
-        known = self._versions.get(policy)
-        follows = known is not None and known.stop == version
-        self._versions[policy] = range(known.start if known is not None and follows else version, version + 1)
+        known = self._versions.get(policy, range(version, version))
+        self._versions[policy] = range(known.start, version + 1)
 
     def insert(self, group: SignedGroup) -> str:
         """Keep a group; or why not: for-another, no-standing, stale, …; noted with its author."""

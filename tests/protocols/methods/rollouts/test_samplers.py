@@ -129,6 +129,14 @@ def test_weights_that_an_update_did_not_change_are_as_fresh_as_their_last_versio
     assert found.insert(written(3, version=12, policy=policy(3), task=task)) == "other-version"
 
 
+def test_who_wrote_with_weights_that_came_back_with_a_checkpoint_told_no_lie() -> None:
+    found = samplers(newest=3)
+    found.know(policy(4), 4)
+    found.know(policy(3), 5)
+    task = assigned_task(RUN, ALICE.me, 0, version=3, policy=policy(3), tasks=TASKS)
+    assert found.insert(written(0, version=3, policy=policy(3), task=task)) == ""
+
+
 def test_a_counter_counts_once_in_any_order() -> None:
     found = samplers()
     assert [found.insert(written(counter)) for counter in (5, 7, 6)] == ["", "", ""]
