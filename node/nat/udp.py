@@ -184,7 +184,8 @@ class UdpPuncher:
         sockets: list[socket.socket] = []
         found: list[tuple[socket.socket, tuple[str, int]]] = []
         family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-        most = min(SOCKETS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = SOCKETS if allowed == resource.RLIM_INFINITY else min(SOCKETS, allowed // 4)
 
         async def listen(made: socket.socket, done: trio.CancelScope) -> None:
             await trio.lowlevel.wait_readable(made)

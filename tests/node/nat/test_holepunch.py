@@ -176,6 +176,19 @@ def test_where_no_further_socket_can_be_opened_nothing_is_dialled(monkeypatch: p
     trio.run(main)
 
 
+def test_a_process_without_a_limit_of_files_opens_as_many_sockets_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> int:
+        network: Any = SimpleNamespace(me="me")
+        puncher = udp.UdpPuncher(network)
+        with trio.move_on_after(0.2):
+            await puncher._open_many("peer", ("127.0.0.1", 9), dials=False)
+        return puncher.packets["further sockets"]
+
+    monkeypatch.setattr(udp, "SOCKETS", 3)
+    monkeypatch.setattr(udp.resource, "getrlimit", lambda _: (udp.resource.RLIM_INFINITY,) * 2)
+    assert trio.run(main) == 3
+
+
 async def test_each_failure_is_remembered_longer_up_to_a_bound() -> None:
     async with two() as (b, a):
         waits = []
