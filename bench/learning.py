@@ -98,9 +98,7 @@ class Plan:
         *(replace(by_default("diloco"), interval=interval, grows=False) for interval in (10, 50)),
     )
     batches: tuple[int, ...] = (8, 2)
-    menu_size: Size = field(
-        default_factory=lambda: Size(8, 2, ModelSection(layers=6, heads=4, width=168, context=64), precision="bf16")
-    )
+    menu_size: Size = field(default_factory=lambda: Size(8, 2, ModelSection(layers=6, heads=4, width=168, context=64)))
     menu: tuple[Arm, ...] = (
         MENU,
         replace(MENU, method="alone"),
@@ -192,21 +190,30 @@ def start_of(cell: Cell, workers: Workers, every: int, starts: Path) -> Vector:
     if not cell.arm.after:
         return workers.initial
     before = replace(cell, arm=replace(MENU, steps=cell.arm.after))
-    usual = asdict(Arm("", 0, 0.0))  # what arms are told later changes no name
-    told = {
-        "arm": [pair for pair in asdict(before.arm).items() if pair not in usual.items()],
-        "size": asdict(cell.size),
-    }
-    name = f"{cell.seed}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]}"
-    file = starts / f"{name}.npy"
+    file = end_of(before, starts)
     if not file.exists():
         ended = train(before.arm, workers, start=workers.initial, stream="scratch", every=every, say=lambda *_: None)
-        starts.mkdir(parents=True, exist_ok=True)
-        unfinished = starts / f"{name}.{os.getpid()}.npy"
-        np.save(unfinished, ended.parameters)
-        unfinished.rename(file)
+        keep(ended.parameters, file)
     start: Vector = np.load(file)
     return start
+
+
+def end_of(cell: Cell, starts: Path) -> Path:
+    """The file of the parameters that a synchronous run ended at."""
+    usual = asdict(Arm("", 0, 0.0))  # what arms are told later changes no name
+    told = {
+        "arm": [pair for pair in asdict(cell.arm).items() if pair not in usual.items()],
+        "size": asdict(cell.size),
+    }
+    return starts / f"{cell.seed}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]}.npy"
+
+
+def keep(parameters: Vector, file: Path) -> None:
+    """Write them whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(f".{os.getpid()}.npy")
+    np.save(unfinished, parameters)
+    unfinished.rename(file)
 
 
 def run(cell: Cell, every: int, starts: Path) -> dict[str, Any]:
@@ -224,6 +231,8 @@ def run(cell: Cell, every: int, starts: Path) -> dict[str, Any]:
     stream = "continued" if cell.arm.after else "scratch"
     outcome = train(cell.arm, workers, start=start, stream=stream, every=every, say=say)
     workers.close()
+    if cell.part == "menu" and cell.arm.method == "synchronous":
+        keep(outcome.parameters, end_of(cell, starts))
     return {
         "parameters": workers.parameters,
         "heldout": workers.text.spec.task.heldout_sha256,
@@ -245,7 +254,7 @@ def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of all parts with several")
     parser.add_argument("--only", choices=PARTS, action="append", help="run only this part, and perhaps others")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="end after so many runs that were not finished")
-    parser.add_argument("--out", type=Path, default=Path("build/learning"), help="folder of finished runs")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"), help="folder of finished runs")
     parser.add_argument("--docs", type=Path, help="folder with results.md, whose tables and plot are written anew")
     parser.add_argument("--report-only", action="store_true", help="run nothing; write up what is finished")
     parser.add_argument("--quick", action="store_true", help="one seed and a twentieth of all steps, for a look")
