@@ -60,7 +60,8 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     # here and not above: every command of the command line imports this module, and starts in a tenth of a second
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    raw = base58.b58decode(peer) if len(peer) <= MAX_TEXT else b""  # it takes the square of the length
+    plain = peer.isascii() and peer.isalnum() and len(peer) <= MAX_TEXT  # one id has one spelling, and no square's cost
+    raw = base58.b58decode(peer) if plain else b""
     if len(raw) != len(ED25519_PREFIX) + 32 or not raw.startswith(ED25519_PREFIX):
         raise ValueError(f"{peer[:MAX_TEXT]!r} is not the id of an Ed25519 key")
     return Ed25519PublicKey.from_public_bytes(raw[len(ED25519_PREFIX) :])

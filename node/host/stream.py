@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.addresses import MAX_TEXT
 from swarmnode.node.host.muxed import MuxedStream
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import Network, NetworkError, PeerId, ProtocolUnsupported, Stream, StreamBroken
@@ -101,6 +102,8 @@ def places_in(packed: Iterable[bytes]) -> tuple[str, ...]:
     """Multiaddrs in a message, without a peer at their ends; those that this node cannot read are left out."""
     places = []
     for raw in packed:
+        if len(raw) > MAX_TEXT:  # its text may take the square of that
+            continue
         try:
             place = str(Multiaddr(bytes(raw))).partition("/p2p/")[0]
             Multiaddr(place)  # what is read from bytes may be no text, such as a host that is called tcp

@@ -108,11 +108,11 @@ class Rpc:
     async def call(self, peer: PeerId, method: str, request: Any, reply: type[A], *, timeout: float) -> A:
         """The peer's answer, within `timeout` seconds from now, connecting included.
 
-        Raises PeerGone, DeadlineExceeded or Refused; ValueError where the request does not fit a frame.
+        Raises PeerGone, DeadlineExceeded or Refused; a plain CallError where the request does not fit a frame.
         """
         body = encode(request)
         if len(body) > self._limits.frame - HEADROOM:
-            raise ValueError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
+            raise CallError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
         deadline = trio.current_time() + timeout
         with trio.CancelScope(deadline=deadline):
             try:

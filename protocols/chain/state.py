@@ -46,13 +46,15 @@ from typing import Any
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import EncodingError, Value
-from swarmnode.protocols.chain.statements import HASH, MAX_JUDGES, MAX_ROUND, AvailabilityVote, Said
+from swarmnode.crdt.record import MAX_AUTHOR
+from swarmnode.protocols.chain.statements import HASH, MAX_JUDGES, MAX_ROUND, MAX_VALIDATORS, AvailabilityVote, Said
 from swarmnode.protocols.wire import check_range, plain
 from swarmnode.training.runspec import TrustSection
 
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part
 LARGEST = 1 << 53  # of an integer in it
+LARGEST_NORM = 1e50  # beyond those of float32
 MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 kB
 
 
@@ -154,7 +156,7 @@ def genesis(run_id: str, validators: tuple[str, ...], *, window: int) -> ChainSt
 def decode(raw: bytes) -> ChainState:
     """The state in bytes from a peer, to be compared with a digest that is trusted. Raises ValueError."""
     try:
-        value: Any = encoding.decode(raw, max_size=MAX_ENCODED)
+        value: Any = encoding.decode(raw, max_size=MAX_ENCODED // 2)  # it grows from round to round
         history = tuple(tuple(Worked(author, units) for author, units in worked) for worked in value["history"])
         state = ChainState(**{**value, "history": history})
         plain(state)  # raises WireError for a value of another type
@@ -162,6 +164,22 @@ def decode(raw: bytes) -> ChainState:
             raise ValueError("it holds more, or no validators")
         for name in ("round", "made", "participation", "empties", "window", "seats"):
             check_range(name, getattr(state, name), 0, MAX_ROUND if name == "round" else LARGEST)
+        check_range("reverted", state.reverted, -1, MAX_ROUND)
+        for number in (*state.silent.values(), *state.expelled.values()):
+            check_range("a number of rosters", number, 0, LARGEST)
+        for norm in state.norms:
+            check_range("a norm", norm, 0.0, LARGEST_NORM)
+        for work in (one.units for worked in history for one in worked):
+            check_range("work", work, 0, MILLION)
+        for peers in (state.validators, state.genesis):
+            if (
+                list(peers) != sorted(set(peers))
+                or len(peers) > MAX_VALIDATORS
+                or len(max(peers, key=len, default="")) > MAX_AUTHOR
+            ):
+                raise ValueError("its validators are in another order, too many, or no peers")
+        if any(len(value) != HASH for value in (state.tip, state.seed, state.cohort, *state.anchors.values())):
+            raise ValueError("it has a hash of another length")
         return state
     except (EncodingError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"these bytes are no chain state: {error}") from error

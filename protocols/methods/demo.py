@@ -48,6 +48,7 @@ class Gather(Reducer):
     ) -> Vector:
         """As in `Reducer`: what all sent comes to, in the parameters' own space."""
         self._withdraw(old for old in self._offered if old.round >= roster.round)
+        self.rates = {p: rate for p, rate in self.rates.items() if p in roster.peers}
         self.rollback()
         self._pending = roster.roster_id
         self._offered.append(roster)

@@ -332,7 +332,7 @@ class _Worked:
 def work_of(peer: str) -> int:
     """Bits of work in a peer id; -1 where it is not that of an Ed25519 key."""
     try:
-        raw = base58.b58decode(peer)
+        raw = base58.b58decode(peer) if peer.isascii() and peer.isalnum() else b""
     except ValueError:
         return -1
     if len(raw) != len(_ED25519) + 32 or not raw.startswith(_ED25519):

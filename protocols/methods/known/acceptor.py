@@ -203,6 +203,11 @@ class Acceptor:
         for old in [b for b in self.boxes if b < self.ballot]:
             self.boxes.pop(old).end(self.ballot)
 
+    def go_on_to(self, ballot: int, leader: PeerId) -> None:
+        """Go to a later ballot that `leader` names, unless it ended as many attempts as it may."""
+        if ballot > self.ballot + 1 and self._summons.take(leader, 1.0):
+            self.raise_ballot(ballot)
+
     def box(self, ballot: int) -> BallotBox:
         return self.boxes.setdefault(ballot, BallotBox())
 
@@ -336,7 +341,7 @@ class Acceptor:
         self._excused.pop(peer, None)
         box.readies[peer] = ready
         self.notify()
-        self._take_over(ready.ballot)
+        self._take_over(ready.ballot, peer)
         try:
             return await box.proposal.wait()
         finally:
@@ -352,13 +357,15 @@ class Acceptor:
                     box.end(ballot)
                     del self.boxes[other]
 
-    def _take_over(self, ballot: int) -> None:
-        """Leave the present ballot for a later one that others want this node to lead, when most of them do."""
+    def _take_over(self, ballot: int, peer: PeerId) -> None:
+        """Leave the present ballot for a later one that others, of whom `peer` came last, want this node to lead, when
+        most of them do."""
         if ballot <= self.ballot:
             return
         candidates = self.candidates()
         waiting = [p for p in candidates if p in self.box(ballot).readies]
-        if 2 * len(waiting) >= len([p for p in candidates if not self.is_absent(p)]) - 1:
+        wanted = 2 * len(waiting) >= len([p for p in candidates if not self.is_absent(p)]) - 1
+        if wanted and self._summons.take(peer, 1.0):
             self.raise_ballot(ballot)
             self.attempt.cancel()
 

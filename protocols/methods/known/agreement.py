@@ -49,6 +49,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.acceptor import Acceptor, BallotBox, Link
 from swarmnode.protocols.methods.known.messages import (
     LONGEST_WINDOW,
+    MAX_PEERS,
     MAX_SEATS,
     Accepted,
     Behind,
@@ -306,7 +307,7 @@ class Agreement:
                     raise Behind(head, leader)
             report = await self._carry_out(reply, ready)
             if report is None or not self._parts.admits(leader):
-                acceptor.raise_ballot(reply.ballot)
+                acceptor.go_on_to(reply.ballot, leader)
                 return None
             ruling = await self._ask(leader, "round.report", report, patience)
         except (PeerGoneSilent, CallError) as error:
@@ -315,7 +316,7 @@ class Agreement:
             return None
         if ruling.decision is not None and acceptor.continues(ruling.decision.roster):
             return ruling.decision
-        acceptor.raise_ballot(ruling.ballot)
+        acceptor.go_on_to(ruling.ballot, leader)
         return None
 
     async def _ask(self, leader: PeerId, method: str, message: Ready | Report, within: float) -> LeaderReply:
@@ -580,7 +581,7 @@ class Agreement:
                 reachable = [p for p in here.voters if p not in box.away and not acceptor.is_absent(p)]
                 if mine is not None and is_safe(holders, here.voters, reachable):
                     absent = (set(here.voters) | expected) - holders
-                    return Decision(mine, roster, tuple(sorted(absent)))
+                    return Decision(mine, roster, tuple(sorted(absent)[:MAX_PEERS]))
                 self._blame(reports, hashes, outstanding if late else set())
                 return None
             await acceptor.changed(until=deadline)

@@ -18,6 +18,8 @@ from statistics import median, median_low
 from time import time as wall_clock  # seconds since 1970
 from typing import Annotated
 
+from swarmnode.crdt.envelope import SEAL
+from swarmnode.crdt.kinds import MAX_RECORD
 from swarmnode.protocols import wire
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import Message, WireError, check_range, within
@@ -57,6 +59,7 @@ def check_peers(what: str, peers: Sequence[PeerId]) -> None:
 
 Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
 Hash = Annotated[str, check_hash]
+Sealed = Annotated[bytes, within(0, MAX_RECORD + SEAL)]  # the owner's word on the run's values; empty: there is none
 Peers = Annotated[tuple[PeerId, ...], check_peers]
 Seconds = Annotated[float, within(0.0, MAX_SECONDS)]  # a duration that is negative, NaN or absurd is refused
 
@@ -87,12 +90,12 @@ class RoundRoster(Message):
     round: Counter
     ballot: Counter
     parent: Hash  # state hash that all seats start from
-    seats: tuple[Seat, ...]  # in the order in which contributions are summed
+    seats: Annotated[tuple[Seat, ...], within(0, MAX_SEATS)]  # in the order in which contributions are summed
     joiners: Peers  # may take part from the next round on, without a vote in it
     window: Seconds  # that members should train in the next round at the most
     # those of an earlier attempt whose cut stays (`partition.py`); none in a first one
     cut_by: Annotated[tuple[Owner, ...], within(0, MAX_SEATS)] = ()
-    steering: bytes = b""  # the owner's word that is in force in the next round (`steering.py`); empty: none is
+    steering: Sealed = b""  # in force in the next round (`steering.py`)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,7 +248,7 @@ class Position(Message):
     voters: Peers  # the seats of the last roster
     joiners: Peers  # those admitted by it
     window: Seconds  # that members train in the round at the most
-    steering: bytes = field(default=b"", kw_only=True)  # the owner's word that is in force; empty: none is
+    steering: Sealed = field(default=b"", kw_only=True)  # in force in the round
 
     @property
     def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
@@ -297,7 +300,7 @@ class Ready(Message):
     joiners: Peers  # who asked me to be named
     accepted: Accepted | None  # what I hold from an earlier ballot of this round
     relayed: Peers = ()  # those of the candidates that I reach through a relay only
-    steering: bytes = b""  # the owner's word that is to come in force in the next round, where one is
+    steering: Sealed = b""  # to come in force in the next round
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ class Joining:
         return False
 
     async def _ask_around(self) -> list[_Found]:
-        """Where members stand, the answer that most of them give first, then by round."""
+        """Where members stand, the base that most of them give first, then by its round; of equals in any order."""
         peers, answers = self._parts.nearby(ASK_AT_ONCE), list[_Found]()
 
         async def ask(peer: PeerId) -> None:
@@ -277,8 +277,8 @@ class Joining:
         async with trio.open_nursery() as nursery:
             for peer in peers:
                 nursery.start_soon(ask, peer)
-        votes = Counter(found.base.tip for found in answers)
-        return sorted(answers, key=lambda found: (votes[found.base.tip], found.tip.round, found.peer), reverse=True)
+        votes, lot = Counter(found.tip.base for found in answers), self._parts.rng.random
+        return sorted(answers, key=lambda found: (votes[found.tip.base], found.base.round, lot()), reverse=True)
 
     async def _go_to(self, found: _Found) -> bool:
         """Fetch the state at a member's base, and replay from there. False where that failed for now."""
@@ -392,6 +392,8 @@ async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId
         rosters = shrunken = 0
         for id, is_empty in steps:
             if leads_to(chain, base):
+                if not is_empty and _roster_in(told, id).what.chain != base.digest:
+                    raise InvalidRoster("other norms than the next roster has the digest of")
                 break
             shrunken += is_shrunken(chain, rules) and not is_empty
             rosters += 1

@@ -17,6 +17,7 @@ from swarmnode.node.host import addresses
 from swarmnode.node.host.addresses import announced, by_turns, listening, public_key
 from swarmnode.node.host.dialling import STAGGER
 from swarmnode.node.host.network import Libp2pNetwork
+from swarmnode.protocols.state.membership import work_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0")
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -162,6 +163,15 @@ def test_where_one_family_leads_nowhere_the_other_is_dialled_after_a_quarter_of_
                 assert began[1][1] - began[0][1] >= STAGGER
 
     run(main)
+
+
+@pytest.mark.parametrize("spelled", [" {}", "{} ", "{}\n", "\t{}", "{}\u00a0", "{}é"])
+def test_a_peer_id_has_one_spelling(spelled: str) -> None:
+    peer = "12D3KooWSvTx5sQewsu9AeeReYzxc4CHzFv3dDLKxSKaVMPx5tTr"
+    assert public_key(peer) and work_of(peer) >= 0
+    with pytest.raises(ValueError, match="is not the id of an Ed25519 key"):
+        public_key(spelled.format(peer))
+    assert work_of(spelled.format(peer)) == -1
 
 
 @pytest.mark.timeout(20)

@@ -492,6 +492,7 @@ async def test_what_libp2p_cannot_read_of_a_peers_addresses_is_left_out() -> Non
 def test_addresses_in_a_message_can_be_read_as_text_as_well() -> None:
     named = Multiaddr("/dns4/abc/tcp/1").to_bytes()
     assert places_in([named, named.replace(b"abc", b"tcp"), b"\xff"]) == ("/dns4/abc/tcp/1",)
+    assert places_in([b"\xa5\x03\x90\xa1\x0f" + bytes([0x11] * 250_000)]) == ()  # a peer id that took half a minute
 
 
 async def test_a_provider_whose_address_cannot_be_read_is_found_all_the_same() -> None:

@@ -465,7 +465,7 @@ def test_a_slow_link_delivers_large_calls_that_have_time(simulated: Simulated) -
         alice, bob = await pair(world, nursery)
         job = Job(0.0, bytes(900_000))
         assert await alice.rpc.call(bob.network.me, "work", job, Job, timeout=30) == job
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(CallError, match="does not fit"):
             await alice.rpc.call(bob.network.me, "work", Job(0.0, bytes(1 << 20)), Job, timeout=30)
 
     simulated(main, bandwidth=100_000)

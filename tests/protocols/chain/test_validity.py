@@ -198,6 +198,18 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
         ("silent", ()),
         ("norms", ("1",)),
         ("undoable", 1),
+        ("norms", (1e308,) * 4),
+        ("norms", (-1.0,)),
+        ("tip", b"short"),
+        ("anchors", {"A": b"short"}),
+        ("silent", {"A": -1}),
+        ("expelled", {"B": 1 << 60}),
+        ("reverted", -2),
+        ("history", ((("A", -5),),)),
+        ("validators", ("B", "A")),
+        ("validators", ("A", "A")),
+        ("validators", ("A" * 129,)),
+        ("expelled", {"B" * (MAX_ENCODED // 2): 1}),  # it would grow beyond what a state may have
     ],
 )
 def test_bytes_with_a_field_of_another_type_or_out_of_bounds_are_no_chain_state(name: str, value: Any) -> None:

@@ -123,3 +123,14 @@ def test_work_that_did_not_count_goes_back_to_the_momentum() -> None:
         assert np.dot(more, drift) / np.dot(drift, drift) == pytest.approx(2, abs=0.2)
 
     simulate(body, steps=5)
+
+
+def test_rates_are_of_members_of_the_round() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, "a", "b")
+        reducer = reducer_of(swarm, "a")
+        reducer.rates = {f"gone {number}": 1.0 for number in range(1000)}
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 2, "a", "b")
+        assert set(reducer.rates) <= {swarm.peer("b")}
+
+    simulate(body, "a", "b")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
-from swarmnode.protocols.calls.rpc import PeerGone, Refused, Rpc
+from swarmnode.protocols.calls.rpc import CallError, PeerGone, Refused, Rpc
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.messages import (
@@ -33,9 +35,10 @@ from swarmnode.protocols.methods.known.messages import (
     Summon,
     leader_order,
 )
+from swarmnode.protocols.methods.known.reduction import silence_allowed
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.wire import Empty
+from swarmnode.protocols.wire import Empty, WireError
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.runspec import ExchangeSection
@@ -559,5 +562,76 @@ def test_a_round_that_is_said_to_have_begun_long_ago_is_told_like_others(simulat
         member.agreement.acceptor.advance(swarm.position(round=7), elapsed=MAX_SECONDS)
         await trio.sleep(10)
         assert member.agreement.acceptor.head().elapsed < MAX_SECONDS / 1000
+
+    simulate(simulated, body)
+
+
+def test_a_leader_that_sends_all_on_to_its_own_next_ballot_is_soon_not_followed(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(4)
+        liar, *honest = swarm.members
+        server, count = liar.rpc._server, len(swarm.members)
+
+        async def again(peer: PeerId, ready: Ready) -> LeaderReply:
+            return LeaderReply("again", ballot=ready.ballot + count)
+
+        server.methods["round.ready"] = replace(server.methods["round.ready"], handler=again)
+        swarm.begin(*honest)
+        await swarm.decided(*honest, within=60)
+
+    simulate(simulated, body)
+
+
+def test_who_wants_to_be_led_by_one_member_again_and_again_does_not_keep_it_from_another(simulated: Simulated) -> None:
+    """With three candidates, one that waits is most of the others."""
+
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3)
+        leader, honest, liar = swarm.members
+
+        async def ask() -> None:
+            for ballot in range(1, 1000, 3):  # of the second candidate
+                with trio.move_on_after(0.3), suppress(CallError):
+                    await liar.rpc.call(honest.me, "round.ready", a_ready(ballot), LeaderReply, timeout=1)
+
+        swarm.nursery.start_soon(ask)
+        await trio.sleep(1)
+        swarm.begin(leader, honest)
+        await swarm.decided(leader, honest, within=90)
+        swarm.nursery.cancel_scope.cancel()
+
+    simulate(simulated, body)
+
+
+def test_attempts_without_end_end_nobody() -> None:
+    assert silence_allowed(1.0, 5000) == silence_allowed(1.0, 50)
+
+
+def test_what_an_owner_says_is_no_longer_than_a_record() -> None:
+    seats = (Seat("a", 1, 4),)
+    with pytest.raises(WireError, match="steering"):
+        RoundRoster(RUN, 0, 0, PARENT, seats, (), 1.0, (), bytes(10_000))
+    with pytest.raises(WireError, match="seats"):
+        RoundRoster(RUN, 0, 0, PARENT, tuple(Seat(str(n), 1, 4) for n in range(257)), (), 1.0)
+
+
+def test_a_result_names_no_more_absent_ones_than_a_message_may(simulated: Simulated) -> None:
+    """Its voters are what a stranger said they were."""
+
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(1)
+        (member,) = swarm.members
+        invented = tuple(f"x{n}" for n in range(1023))
+        agreement, roster = member.agreement, RoundRoster(RUN, 0, 0, PARENT, (Seat(member.me, 1, 4),), ("y",), 1.0)
+        agreement.acceptor.advance(Position(0, PARENT, (member.me, *invented), ("y", "z"), 5.0))
+        box = agreement.acceptor.box(0)
+        box.readies = {peer: a_ready(0) for peer in (member.me, "y", "z")}
+        box.away.update(invented)
+        box.reports[member.me] = Report(RUN, 0, 0, PARENT, ())
+        for peer in ("y", "z"):
+            member.liveness.suspect(peer)
+        seats = tuple(Seat(peer, 1, 4) for peer in (member.me, "y", "z"))
+        decision = await agreement._collect(box, LeaderReply("roster", roster=replace(roster, seats=seats)), 1.0)
+        assert decision is not None and len(decision.missing) == 1024
 
     simulate(simulated, body)

@@ -4,6 +4,7 @@ And who of those that ask where a node stands is about to take part; and what is
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +80,25 @@ def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> N
     assert waited == [OTHER]
 
 
+def parts_of(call: Any, *peers: str) -> Any:
+    nearby, rpc = (lambda most: peers), SimpleNamespace(call=call)
+    return SimpleNamespace(run_id=RUN, nearby=nearby, rpc=rpc, rng=random.Random(0))
+
+
+def test_one_member_alone_is_not_first_by_what_it_says_of_the_base_of_the_others() -> None:
+    start = genesis(RUN, ("L", OTHER), window=1000)
+    honest = Tip(bytes(32), 4, 0.0, replace(start, round=3).encode(), bytes(32))
+    lie = replace(honest, round=1000, base=replace(start, round=3, validators=(OTHER,)).encode())
+
+    async def call(peer: str, *_: Any, **__: Any) -> Tip:
+        return lie if peer == "z" else honest
+
+    joining = Joining.__new__(Joining)
+    joining._genesis, joining._parts = start, parts_of(call, "a", "b", "z")
+    found = trio.run(joining._ask_around)
+    assert [each.peer for each in found][2:] == ["z"] and found[0].base.validators == start.validators
+
+
 @pytest.mark.parametrize("round", [5, MAX_ROUND])
 def test_a_member_whose_base_lies_beyond_its_tip_is_not_believed(round: int) -> None:
     """It would have who believes it say things in rounds that are still to come."""
@@ -90,8 +110,7 @@ def test_a_member_whose_base_lies_beyond_its_tip_is_not_believed(round: int) -> 
 
     joining = Joining.__new__(Joining)
     joining._genesis = start
-    parts = SimpleNamespace(run_id=RUN, nearby=lambda most: (OTHER,), rpc=SimpleNamespace(call=call))
-    joining._parts = parts  # type: ignore[assignment]
+    joining._parts = parts_of(call, OTHER)
     assert trio.run(joining._ask_around) == []
     told = replace(told, round=round)
     assert [found.base.round for found in trio.run(joining._ask_around)] == [round]
