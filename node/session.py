@@ -172,6 +172,7 @@ class RunSession(Observer):
             await self._context.membership.announce()
             await self._find_place()
             await self._take_part()
+            self.method.paused = True  # it leads nobody any more, however long the process still lives
             if self._stopping.is_set():
                 await self._hand_over()
             if self._writer is not None:
@@ -349,7 +350,6 @@ class RunSession(Observer):
         """Leave cleanly: what was trained goes into the checkpoint, and the others do not wait for this node."""
         if self.place is None:
             return
-        self.method.paused = True  # it leads nobody any more, however long the process still lives
         await self.method.leave()
         self._save()
 

@@ -342,6 +342,17 @@ def test_a_whole_swarm_restarts_from_its_checkpoints(tmp_path: Path) -> None:
     simulate(body)
 
 
+@pytest.mark.parametrize("method", ["btard", "diloco", "gossip"])
+def test_who_comes_after_a_members_last_round_and_has_more_to_do_goes_on_alone(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", rounds=3)
+        await swarm.nodes["a"].session.finished.wait()
+        await swarm.start("late", join="a")
+        await swarm.until(lambda: len(swarm.nodes["late"].rounds) > 3, within=60)
+
+    simulate(body, method=method)
+
+
 def test_a_run_ends_after_its_last_round_and_late_comers_still_get_its_state() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.start("a", wait_peers=1, rounds=4)
