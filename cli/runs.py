@@ -184,7 +184,7 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
         "run_id": run_id,
         "name": spec.run.name if spec is not None else "",
         "owner": spec.owner if spec is not None else "",
-        "rounds": max([last["round"] + 1] * bool(last) + saved, default=0),
+        "rounds": max([last.get("round", -1) + 1, *saved]),
         "checkpoint": max(saved, default=None),
         "last": _value(next((each for each in reversed(rounds) if _value(each) is not None), {})),
         "time": last.get("time", folder.stat().st_mtime),

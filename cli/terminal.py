@@ -26,6 +26,7 @@ import typer
 from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.invite import is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import SettingError
 from swarmnode.training.options import number_of as number_of  # for the commands
@@ -185,6 +186,8 @@ def one_run(known: Sequence[str], wanted: str | None, home: Path, option: str = 
 
     Raises UsageMistake.
     """
+    if wanted is not None and is_link(wanted):
+        raise UsageMistake(f"that is a link to a run; join it with: swarmnode join {wanted}")
     matching = [run for run in known if run.startswith(wanted or "")]
     if len(matching) == 1:
         return matching[0]

@@ -260,10 +260,11 @@ def verify(
     beside = file if file.name.endswith(".json") else record_path(file)
     record, signature = _read(beside)
     try:
-        checks = list(_checks(record, signature, beside))
+        model = beside.with_name(Path(str(record["model"]["file"])).name) if file == beside else file
+        checks = list(_checks(record, signature, model))
         if sealed is not None:
             whole = all(check.holds is not False for check in checks)
-            checks.append(_sealed(record, beside, sealed, whole=whole, home=home, base=base))
+            checks.append(_sealed(record, model, sealed, whole=whole, home=home, base=base))
         if home is not None:
             checks += _compared(record, read_history(home / "runs" / Path(str(record["run"])).name / HISTORY))
         return record, checks
@@ -291,7 +292,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         raise NoModel(f"{path}: is no provenance record: {error}") from error
 
 
-def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[Check]:
+def _checks(record: dict[str, Any], signature: bytes, path: Path) -> Iterator[Check]:
     yield _signed(record, signature)
     spec = _spec_of(record)
     hashes = "it hashes to the run id" if spec else "it does not hash to the run id"
@@ -304,7 +305,6 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
     peers, told = record["peers"], record["rounds"]
     rounds = tuple(PastRound(r, h, tuple(peers[i] for i in who), roster, at) for r, h, roster, at, who in told)
     yield from _history(record, rounds)
-    path = beside.with_name(Path(str(model["file"])).name)
     try:
         found = read_tensors(path)
     except (OSError, NotTensors) as error:
@@ -326,7 +326,7 @@ def _checks(record: dict[str, Any], signature: bytes, beside: Path) -> Iterator[
         yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")
 
 
-def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool, home: Path | None, base: str) -> Check:
+def _sealed(record: dict[str, Any], model: Path, sealed: Path, *, whole: bool, home: Path | None, base: str) -> Check:
     """Whether a text is the one that the run's creator kept back, and the loss on it of a model that is `whole`."""
     what, spec = "sealed text", _spec_of(record)
     if spec is None or not spec.data.sealed:
@@ -339,8 +339,7 @@ def _sealed(record: dict[str, Any], beside: Path, sealed: Path, *, whole: bool, 
     if found != spec.data.sealed:
         says = f"{sealed.name} has sha-256 {found[:16]}…, the run's sealed text {spec.data.sealed[:16]}…"
         return Check(what, False, f"{says}: it is another file, or not as it was when the run was created")
-    model = beside.with_name(Path(str(record["model"]["file"])).name)
-    tokenizer = _tokenizer(spec, model, (home or beside.parent) / "shards")
+    tokenizer = _tokenizer(spec, model, (home or model.parent) / "shards")
     if not whole:
         why = "the model does not hold"
     elif spec.task.name not in ("byte-lm", "gpt", "hf-lm"):

@@ -44,6 +44,18 @@ def test_runs_are_listed_with_what_tells_them_apart(swarmnode: Any, two: list[Ru
     assert second["time"] == 1e9 + 7200 and second["bytes"] > 500
 
 
+def test_a_run_that_has_done_nothing_yet_is_listed_and_shown(swarmnode: Any, home: Path, two: list[RunSpec]) -> None:
+    (DataDir(home).run(two[0].run_id) / HISTORY).unlink()
+    answer = {one["name"]: one for one in only_json(swarmnode("runs", "ls", "--json").stdout)["runs"]}
+    assert (answer["rate-1"]["rounds"], answer["rate-2"]["rounds"]) == (0, 3)
+    assert "rate-1" in swarmnode("runs", "show", "rate-1").stdout
+
+
+def test_a_link_in_the_place_of_a_run_is_told_what_to_do_with(swarmnode: Any, two: list[RunSpec]) -> None:
+    said = swarmnode("runs", "show", "swarm1zysyqqqq")
+    assert said.returncode == 2 and "swarmnode join swarm1zysyqqqq" in said.stderr
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_runs_are_listed_though_a_running_node_deletes_a_checkpoint_meanwhile(
     seen: bool, home: Path, two: list[RunSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

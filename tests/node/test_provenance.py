@@ -79,6 +79,18 @@ def test_a_record_holds_and_tells_the_run_and_whose_work_counted(tmp_path: Path)
     assert tensors["block.bias"].tobytes() == (np.arange(12, 16, dtype=np.float32) + 5).tobytes()
 
 
+def test_the_file_that_is_named_is_looked_at_and_no_other(tmp_path: Path) -> None:
+    model = made(tmp_path)
+    other, record = tmp_path / "other.safetensors", tmp_path / "other.provenance.json"
+    record.write_bytes(model.with_name("model.provenance.json").read_bytes())
+    other.write_bytes(model.read_bytes())
+    assert set(told(other).values()) == {True}
+    raw = bytearray(model.read_bytes())
+    raw[-1] ^= 1
+    other.write_bytes(raw)
+    assert told(other)["model"] is False and told(model)["model"]
+
+
 def test_what_cannot_be_told_is_said_and_is_no_failure(tmp_path: Path) -> None:
     assert told(made(tmp_path / "a", missed=(5,)))["chain"] is None
     left_out = told(made(tmp_path / "b", momentum=0.5))
