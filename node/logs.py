@@ -238,7 +238,7 @@ def adopt(name: str) -> None:
 
 
 def set_level(part: str, level: str) -> None:
-    """Let `part` log from `level` on, until the process ends; "" stands for all, and ends what was set for parts.
+    """Let `part` log from `level` on, until the process ends; "" stands for all, and ends what was set for ours.
 
     A part is called as its lines are, without "swarmnode." at the beginning, or a package such as libp2p. Raises
     ValueError, with a text for a person, where there is no such part or level.
@@ -247,8 +247,14 @@ def set_level(part: str, level: str) -> None:
         raise ValueError(f"{level!r} is no level of the log: {', '.join(LEVELS).lower()}")
     if not part:
         for name in levels():
-            logging.getLogger(_full_name(name)).setLevel(logging.NOTSET)
+            if (full := _full_name(name)).startswith(OURS):  # libraries would say too much at the level of all
+                logging.getLogger(full).setLevel(logging.NOTSET)
     logging.getLogger(_full_name(part)).setLevel(level.upper())
+
+
+def level_of(part: str) -> str:
+    """The level from which `part` logs. Raises ValueError as `set_level` does."""
+    return logging.getLevelName(logging.getLogger(_full_name(part)).getEffectiveLevel())
 
 
 def levels() -> dict[str, str]:

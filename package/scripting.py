@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -129,7 +129,9 @@ class ScriptedNode:
     # -- its life
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process; returns at once. Raises RuntimeError where it was started before."""
+        if self._process is not None:
+            raise RuntimeError("this Node was used already; make another one, with the same data_dir to go on")
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the node)
         told = {f"SWARMNODE_{key.upper()}": _as_text(value) for key, value in self._settings.items()}
@@ -193,6 +195,8 @@ class ScriptedNode:
         assert self._words is not None
         self._words.seek(0)
         said = self._words.read().decode(errors="replace").strip()
+        with suppress(ValueError, TypeError, KeyError):
+            return str(json.loads(said.rpartition("\n")[2])["error"]["message"])
         return said[-WORDS:] or "the node ended without a word"
 
 

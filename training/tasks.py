@@ -133,6 +133,8 @@ def task_file(local: str) -> Path:
 def task_source(local: str) -> bytes:
     """The file that defines the task `file.py:Class`, or has the questions of text:FILE. Raises SettingError."""
     path = task_file(local)
+    if ":" not in local:
+        raise SettingError(f"--task {local!r} is not valid; expected file.py:Class")
     try:
         return path.read_bytes()
     except OSError as error:

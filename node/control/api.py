@@ -29,7 +29,7 @@ from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
 from swarmnode.node.firstcontact import WITHIN, told
 from swarmnode.node.identity import named
-from swarmnode.node.logs import LEVELS, levels, set_level
+from swarmnode.node.logs import level_of, levels, set_level
 from swarmnode.node.nat.netcheck import report, trace
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.session import OWNERS, RunSession
@@ -231,8 +231,8 @@ class Api:
         try:
             if params.get("level"):
                 set_level(str(params.get("part") or ""), str(params["level"]))
-            elif params.get("part"):
-                raise ValueError(f"{params['part']!r} is no level of the log: {', '.join(LEVELS).lower()}")
+            elif part := str(params.get("part") or ""):
+                return {"levels": {part: level_of(part)}}
         except ValueError as error:
             raise Declined(str(error), exit_code=USAGE) from error
         return {"levels": levels()}

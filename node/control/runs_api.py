@@ -17,7 +17,6 @@ from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.session import RunSession
 from swarmnode.node.storage.history import HISTORY, figures
-from swarmnode.protocols.methods.method import Method
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.steering import STEERABLE, value_of
@@ -63,7 +62,7 @@ class RunsApi:
         peers = [_one(name, view)] if name else sorted(view.values(), key=lambda one: (-one.weight, one.peer))
         return {
             "round": ledger.round,
-            "judged": session is not None and type(session.method).tell_ledger is not Method.tell_ledger,
+            "judged": session is not None and session.method.judges,
             "more": len(peers) > LISTED,
             "peers": [{**_line(one, ledger), **(_evidence(one, ledger) if why else {})} for one in peers[:LISTED]],
         }

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
@@ -135,6 +135,7 @@ class Method(ABC):
     """One node's part in a run. What is not abstract a method may lack, and then has nothing of it, as stands here."""
 
     name: str
+    judges: ClassVar[bool] = False  # whether scores decide what of others' work counts
     paused: bool = False  # whether this node takes no part for now, and says so to others
     _trainer: Trainer
     violations: Sequence[Violations] = ()  # what peers did against its rules: for bans and the ledger

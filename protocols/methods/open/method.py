@@ -67,6 +67,7 @@ class Open(Method):
     """
 
     name = "open"
+    judges = True
     rounds_class: ClassVar[type[OpenRounds]] = OpenRounds
     contributions_class: ClassVar[type[Contributions]] = Contributions
 

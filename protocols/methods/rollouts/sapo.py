@@ -146,6 +146,8 @@ class _ByRollouts(Method, SharingRules):
 class Sapo(_ByRollouts):
     """A node that trains a policy. Its `samplers` are public, to be looked at."""
 
+    judges = True
+
     def __init__(self, parts: Context) -> None:
         super().__init__(parts, limits=parts.rollouts, takes=True)
         self._judged = self._settings.judge != "none"
