@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from swarmnode.protocols.methods.rollouts.weights import hash_of
+from swarmnode.testing.learners import start_from
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.patches import applied, between, rounded
 from swarmnode.training.rl.policies import PolicySpec, build
@@ -67,7 +68,7 @@ def course(beginning: Learner, rate: float, seed: int, updates: int) -> list[dic
     """What each update came to, at a learning rate."""
     settings = replace(beginning.settings, learning_rate=rate)
     learner = Learner("trainer", copy.deepcopy(beginning.policy), settings, seed=seed)
-    learner.start_from(beginning)
+    start_from(learner, beginning)
     here = there = words_of(learner)
     told = []
     for _ in range(updates):

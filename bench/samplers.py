@@ -44,6 +44,7 @@ from sampling import make
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler
+from swarmnode.testing.learners import start_from
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import Learned
 from swarmnode.training.rl.trainee import Trainee
@@ -93,7 +94,7 @@ def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float
 
     def make(name: str, peer: str) -> InProcess:
         task = Trainee(without, Assignment("", peer))
-        task.learner.start_from(beginning.learner)
+        start_from(task.learner, beginning.learner)
         cheats = arm == "cheated" and name == CHEAT
         trainers[name] = InProcess(task, sampling=sampling, update=update, cheats=cheats)
         return trainers[name]

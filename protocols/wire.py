@@ -164,7 +164,8 @@ def within(low: float, high: float) -> Check:
     """A check that a number lies there, or a length does."""
 
     def check(what: str, value: Any) -> None:
-        check_range(what, value if isinstance(value, int | float) else len(value), low, high)
+        if not low <= (size := value if isinstance(value, int | float) else len(value)) <= high:
+            check_range(what, size, low, high)
 
     return check
 

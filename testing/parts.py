@@ -7,6 +7,7 @@ from typing import cast
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.known.messages import Part, RoundRoster, cut, owners_of
 from swarmnode.protocols.network import Network
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import Runner, inline
@@ -43,3 +44,8 @@ def context_of(
             relayed=tuple,
         ),
     )
+
+
+def parts(roster: RoundRoster, parameters: int) -> tuple[Part, ...]:
+    """How `parameters` elements are cut in the first attempt of a round, one part for each seat that owns any."""
+    return cut(owners_of(roster.seats), 0, parameters)

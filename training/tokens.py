@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 BYTES = 256  # the vocabulary of text without a tokenizer
 MAX_VOCABULARY = 1 << 20
 MAX_TOKENIZER = 64 << 20  # bytes of a tokenizer.json; those of models with 256 k tokens have 35 MB
+# Of Unicode's forms as in its FAQ on normalization; BertNormalizer: NFD, lower case, and spaces around Chinese.
+GROWTHS = {"Nmt": 1, "Strip": 1, "StripAccents": 1, "Lowercase": 2, "ByteLevel": 2, "NFC": 3, "NFD": 3}
+GROWTHS |= {"BertNormalizer": 10, "NFKC": 11, "NFKD": 11}
 MAX_GROWTH = 64  # times as long as a text is, what becomes of it before it is cut into tokens
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")  # GPT-2, Llama 3 and 2, Gemma, …
@@ -110,19 +113,13 @@ def size_of(raw: bytes) -> int:
 def growth_of(normalizer: Any) -> int:
     """How many times as many bytes it can make of a text at the most. Raises TokenizerError where nobody knows.
 
-    Of Unicode's forms as in its FAQ on normalization; a regular expression may match before each byte and behind it.
+    A regular expression may match before each byte and behind it.
     """
     match normalizer:
-        case None | {"type": "Nmt" | "Strip" | "StripAccents"}:
+        case None:
             return 1
-        case {"type": "Lowercase" | "ByteLevel"}:
-            return 2
-        case {"type": "NFC" | "NFD"}:
-            return 3
-        case {"type": "BertNormalizer"}:  # NFD, lower case, and spaces around each letter of Chinese
-            return 10
-        case {"type": "NFKC" | "NFKD"}:
-            return 11
+        case {"type": str() as kind} if kind in GROWTHS:
+            return GROWTHS[kind]
         case {"type": "Prepend", "prepend": str() as text}:
             return 1 + len(text.encode())
         case {"type": "Replace", "pattern": {"Regex": _}, "content": str() as text}:

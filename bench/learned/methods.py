@@ -28,9 +28,10 @@ from swarmnode.crdt.kinds import key_of
 from swarmnode.crdt.record import write
 from swarmnode.protocols.chain.rules import work_units
 from swarmnode.protocols.methods.asynchronous import Aged
-from swarmnode.protocols.methods.known.messages import RoundRoster, Seat, parts
+from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.protocols.methods.seed import KIND
+from swarmnode.testing.parts import parts
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.demo import BETA, dct, idct, signed_step

@@ -27,6 +27,7 @@ import trio
 from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm
 from swarmnode.node.control.client import ControlClient
+from swarmnode.testing.learners import start_from
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import parse_runspec, to_toml
@@ -57,7 +58,7 @@ def over_simnet(arm: Arm, seed: int, say: Say) -> Outcome:
 
     def make(name: str, peer: str) -> InProcess:
         tasks[name] = task = Trainee(without, Assignment("", peer))
-        task.learner.start_from(beginning.learner)
+        start_from(task.learner, beginning.learner)
         task.learner.settings = settings_of(arm)
         task.learner.split = task.learner.settings.split
         return InProcess(task, sampling=SAMPLING, update=UPDATE)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sapo_swarm.swarm import Arm, settings_of
+from swarmnode.testing.learners import start_from
 from swarmnode.training.rl.learner import Learner
 from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.tasks import well_formed
@@ -41,7 +42,7 @@ def train_specialists(arm: Arm, seed: int, say: Callable[[int, float], None]) ->
     first, *others = nodes.values()
     first.warm_up(well_formed, steps=arm.warm_up)
     for other in others:
-        other.start_from(first)
+        start_from(other, first)
     generalist = nodes["generalist"]
     beginning = _right(generalist)
     for name, node in nodes.items():

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from sapo_swarm.attackers import ATTACKS, poisoned_groups, summed
+from swarmnode.testing.learners import start_from
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
@@ -194,7 +195,7 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
     else:
         learners[0].warm_up(summed if arm.worked else well_formed, steps=arm.warm_up)
         for learner in learners[1:]:
-            learner.start_from(learners[0])
+            start_from(learner, learners[0])
     return learners
 
 

@@ -25,7 +25,6 @@ from swarmnode.node.storage.datadir import DataDir
 if TYPE_CHECKING:
     from swarmnode.training.runspec import RunSpec
 
-THROWAWAY = r"[a-z0-9._-]*-attacked-[0-9a-f]{8}"  # names of runs that are made for one local swarm
 EXCHANGING = ("open", "diloco", "btard")  # methods in which pseudo-gradients are exchanged
 
 

@@ -37,7 +37,7 @@ from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.limits import DhtLimits
 from swarmnode.node.host.stream import places_in
 from swarmnode.protocols.dht.lookup import LookupLimits, lookup, sorted_by_distance
-from swarmnode.protocols.frames import FrameReader, frame
+from swarmnode.protocols.frames import FrameReader, close, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import Group, group_of_addresses, spread
@@ -204,8 +204,7 @@ class Kademlia(KadDHT):
                 self.violations.note(peer, str(error))
                 raise NetworkError(f"{peer} broke the rules of Kademlia: {error}") from None
             finally:
-                with trio.CancelScope(shield=True):  # aclose never waits long
-                    await stream.aclose()
+                await close(stream)
 
 
 class Walk:

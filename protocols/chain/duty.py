@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from swarmnode.protocols.chain.forks import Tree
@@ -286,9 +287,12 @@ class RoundView:
         return frozenset(omitting)
 
 
-@dataclass(frozen=True)
-class WriteCommit:
-    """Commit to the contribution that is ready."""
+class Write(Enum):
+    """What is said without anything that has to be told here."""
+
+    COMMIT = "commit to the contribution that is ready"
+    REVEAL = "open the own commit, and serve the contribution"
+    SCORES = "open what was sealed"
 
 
 @dataclass(frozen=True)
@@ -296,11 +300,6 @@ class WriteAvailabilityVote:
     """Say which commits are here; the caller adds the hash of a fresh nonce and the window that it proposes."""
 
     commits: tuple[bytes, ...]  # ascending
-
-
-@dataclass(frozen=True)
-class WriteReveal:
-    """Open the own commit, and serve the contribution."""
 
 
 @dataclass(frozen=True)
@@ -319,11 +318,6 @@ class WriteSeal:
 
 
 @dataclass(frozen=True)
-class WriteScores:
-    """Open what was sealed."""
-
-
-@dataclass(frozen=True)
 class Fetch:
     """Get what this commit opens to: it is accepted, and this node needs it to lead."""
 
@@ -339,7 +333,7 @@ class WriteRoster:
     derived: Derived  # what the quotes make of the round
 
 
-Action = WriteCommit | WriteAvailabilityVote | WriteReveal | Judge | WriteSeal | WriteScores | Fetch | WriteRoster
+Action = Write | WriteAvailabilityVote | Judge | WriteSeal | Fetch | WriteRoster
 
 
 def duties(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
@@ -351,10 +345,10 @@ def duties(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
     actions: list[Action] = []
     enough = len(log.cut_by) >= log.quorum
     if view.ready and own.commit is None and not enough and participates(log.chain, view.me):
-        actions.append(WriteCommit())
+        actions.append(Write.COMMIT)
     listed = own.commit is not None and any(own.commit.id in cut.what.commits for cut in log.cuts.values())
     if listed and enough and not own.revealed:
-        actions.append(WriteReveal())
+        actions.append(Write.REVEAL)
     if view.me in log.judges:
         actions.extend(_judging(view, norms))
     if (attempt := view.timers.attempt) not in own.led and view.me in log.leaders[attempt : attempt + 1]:
@@ -371,7 +365,7 @@ def _judging(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
         return
     if own.sealed is not None:
         if not own.opened and len(log.cut_by.keys() & log.seals.keys()) >= log.quorum:
-            yield WriteScores()
+            yield Write.SCORES
         return
     if not enough:
         return

@@ -6,12 +6,11 @@ last, so a node that hears what the others heard goes where the others go. Where
 through for heads of those who may have become validators after them (`state.successors`).
 
 Whether a history goes back to a roster that a newcomer trusts: it takes the `ChainState` before that from anybody, as
-the roster has its digest, and folds what follows (`trusted_chain`, then `light_after` or `advance_empty`), until the
-chain that a member gives as its base. That checks all that does not rest on the bytes of contributions: who leads,
-which judges cut and scored, that there are enough of them, which work counts, who is a validator next. What does, clip
-factors and state hashes, is left to the rosters that are replayed in full afterwards, as the history of norms is
-(`ChainState.norms` is empty here). It proves that more than half of the validators took part in each round, but for
-`is_shrunken` ones. A newcomer that sees only one validator's forgery sees such rounds.
+the roster has its digest, and folds what follows (`trusted_chain`, `light_after`), up to the chain that a member gives
+as its base. That checks who leads, which judges cut and scored, that they are enough, which work counts, and who
+is a validator next; clip factors and state hashes rest on the bytes of contributions, and are left to the rosters that
+are replayed in full (`ChainState.norms` is empty here). It proves that more than half of the validators took part in
+each round, but for `is_shrunken` ones: a newcomer that sees only one validator's forgery sees such rounds.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ from swarmnode.training.runspec import TrustSection
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part
 LARGEST = 1 << 53  # of an integer in it
-LARGEST_NORM = 1e50  # beyond those of float32
 MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 kB
 
 
@@ -164,22 +163,16 @@ def decode(raw: bytes) -> ChainState:
             raise ValueError("it holds more, or no validators")
         for name in ("round", "made", "participation", "empties", "window", "seats"):
             check_range(name, getattr(state, name), 0, MAX_ROUND if name == "round" else LARGEST)
-        check_range("reverted", state.reverted, -1, MAX_ROUND)
-        for number in (*state.silent.values(), *state.expelled.values()):
-            check_range("a number of rosters", number, 0, LARGEST)
-        for norm in state.norms:
-            check_range("a norm", norm, 0.0, LARGEST_NORM)
-        for work in (one.units for worked in history for one in worked):
-            check_range("work", work, 0, MILLION)
-        for peers in (state.validators, state.genesis):
-            if (
-                list(peers) != sorted(set(peers))
-                or len(peers) > MAX_VALIDATORS
-                or len(max(peers, key=len, default="")) > MAX_AUTHOR
-            ):
-                raise ValueError("its validators are in another order, too many, or no peers")
-        if any(len(value) != HASH for value in (state.tip, state.seed, state.cohort, *state.anchors.values())):
-            raise ValueError("it has a hash of another length")
+        bounded = [(n, LARGEST) for n in (state.reverted + 1, *state.silent.values(), *state.expelled.values())]
+        bounded += [(one.units, MILLION) for worked in history for one in worked]
+        for number, most in (*bounded, *((norm, 1e50) for norm in state.norms)):
+            check_range("a number", number, 0, most)
+        for them in (state.validators, state.genesis):
+            if list(them) != sorted(set(them)) or len(them) > MAX_VALIDATORS:
+                raise ValueError("its validators are in another order, or too many")
+        hashes = (state.tip, state.seed, state.cohort, *state.anchors.values())
+        if {*map(len, hashes)} != {HASH} or max(map(len, state.validators)) > MAX_AUTHOR:
+            raise ValueError("it has a hash or a peer id of another length")
         return state
     except (EncodingError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"these bytes are no chain state: {error}") from error

@@ -44,14 +44,10 @@ class FactorReduce(AllReduce):
 
     def __init__(self, parts: Context, parameters: int, name: str) -> None:
         super().__init__(parts, parameters, decay=0.0)
-        self._name = name  # of its offers, beside those of the other
+        self._name, self.size = name, parameters  # of its offers, beside those of the other
 
     def _key(self, roster: RoundRoster, *name: str | int) -> Key:
         return super()._key(roster, self._name, *name)
-
-    @property
-    def size(self) -> int:
-        return self._parameters
 
     @property
     def stands(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from swarmnode.cli.local.attack import LIES, THROWAWAY
+from swarmnode.cli.local.attack import LIES
 from swarmnode.node.exitcodes import USAGE, ExpectedError
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
@@ -35,6 +35,8 @@ from swarmnode.training.codecs.base import CodecError
 from swarmnode.training.open_step import Raw
 from swarmnode.training.outer import Vector
 from swarmnode.training.rl.groups import RolloutGroup
+
+THROWAWAY = r"[a-z0-9._-]*-attacked-[0-9a-f]{8}"  # names of runs that are made for one local swarm
 
 TASKS = {"label-flip": "MislabelledByteLM", "half-steps": "HalfByteLM", "other-data": "OthersByteLM"}
 LIES_FROM = int(os.environ.get("LIES_FROM_ROUND", "0"))  # what liars offer before that round is honest

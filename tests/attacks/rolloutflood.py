@@ -34,6 +34,7 @@ from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, Rollout
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
+from swarmnode.testing.learners import start_from
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.grpo import BatchLimits
@@ -155,7 +156,7 @@ async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, size: Si
         task = Trainee(spec.updated(rollouts={"warm_up": 0}), Assignment("", peer))
         if peer in attackers:
             return _Attacker(task, flood, names.index(name))
-        task.learner.start_from(beginning.learner)
+        start_from(task.learner, beginning.learner)
         if not defended:
             naive = BatchLimits(share=1.0, probation=1.0)
             task.learner.settings = replace(task.learner.settings, gate=None, limits=naive, correction="none")

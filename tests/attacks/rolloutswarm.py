@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from adversaries.rollouts import Liar, RolloutLie, Sent
 
+from swarmnode.testing.learners import start_from
 from swarmnode.training.rl.defence import TokenGate, gate
 from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, score
 from swarmnode.training.rl.grpo import BatchLimits, Split
@@ -121,7 +122,7 @@ def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
         start = beginning(size.seed, size.warm_up, size.worked)
         policy = copy.deepcopy(start.policy)
         honest.append(kind(f"node{number}", policy, settings, seed=1000 * size.seed + number))
-        honest[-1].start_from(start)
+        start_from(honest[-1], start)
     rng, course = np.random.default_rng([size.seed, 9]), Course()
     for round in range(size.rounds):
         own = [node.sample() for node in honest]

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from swarmnode.protocols.chain import duty, state, statements
 from swarmnode.protocols.chain import rules as chain_rules
-from swarmnode.protocols.chain.duty import Action, RoundView, WriteReveal
+from swarmnode.protocols.chain.duty import Action, RoundView, Write
 from swarmnode.protocols.chain.forks import Tree
 from swarmnode.protocols.chain.state import ChainRules, ChainState
 from swarmnode.protocols.chain.statements import ACCEPTED, FULL_STANDING, JUDGED, PREFIX, Score
@@ -175,7 +175,7 @@ def _reveal_at_once(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Acti
     """As `duty.duties`; who has committed reveals."""
     actions = list(duty.duties(view, norms))
     if view.own.commit is not None and not view.own.revealed:
-        actions = [*(action for action in actions if not isinstance(action, WriteReveal)), WriteReveal()]
+        actions = [*(action for action in actions if action is not Write.REVEAL), Write.REVEAL]
     return tuple(actions)
 
 

@@ -40,11 +40,9 @@ from swarmnode.protocols.chain.duty import (
     RoundLog,
     RoundView,
     Timers,
+    Write,
     WriteAvailabilityVote,
-    WriteCommit,
-    WriteReveal,
     WriteRoster,
-    WriteScores,
     WriteSeal,
     duties,
     follow,
@@ -401,19 +399,19 @@ class Model:
     def _carry_out(self, node: Node, action: Action) -> Node:
         chain, me, own = self._chain(node), self.names[node.number], self._own(node)
         match action:
-            case WriteCommit():
+            case Write.COMMIT:
                 made = offer(chain, me)
                 self._offers[made.id] = made
                 return self._speak(node, made.commit)
             case WriteAvailabilityVote(commits):
                 return self._speak(node, cut(chain, me, commits))
-            case WriteReveal() if own.commit is not None:
+            case Write.REVEAL if own.commit is not None:
                 return self._speak(node, say(me, self._offers[own.commit.id].reveal))
             case WriteSeal(rows):
                 scores = say(me, Scores(chain.round, chain.tip, nonce_of(chain, me), bytes(16), 0, rows))
                 self._scores[scores.what.seal] = scores
                 return self._speak(node, say(me, Seal(chain.round, chain.tip, scores.what.seal)))
-            case WriteScores() if own.sealed is not None:
+            case Write.SCORES if own.sealed is not None:
                 return self._speak(node, self._scores[own.sealed.seal])
             case WriteRoster(attempt, quoted, derived):
                 return self._lead(node, attempt, quoted, derived)

@@ -23,7 +23,6 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import parts
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import Begin, Method
@@ -37,6 +36,7 @@ from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.memorystate import MemoryState, clocks_of
+from swarmnode.testing.parts import parts
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer

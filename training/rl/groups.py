@@ -204,9 +204,8 @@ class Scored:
         return Scored(self.author, self.group, self.question, self.texts, self.rewards, self.kept & kept)
 
 
-def group_advantages(rewards: Floats, kept: NDArray[np.bool_] | None = None) -> Floats:
-    """(G,) advantages of rewards (G,) relative to their group; all 0 where the rewards are equal."""
-    chosen = np.ones(len(rewards), bool) if kept is None else kept
+def group_advantages(rewards: Floats, chosen: NDArray[np.bool_]) -> Floats:
+    """(G,) advantages of the `chosen` (G,) rewards (G,) among one another; all 0 where these are equal."""
     advantages = np.zeros(len(rewards), np.float32)
     if chosen.sum() > 1:
         among = rewards[chosen].astype(np.float64)

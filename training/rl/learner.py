@@ -126,11 +126,6 @@ class Learner:
         self.reference = copy.deepcopy(self.policy)
         return loss
 
-    def start_from(self, other: Learner) -> None:
-        """Take another learner's parameters and reference, as nodes do that begin from one checkpoint."""
-        _set(self.policy, other.policy.parameters())
-        self.reference = copy.deepcopy(other.reference)
-
     def go_on_at(self, version: int) -> None:
         """The parameters have seen so many updates, in another process: ask other questions than that one did."""
         if version != self.version:

@@ -43,6 +43,8 @@ import trio
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.methods.btard.statements import (
+    MAX_STATEMENT,
+    NAMES,
     BtardAttempt,
     Bundle,
     Centre,
@@ -50,9 +52,11 @@ from swarmnode.protocols.methods.btard.statements import (
     LieEvidence,
     Opening,
     PartAudit,
+    S,
     Seen,
     Sent,
-    SignedReducer,
+    Signed,
+    Statement,
     Sums,
     attempt_of,
     auditor,
@@ -60,12 +64,22 @@ from swarmnode.protocols.methods.btard.statements import (
     convicts,
     digest,
     is_banned,
+    opened,
+    seal,
     seed_of,
 )
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, parts
+from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, cut, owners_of
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.known.reduction import Vector, all_or_missing, blaming, encoded, shares_in
+from swarmnode.protocols.methods.known.reduction import (
+    Name,
+    Reducer,
+    Vector,
+    all_or_missing,
+    blaming,
+    encoded,
+    shares_in,
+)
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.wire import Empty
@@ -85,11 +99,17 @@ class Lies(Exception):
         self.convicted, self.evidence = dict(convicted), tuple(evidence)
 
 
-class BtardReduce(SignedReducer):
-    """One node's reductions in one run. Parts are of equal size: no rates are measured."""
+class BtardReduce(Reducer):
+    """One node's reductions in one run. Parts are of equal size: no rates are measured.
+
+    Nobody pushes what members tell one another: each offers its statement, alone or with the bytes that it is about,
+    under the name of its kind, and all others fetch it (`bulk.py`). Whoever has nothing there in time, or what is no
+    statement of that kind, by that member, under this attempt, is named in PartsMissing.
+    """
 
     def __init__(self, parts: Context) -> None:
         super().__init__(parts)
+        self._verify, self._life = parts.network.verify, secrets.token_bytes(16)
         self.bans = Bans(parts)
         self._round = -1
         self._signed: set[str] = set()  # roster ids of this round in whose attempts something was signed
@@ -124,7 +144,7 @@ class BtardReduce(SignedReducer):
         attempt = BtardAttempt(
             roster,
             attempt_of(self._parts.run_id, roster.roster_id),
-            parts(roster, self._parameters),
+            cut(owners_of(roster.seats), 0, self._parameters),
             shares,
             allowed,
             trio.current_time() + allowed,
@@ -308,6 +328,63 @@ class BtardReduce(SignedReducer):
                 nursery.start_soon(look, peer)
         self._raise(found, "told members different things")
         raise PartsMissing(tuple(sorted(unproved)))
+
+    # -- statements
+
+    def sign(self, attempt: BtardAttempt, what: Statement) -> Signed:
+        return seal(what, self._me, attempt.id, self._life, self._parts.sign)
+
+    async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
+        """Tell all seats, and get the same kind of statement from each; by peer. Raises PartsMissing."""
+        name = NAMES[kind] + (str(what.step) if isinstance(what, Seen) else "")
+        self.offer(attempt, (name,), wire.encode(self.sign(attempt, what)))
+        attempt.later()
+        found = attempt.signed.setdefault(name, {})
+
+        async def fetch(peer: PeerId) -> None:
+            found[peer] = self._decoded(Signed, await self.fetch(attempt, peer, (name,), MAX_STATEMENT), peer)
+
+        async with all_or_missing() as nursery:
+            for peer in attempt.roster.peers:
+                nursery.start_soon(fetch, peer)
+        return {peer: self.opened(attempt, found[peer], kind, peer) for peer in attempt.roster.peers}
+
+    def opened(self, attempt: BtardAttempt, signed: Signed, kind: type[S], author: PeerId) -> S:
+        """What a member said under this attempt. Raises PartsMissing."""
+        with blaming(author):
+            return opened(signed, kind, author, attempt.id, self._verify)
+
+    def with_bytes(self, attempt: BtardAttempt, what: Statement, raw: bytes) -> bytes:
+        """A statement of this node's with the bytes that it is about."""
+        signed = wire.encode(self.sign(attempt, what))
+        return len(signed).to_bytes(4, "big") + signed + raw
+
+    async def fetch_with_bytes(
+        self, attempt: BtardAttempt, peer: PeerId, name: Name, size: int
+    ) -> tuple[Signed, bytes]:
+        """A statement and the `size` bytes that it is about. Raises PartsMissing."""
+        whole = await self.fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
+        length = int.from_bytes(whole[:4], "big")
+        if len(whole) != 4 + length + size:
+            raise PartsMissing((peer,))
+        return self._decoded(Signed, whole[4 : 4 + length], peer), whole[4 + length :]
+
+    async def fetch(self, attempt: BtardAttempt, peer: PeerId, name: Name, most: int) -> bytes:
+        """What a peer offers under a name, or what this node does. Raises PartsMissing."""
+        if peer == self._me:
+            return attempt.own[name]
+        raw, _ = await self._fetch(attempt.roster, peer, name, attempt.until, max_size=most)
+        return bytes(raw)
+
+    def offer(self, attempt: BtardAttempt, name: Name, raw: bytes) -> None:
+        """Let the other seats fetch this under a name."""
+        attempt.own[name] = raw
+        self._offer(attempt.roster, name, raw, attempt.roster.peers)
+
+    def _decoded(self, kind: type[S], raw: bytes, peer: PeerId) -> S:
+        """A message of a peer's. Raises PartsMissing where it is none."""
+        with blaming(peer):
+            return wire.decode(kind, raw)
 
     # -- trials
 

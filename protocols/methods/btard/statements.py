@@ -20,7 +20,6 @@ middle of an attempt knows nothing of what it signed before, and says so by anot
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, get_args
@@ -29,9 +28,7 @@ import numpy as np
 
 from swarmnode.crdt.envelope import Domain, Envelope, Sign, Verify
 from swarmnode.protocols import wire
-from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
-from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_missing, blaming
+from swarmnode.protocols.methods.known.messages import Part, RoundRoster
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.btard import DIRECTIONS
 
@@ -250,7 +247,7 @@ class BtardAttempt:
     shares: dict[PeerId, np.float32]  # of those who contribute, in the roster's order
     allowed: float  # seconds for a step
     until: float  # trio time by which to give up on who is silent in the step at hand
-    own: dict[Name, bytes] = field(default_factory=dict)  # what this node offers
+    own: dict[tuple[str | int, ...], bytes] = field(default_factory=dict)  # what this node offers
     signed: dict[str, dict[PeerId, Signed]] = field(default_factory=dict)  # by kind and author
     commitments: dict[PeerId, Commitment] = field(default_factory=dict)
     centres: dict[int, tuple[Centre, bytes]] = field(default_factory=dict)
@@ -266,72 +263,3 @@ class BtardAttempt:
         """The statements of these kinds by each seat, in the roster's order."""
         told = [self.signed.get(kind, {}) for kind in kinds]
         return [tuple(by[peer] for by in told if peer in by) for peer in self.roster.peers]
-
-
-class SignedReducer(Reducer):
-    """A reducer whose members tell one another signed statements. Its life is in all that it signs.
-
-    Nobody pushes: each offers its statement, alone or with the bytes that it is about, under the name of its kind, and
-    all others fetch it (`bulk.py`). Whoever has nothing there in time, or what is no statement of that kind, by that
-    member, under this attempt, is named in PartsMissing.
-    """
-
-    def __init__(self, parts: Context) -> None:
-        super().__init__(parts)
-        self._verify = parts.network.verify
-        self._life = secrets.token_bytes(16)
-
-    def sign(self, attempt: BtardAttempt, what: Statement) -> Signed:
-        return seal(what, self._me, attempt.id, self._life, self._parts.sign)
-
-    async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
-        """Tell all seats, and get the same kind of statement from each; by peer. Raises PartsMissing."""
-        name = NAMES[kind] + (str(what.step) if isinstance(what, Seen) else "")
-        self.offer(attempt, (name,), wire.encode(self.sign(attempt, what)))
-        attempt.later()
-        found = attempt.signed.setdefault(name, {})
-
-        async def fetch(peer: PeerId) -> None:
-            found[peer] = self._decoded(Signed, await self.fetch(attempt, peer, (name,), MAX_STATEMENT), peer)
-
-        async with all_or_missing() as nursery:
-            for peer in attempt.roster.peers:
-                nursery.start_soon(fetch, peer)
-        return {peer: self.opened(attempt, found[peer], kind, peer) for peer in attempt.roster.peers}
-
-    def opened(self, attempt: BtardAttempt, signed: Signed, kind: type[S], author: PeerId) -> S:
-        """What a member said under this attempt. Raises PartsMissing."""
-        with blaming(author):
-            return opened(signed, kind, author, attempt.id, self._verify)
-
-    def with_bytes(self, attempt: BtardAttempt, what: Statement, raw: bytes) -> bytes:
-        """A statement of this node's with the bytes that it is about."""
-        signed = wire.encode(self.sign(attempt, what))
-        return len(signed).to_bytes(4, "big") + signed + raw
-
-    async def fetch_with_bytes(
-        self, attempt: BtardAttempt, peer: PeerId, name: Name, size: int
-    ) -> tuple[Signed, bytes]:
-        """A statement and the `size` bytes that it is about. Raises PartsMissing."""
-        whole = await self.fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
-        length = int.from_bytes(whole[:4], "big")
-        if len(whole) != 4 + length + size:
-            raise PartsMissing((peer,))
-        return self._decoded(Signed, whole[4 : 4 + length], peer), whole[4 + length :]
-
-    async def fetch(self, attempt: BtardAttempt, peer: PeerId, name: Name, most: int) -> bytes:
-        """What a peer offers under a name, or what this node does. Raises PartsMissing."""
-        if peer == self._me:
-            return attempt.own[name]
-        raw, _ = await self._fetch(attempt.roster, peer, name, attempt.until, max_size=most)
-        return bytes(raw)
-
-    def offer(self, attempt: BtardAttempt, name: Name, raw: bytes) -> None:
-        """Let the other seats fetch this under a name."""
-        attempt.own[name] = raw
-        self._offer(attempt.roster, name, raw, attempt.roster.peers)
-
-    def _decoded(self, kind: type[S], raw: bytes, peer: PeerId) -> S:
-        """A message of a peer's. Raises PartsMissing where it is none."""
-        with blaming(peer):
-            return wire.decode(kind, raw)

@@ -53,14 +53,13 @@ from swarmnode.protocols.methods.gossip.meeting import (
     Stand,
 )
 from swarmnode.protocols.methods.gossip.pairing import partner
-from swarmnode.protocols.methods.known.messages import most_rounds
 from swarmnode.protocols.methods.method import NOTICE_MEMBERS_FOR, Begin, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed, most_rounds
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
@@ -381,8 +380,9 @@ class Gossip(Method):
         """Where some members stand, who are furthest first."""
         asked, query = self._parts.nearby(ASK_AT_ONCE), RunQuery(self._parts.run_id)
         stands = await self._parts.rpc.call_all(asked, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
-        told = [each for each in stands if each[1].round <= most_rounds()]
-        return sorted(told, key=lambda each: each[1].round, reverse=True)
+        return sorted(
+            (one for one in stands if one[1].round <= most_rounds()), key=lambda one: one[1].round, reverse=True
+        )
 
     async def _stand_with(self, stands: list[tuple[PeerId, Stand]], round: int, state: OuterState) -> bool:
         """Go on from `state` of `round`, where members are near; else from the state of one of them."""

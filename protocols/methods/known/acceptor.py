@@ -358,14 +358,13 @@ class Acceptor:
                     del self.boxes[other]
 
     def _take_over(self, ballot: int, peer: PeerId) -> None:
-        """Leave the present ballot for a later one that others, of whom `peer` came last, want this node to lead, when
-        most of them do."""
+        """Leave the present ballot for a later one that most others, `peer` the last of them, want it to lead."""
         if ballot <= self.ballot:
             return
         candidates = self.candidates()
         waiting = [p for p in candidates if p in self.box(ballot).readies]
-        wanted = 2 * len(waiting) >= len([p for p in candidates if not self.is_absent(p)]) - 1
-        if wanted and self._summons.take(peer, 1.0):
+        present = len([p for p in candidates if not self.is_absent(p)])
+        if 2 * len(waiting) >= present - 1 and self._summons.take(peer, 1.0):
             self.raise_ballot(ballot)
             self.attempt.cancel()
 

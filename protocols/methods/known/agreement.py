@@ -161,20 +161,6 @@ def relayed_members(readies: Mapping[PeerId, Ready]) -> frozenset[PeerId]:
     return frozenset(out)
 
 
-def next_window(
-    readies: Iterable[Ready], *, floor: float, present: float, elapsed: float, longer: float = 1.0
-) -> float:
-    """Seconds for the next round's training, `longer` times as many steps, from how long this one's took the median.
-
-    Nobody trained longer than the round has lasted (`elapsed`), whatever it says; where nobody did, the `present`
-    window stays.
-    """
-    worked = [min(r.train_seconds, elapsed) for r in readies if r.samples > 0]
-    if not worked:
-        return present
-    return min(max(WINDOW_SLACK * longer * median(worked), floor), LONGEST_WINDOW)
-
-
 def _median_rate(peer: PeerId, readies: Mapping[PeerId, Ready]) -> float | None:
     """What the others measured when they fetched from `peer`; what it says of itself does not count."""
     measured = [r.rates[peer] for p, r in readies.items() if p != peer and r.rates.get(peer, 0.0) > 0]
@@ -185,9 +171,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 2.0  # seconds between looks at candidates that should be ready and are not
 REPORT_MARGIN = 5.0  # seconds that a leader waits for reports beyond the time that a reduction may take
-# Seconds in a second that a leader is waited for again after it was in vain. One that answers pings and leads nobody
-# would else hold up every round that is its own, or that it summons others away from.
-PATIENCE_BACK = 0.05
+PATIENCE_BACK = 0.05  # seconds in a second that a leader which answers pings alone is waited for again
 FAILURES_AS_LEADER = 3  # ballots in a row that one leader may fail before another candidate tries
 
 MANY = 16  # others from which on a leader pings each of them less often, and notices silence later than its neighbours
@@ -293,9 +277,8 @@ class Agreement:
 
     async def _follow(self, leader: PeerId, ready: Ready) -> Decision | None:
         """One ballot under another's lead. None: go to the next ballot."""
-        acceptor, settings = self.acceptor, self._settings
-        longest = 2 * settings.deadline_ceiling
-        longest = max(longest - PATIENCE_BACK * self._patience.wait(leader, longest), settings.deadline_floor)
+        acceptor, most = self.acceptor, 2 * self._settings.deadline_ceiling
+        longest = max(most - PATIENCE_BACK * self._patience.wait(leader, most), self._settings.deadline_floor)
         patience = min(max(0.0, acceptor.position.window - acceptor.elapsed()) + longest, LONGEST_WAIT)
         try:
             reply = await self._ask(leader, "round.ready", ready, self._lead_within(patience))
@@ -382,11 +365,14 @@ class Agreement:
         return self._straggling.seconds()
 
     def _next_window(self, readies: Iterable[Ready], longer: float) -> float:
-        """As the function of that name."""
-        present, elapsed = self.acceptor.position.window, self.acceptor.elapsed()
-        return next_window(
-            readies, floor=self._settings.deadline_floor, present=present, elapsed=elapsed, longer=longer
-        )
+        """Seconds for the next round's training, of `longer` times as many steps, from what this one's took the median.
+
+        Nobody trained longer than the round has lasted, whatever it says; where nobody did, the present window stays.
+        """
+        worked = [min(r.train_seconds, self.acceptor.elapsed()) for r in readies if r.samples > 0]
+        if not worked:
+            return self.acceptor.position.window
+        return min(max(WINDOW_SLACK * longer * median(worked), self._settings.deadline_floor), LONGEST_WINDOW)
 
     def _passed_over(self, box: BallotBox, members: Sequence[PeerId]) -> Collection[PeerId]:
         """Candidates whom a roster without them names for the next round, though they did not ask for it."""

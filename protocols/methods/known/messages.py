@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from statistics import median, median_low
-from time import time as wall_clock  # seconds since 1970
 from typing import Annotated
 
 from swarmnode.crdt.envelope import SEAL
@@ -32,13 +31,6 @@ MAX_WEIGHT = 1 << 53
 MAX_SHARE = 16
 MAX_SECONDS = 1e9  # of any duration; thirty years
 LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
-
-
-def most_rounds() -> int:
-    """What no run has done: a round in each tenth of a second since 1970. Who counted on from more would soon say
-    things that no message can."""
-    return int(10 * wall_clock())
-
 
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -188,15 +180,6 @@ def shares_by_rate(rates: Mapping[PeerId, float | None]) -> dict[PeerId, int]:
         return int(4 * 2.0**steps)
 
     return {peer: share(rate) for peer, rate in rates.items()}
-
-
-def parts(roster: RoundRoster, parameters: int) -> tuple[Part, ...]:
-    """Cut `parameters` elements into one part per seat that owns any, sized by share, at multiples of PART_ALIGNMENT.
-
-    Parts follow the order of peer ids, not of seats, so that they stay where they are while membership does. What was
-    cut in an earlier attempt plays no part here, but in `partition.py`.
-    """
-    return cut(owners_of(roster.seats), 0, parameters)
 
 
 def owners_of(seats: Iterable[Seat]) -> tuple[Owner, ...]:

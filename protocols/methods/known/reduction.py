@@ -29,7 +29,6 @@ from swarmnode.training.outer import fold_in, shares_of
 
 RATE_FROM = 1 << 20  # bytes; fewer measure the round trip, not the link
 SILENT_SHARE = 0.3  # of the usual time of a reduction: what is lost when a frozen peer is noticed
-MOST_DOUBLED = 20  # times that this is doubled
 SILENT_LEAST = 0.5  # seconds that a peer may be silent in any case: a lost packet is sent again after half of it
 
 Vector = NDArray[np.float32]
@@ -45,7 +44,7 @@ def silence_allowed(usual: float | None, failed: int) -> float | None:
     time, then; where rounds take long, unanswered pings come first. Each of the attempts of the round that `failed`
     doubles it: what these had under way still fills the links.
     """
-    return None if usual is None else math.ldexp(max(SILENT_LEAST, SILENT_SHARE * usual), min(failed, MOST_DOUBLED))
+    return None if usual is None else math.ldexp(max(SILENT_LEAST, SILENT_SHARE * usual), min(failed, 20))
 
 
 class Reducer(ABC):

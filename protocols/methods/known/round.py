@@ -27,20 +27,13 @@ import trio
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
-from swarmnode.protocols.methods.known.messages import (
-    Decision,
-    PartsMissing,
-    Position,
-    RoundHead,
-    RoundRoster,
-    most_rounds,
-)
+from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, Position, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.method import RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed
+from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed, most_rounds
 from swarmnode.training.outer import OuterState, outer_step, pseudo_gradient, state_hash
 from swarmnode.training.runspec import InnerSection
 

@@ -36,11 +36,9 @@ from swarmnode.protocols.chain.duty import (
     Judge,
     Own,
     RoundView,
+    Write,
     WriteAvailabilityVote,
-    WriteCommit,
-    WriteReveal,
     WriteRoster,
-    WriteScores,
     WriteSeal,
     duties,
     follow,
@@ -136,12 +134,12 @@ class OpenRounds:
                 changed = store.changed
                 for action in duties(context, store.norms(context.log)):
                     match action:
-                        case WriteCommit():
+                        case Write.COMMIT:
                             context.stages.setdefault("commit", trio.current_time())
                             await surely(self.commit(context))
                         case WriteAvailabilityVote(commits):
                             await self.cut(context, commits)
-                        case WriteReveal():
+                        case Write.REVEAL:
                             context.stages.setdefault("reveal", trio.current_time())
                             await self.reveal(context)
                         case Judge(commits, complete) if not context.measuring:
@@ -150,7 +148,7 @@ class OpenRounds:
                             nursery.start_soon(self.judge, context, commits, complete)
                         case WriteSeal(scores):
                             await self.seal(context, scores)
-                        case WriteScores():
+                        case Write.SCORES:
                             await self.open_scores(context)
                         case WriteRoster():
                             await self.lead(context, action)

@@ -19,11 +19,9 @@ from swarmnode.protocols.chain.duty import (
     RoundLog,
     RoundView,
     Timers,
+    Write,
     WriteAvailabilityVote,
-    WriteCommit,
-    WriteReveal,
     WriteRoster,
-    WriteScores,
     WriteSeal,
     _to_score,
     commits_to_cut,
@@ -61,8 +59,8 @@ def does(*said: Said[Any], norms: Any = BOTH.norms, **view: Any) -> tuple[Any, .
 
 
 def test_an_author_commits_once_and_not_when_a_quorum_has_cut() -> None:
-    assert does(me="X", ready=True) == (WriteCommit(),)
-    assert does(*BOTH.cuts[:2], me="X", ready=True) == (WriteCommit(),)
+    assert does(me="X", ready=True) == (Write.COMMIT,)
+    assert does(*BOTH.cuts[:2], me="X", ready=True) == (Write.COMMIT,)
     assert does(*BOTH.cuts[:3], me="X", ready=True) == ()
     assert does(me="X", ready=True, own=Own(commit=X.commit)) == ()
 
@@ -70,7 +68,7 @@ def test_an_author_commits_once_and_not_when_a_quorum_has_cut() -> None:
 def test_an_author_reveals_when_a_quorum_has_cut_and_one_lists_it() -> None:
     mine = Own(commit=X.commit)
     assert does(*BOTH.cuts[:2], me="X", own=mine) == ()
-    assert does(*BOTH.cuts[:3], me="X", own=mine) == (WriteReveal(),)
+    assert does(*BOTH.cuts[:3], me="X", own=mine) == (Write.REVEAL,)
     assert does(*BOTH.cuts, me="X", own=replace(mine, revealed=True)) == ()
     without = tuple(cut(CHAIN, judge, [Y.id]) for judge in "ABC")
     assert does(*without, me="X", own=mine) == ()
@@ -105,7 +103,7 @@ def test_a_judge_opens_only_when_a_quorum_has_sealed() -> None:
     strangers = [say(name, Seal(CHAIN.round, CHAIN.tip, bytes(32))) for name in "XY"]
     assert does(*BOTH.cuts, *SEALS[:2], own=own) == ()
     assert does(*BOTH.cuts, *SEALS[:2], *strangers, own=own) == ()
-    assert does(*BOTH.cuts, *SEALS[:3], own=own) == (WriteScores(),)
+    assert does(*BOTH.cuts, *SEALS[:3], own=own) == (Write.SCORES,)
 
 
 HERE = (*COMMITS.values(), *BOTH.cuts, *REVEALS, *SEALS)

@@ -129,10 +129,10 @@ def test_groups_of_no_use_are_refused_with_a_reason_to_count(group: RolloutGroup
 def test_advantages_are_rewards_against_their_group() -> None:
     # One right of four: mean 1/4, deviation sqrt(3)/4.
     np.testing.assert_allclose(
-        group_advantages(np.array([1, 0, 0, 0], np.float32)), [3**0.5] + [-(3**-0.5)] * 3, rtol=1e-6
+        group_advantages(np.array([1, 0, 0, 0], np.float32), np.ones(4, bool)), [3**0.5] + [-(3**-0.5)] * 3, rtol=1e-6
     )
-    assert not group_advantages(np.ones(8, np.float32)).any()
-    assert not group_advantages(np.zeros(8, np.float32)).any()
+    assert not group_advantages(np.ones(8, np.float32), np.ones(8, bool)).any()
+    assert not group_advantages(np.zeros(8, np.float32), np.ones(8, bool)).any()
 
 
 def test_an_answer_that_a_defence_refused_does_not_count_in_its_group() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnode.testing.learners import start_from
 from swarmnode.training.rl import policies
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup, score
@@ -43,7 +44,7 @@ def warm() -> Callable[..., Learner]:
 
     def made(settings: Settings = SETTINGS, *, seed: int = 1, spec: PolicySpec = SPEC) -> Learner:
         learner = Learner("me", build(spec, seed=1), settings, seed=seed)
-        learner.start_from(first)
+        start_from(learner, first)
         return learner
 
     return made

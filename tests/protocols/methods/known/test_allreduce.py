@@ -9,9 +9,10 @@ import pytest
 import trio
 from reducing import P, a_roster, peers, reduce_all
 
-from swarmnode.protocols.methods.known.messages import PartsMissing, parts
+from swarmnode.protocols.methods.known.messages import PartsMissing
 from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, BufferPool, Chunks, grid_of
 from swarmnode.protocols.methods.known.reduction import Vector
+from swarmnode.testing.parts import parts
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import CODECS, codec
 from swarmnode.training.outer import weighted_sum

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols.methods.known.agreement import (
+    Agreement,
     is_safe,
-    next_window,
     result_to_adopt,
     seats_of,
     without_broken_links,
@@ -86,11 +89,13 @@ def test_one_that_everybody_missed_goes_and_so_does_one_that_missed_everybody() 
 
 
 def test_the_next_window_follows_the_median_and_no_claim() -> None:
-    slow_claim = replace(ready(), train_seconds=1e9)
-    assert next_window([ready(), ready(), slow_claim], floor=1.0, present=60.0, elapsed=5.0) == 4.0
-    assert next_window([slow_claim], floor=1.0, present=60.0, elapsed=5.0) == 10.0
-    assert next_window([slow_claim], floor=1.0, present=60.0, elapsed=5.0, longer=1.5) == 15.0
-    assert next_window([replace(ready(), samples=0)], floor=1.0, present=60.0, elapsed=5.0) == 60.0
+    here = SimpleNamespace(position=SimpleNamespace(window=60.0), elapsed=lambda: 5.0)
+    leader: Any = SimpleNamespace(acceptor=here, _settings=SimpleNamespace(deadline_floor=1.0))
+    next_window, slow_claim = partial(Agreement._next_window, leader), replace(ready(), train_seconds=1e9)
+    assert next_window([ready(), ready(), slow_claim], 1.0) == 4.0
+    assert next_window([slow_claim], 1.0) == 10.0
+    assert next_window([slow_claim], 1.5) == 15.0
+    assert next_window([replace(ready(), samples=0)], 1.0) == 60.0
 
 
 def test_what_a_peer_measured_of_itself_does_not_count() -> None:

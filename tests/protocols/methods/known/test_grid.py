@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.messages import PART_ALIGNMENT, RoundRoster, Seat, parts
+from swarmnode.protocols.methods.known.messages import PART_ALIGNMENT, RoundRoster, Seat
 from swarmnode.protocols.methods.known.partition import Grid, grid_of
+from swarmnode.testing.parts import parts
 
 RUN, PARENT = "ab" * 32, "cd" * 32
 SHARES = st.lists(st.sampled_from([0, 1, 2, 4, 4, 4, 8, 16]), min_size=1, max_size=40).filter(any)

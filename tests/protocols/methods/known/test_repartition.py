@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.methods.known.messages import Owner, Part, RoundRoster, Seat, cut, parts
+from swarmnode.protocols.methods.known.messages import Owner, Part, RoundRoster, Seat, cut
 from swarmnode.protocols.methods.known.partition import CHUNK, Chunks, cut_to_keep, parts_by_owner
 from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.testing.parts import parts
 from swarmnode.training.codecs import codec
 
 RUN, PARENT = "ab" * 32, "cd" * 32

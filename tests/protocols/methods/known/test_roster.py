@@ -19,10 +19,10 @@ from swarmnode.protocols.methods.known.messages import (
     Seat,
     capped_weights,
     leader_order,
-    parts,
     shares_by_rate,
 )
 from swarmnode.protocols.wire import WireError, decode, encode
+from swarmnode.testing.parts import parts
 
 RUN, PARENT = "ab" * 32, "cd" * 32
 PEERS = st.lists(st.text("abcdefgh", min_size=1, max_size=6), unique=True, min_size=1, max_size=9)
