@@ -267,6 +267,7 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
         for (over_steps, over_bytes), (name, arms) in zip(
             figure.subplots(len(parts), 2, squeeze=False), parts, strict=True
         ):
+            top = None
             for seeds in arms:
                 arm = seeds[0]["arm"]
                 steps = [step for step, *_ in seeds[0]["curve"][1:]]
@@ -280,13 +281,14 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
                 )
                 marked = {"label": arm["method"] + more, "marker": "o", "markersize": 3}
                 if arm["method"] == "alone":  # what learns less by far is left out of the plot over steps
-                    over_steps.set_ylim(top=1.1 * max(curve))
+                    top = 1.1 * max(curve)
                 if arm["method"] in ("synchronous", "alone", "diloco"):
                     marked["color"] = {"synchronous": "black", "alone": "silver", "diloco": "dimgray"}[arm["method"]]
                 over_steps.plot(steps, curve, **marked)
                 over_bytes.plot(
                     max(seeds[0]["bytes_per_node"], 1e3), curve[-1:], **marked | {"markersize": 7, "linestyle": ""}
                 )
+            over_steps.set_ylim(top=top)  # now that all is drawn: the other end is then where it should be
             over_steps.set(title=name, xlabel="steps", ylabel="held-out bits per byte")
             over_bytes.set(title="at the end", xlabel="bytes sent by a node, at least 1 kB", xscale="log")
             over_bytes.legend(fontsize="small")
