@@ -252,13 +252,10 @@ def set_level(part: str, level: str) -> None:
     logging.getLogger(_full_name(part)).setLevel(level.upper())
 
 
-def level_of(part: str) -> str:
-    """The level from which `part` logs. Raises ValueError as `set_level` does."""
-    return logging.getLevelName(logging.getLogger(_full_name(part)).getEffectiveLevel())
-
-
-def levels() -> dict[str, str]:
-    """The level of each part that has one of its own; of all others, under ""."""
+def levels(part: str = "") -> dict[str, str]:
+    """The level of each part with one of its own, and under "" of the others; or of `part`. Raises as `set_level`."""
+    if part:
+        return {part: logging.getLevelName(logging.getLogger(_full_name(part)).getEffectiveLevel())}
     names = [name for name in logging.root.manager.loggerDict if name.startswith(OURS) or "." not in name]
     own = {name: level for name in sorted(names) if (level := logging.getLogger(name).level)}
     told = {name.removeprefix(OURS): logging.getLevelName(level) for name, level in own.items()}

@@ -29,7 +29,7 @@ from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
 from swarmnode.node.firstcontact import WITHIN, told
 from swarmnode.node.identity import named
-from swarmnode.node.logs import level_of, levels, set_level
+from swarmnode.node.logs import levels, set_level
 from swarmnode.node.nat.netcheck import report, trace
 from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.session import OWNERS, RunSession
@@ -228,14 +228,13 @@ class Api:
 
     async def log_level(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The levels of the log in force; where `level` is named, `part` has it from now on."""
+        part, level = str(params.get("part") or ""), str(params.get("level") or "")
         try:
-            if params.get("level"):
-                set_level(str(params.get("part") or ""), str(params["level"]))
-            elif part := str(params.get("part") or ""):
-                return {"levels": {part: level_of(part)}}
+            if level:
+                set_level(part, level)
+            return {"levels": levels("" if level else part)}
         except ValueError as error:
             raise Declined(str(error), exit_code=USAGE) from error
-        return {"levels": levels()}
 
     def events(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.events.stream(0, follow=True)

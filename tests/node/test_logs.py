@@ -191,11 +191,11 @@ def test_one_part_logs_more_than_the_others_until_all_are_set_again() -> None:
         assert logs.levels()[""] == "WARNING" and logs.levels()["testlevels"] == "DEBUG"
         logs.set_level("", "error")
         assert "testlevels" not in logs.levels() and logs.levels()[""] == "ERROR"
-        assert logs.level_of("testlevels") == "ERROR"
+        assert logs.levels("testlevels") == {"testlevels": "ERROR"}
         quiet = logging.getLogger("testlibrary")
         quiet.setLevel(logging.CRITICAL)
         logs.set_level("", "debug")
-        assert quiet.level == logging.CRITICAL and logs.level_of("testlibrary") == "CRITICAL"
+        assert quiet.level == logging.CRITICAL and logs.levels("testlibrary") == {"testlibrary": "CRITICAL"}
         for part, level, why in (("nonsense", "info", "no part of the node"), ("", "loud", "no level")):
             with pytest.raises(ValueError, match=why):
                 logs.set_level(part, level)

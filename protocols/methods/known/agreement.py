@@ -258,12 +258,13 @@ class Agreement:
             )
             decision: Decision | None = None
             self._silence = silence_allowed(self._reducing.usual, attempts)
+            least = self._settings.deadline_floor * (1 + attempts // len(candidates))  # at some time it is enough
             try:
                 with trio.CancelScope() as acceptor.attempt:
                     if leader == self._me:
                         decision = await self._lead(ready, candidates)
                     elif self._parts.admits(leader):
-                        decision = await self._follow(leader, ready)
+                        decision = await self._follow(leader, ready, least)
                 if decision is not None:
                     acceptor.decided(decision)
                     return decision
@@ -275,13 +276,15 @@ class Agreement:
             # one breath between attempts, so that a swarm that cannot agree does not spin
             await trio.sleep(min(0.02 * attempts, 0.5))
 
-    async def _follow(self, leader: PeerId, ready: Ready) -> Decision | None:
-        """One ballot under another's lead. None: go to the next ballot."""
+    async def _follow(self, leader: PeerId, ready: Ready, least: float) -> Decision | None:
+        """One ballot under another's lead, who has `least` seconds in any case. None: go to the next ballot."""
         acceptor, most = self.acceptor, 2 * self._settings.deadline_ceiling
-        longest = max(most - PATIENCE_BACK * self._patience.wait(leader, most), self._settings.deadline_floor)
-        patience = min(max(0.0, acceptor.position.window - acceptor.elapsed()) + longest, LONGEST_WAIT)
+        left = max(0.0, acceptor.position.window - acceptor.elapsed())  # in which others may train
+        credit = most - PATIENCE_BACK * self._patience.wait(leader, most)
+        patience = min(left + max(credit, least), LONGEST_WAIT)
         try:
-            reply = await self._ask(leader, "round.ready", ready, self._lead_within(patience))
+            trained = WINDOW_SLACK * ready.train_seconds  # for so long others may train as well
+            reply = await self._ask(leader, "round.ready", ready, self._lead_within(patience), trained)
             match reply:
                 case LeaderReply(decision=Decision() as decision) if acceptor.continues(decision.roster):
                     acceptor.note_lateness(reply.head)
@@ -292,7 +295,8 @@ class Agreement:
             if report is None or not self._parts.admits(leader):
                 acceptor.go_on_to(reply.ballot, leader)
                 return None
-            ruling = await self._ask(leader, "round.report", report, patience)
+            patience = max(credit, 2 * self._reducing.seconds()) + 2 * REPORT_MARGIN  # longer than a leader waits
+            ruling = await self._ask(leader, "round.report", report, min(patience, LONGEST_WAIT), 0.0)
         except (PeerGoneSilent, CallError) as error:
             logger.info("round %d: the member that was to lead it is gone or not ready, another leads now", ready.round)
             logger.debug("ballot %d of round %d failed with its leader: %s", ready.ballot, ready.round, error)
@@ -302,19 +306,19 @@ class Agreement:
         acceptor.go_on_to(ruling.ballot, leader)
         return None
 
-    async def _ask(self, leader: PeerId, method: str, message: Ready | Report, within: float) -> LeaderReply:
-        """Raises CallError or PeerGoneSilent. What was waited for in vain counts: see PATIENCE_BACK."""
+    async def _ask(self, leader: PeerId, method: str, what: Ready | Report, within: float, free: float) -> LeaderReply:
+        """Raises CallError or PeerGoneSilent. What was waited in vain, but for `free` seconds: see PATIENCE_BACK."""
         began, reply = trio.current_time(), None
         try:
             reply = await self._liveness.unless_gone(
                 leader,
-                lambda: self._rpc.call(leader, method, message, LeaderReply, timeout=within),
+                lambda: self._rpc.call(leader, method, what, LeaderReply, timeout=within),
                 within=self._silence,
             )
             return reply
         finally:
             if reply is None:
-                self._patience.overdraw(leader, trio.current_time() - began)
+                self._patience.overdraw(leader, max(0.0, trio.current_time() - began - free))
 
     def _report(self, ready: Ready, state_hash: str | None = None, missing: tuple[PeerId, ...] = ()) -> Report:
         return Report(self._run_id, ready.round, ready.ballot, state_hash, missing)

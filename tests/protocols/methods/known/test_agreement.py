@@ -59,6 +59,7 @@ class Member:
         self.agreement = Agreement(context_of(RUN, network, self.rpc, self.liveness, exchange))
         self.cannot_reach: set[PeerId] = set()
         self.obtained: list[str] = []
+        self.trained = 1.0  # seconds
 
     async def reduce(self, roster: RoundRoster, within: float, silence: float | None) -> str:
         await trio.sleep(0.1)
@@ -73,7 +74,7 @@ class Member:
             raise PartsMissing(holders)
 
     async def agree(self, *, samples: int = 10) -> Decision:
-        return await self.agreement.agree(samples=samples, train_seconds=1.0, rates={}, exchange=self)
+        return await self.agreement.agree(samples=samples, train_seconds=self.trained, rates={}, exchange=self)
 
 
 class Swarm:
@@ -237,6 +238,34 @@ def test_a_leader_that_was_waited_for_in_vain_is_waited_for_less_the_next_time(s
         )  # the window in which all may train, and how long the next leader waits for the silent one
         assert took[0] > straggling + 2 * CEILING - 1
         assert max(took[1:]) < straggling + FLOOR + 1
+
+    simulate(simulated, body)
+
+
+def test_who_leads_while_others_still_train_is_not_to_blame_for_the_wait(simulated: Simulated) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(3, window=2000.0)
+        slow, one, other = swarm.members
+        one.trained = other.trained = 1000.0
+        swarm.begin(one, other)  # their calls of the first end after LONGEST_WAIT
+        await trio.sleep(600)
+        assert not one.agreement._patience.wait(slow.me, 2 * CEILING)
+        swarm.begin(slow)
+        await swarm.decided(within=2000)
+
+    simulate(simulated, body)
+
+
+def test_a_round_ends_though_every_leader_used_up_its_patience_and_one_member_is_never_ready(
+    simulated: Simulated,
+) -> None:
+    async def body(swarm: Swarm) -> None:
+        await swarm.start(5, window=1.0)
+        for member in swarm.members:
+            for other in swarm.members:
+                member.agreement._patience.overdraw(other.me, 10_000.0)
+        swarm.begin(*swarm.members[:4])  # the fifth answers pings; nobody knows yet how long stragglers take
+        await swarm.decided(*swarm.members[:4], within=10 * CEILING)
 
     simulate(simulated, body)
 
