@@ -149,7 +149,7 @@ class Recipe:
         if self.encoder is None:
             return list(documents)
         found: list[bytes] = []
-        while batch := documents[len(found) : len(found) + max(1, BATCH // self.encoder.growth)]:
+        while batch := documents[len(found) : len(found) + max(1, int(BATCH // self.encoder.growth))]:
             found += (tokens.tobytes() for tokens in self.encoder.encode(batch))
         return found
 

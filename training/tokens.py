@@ -80,8 +80,8 @@ class Encoder:
         size, self.growth = size_of(raw), growth_of(_parsed(raw).get("normalizer"))
         if self.growth > MAX_GROWTH:
             raise TokenizerError(
-                f"the tokenizer can make a text {self.growth} times as long before it cuts it, and {MAX_GROWTH} times "
-                "are allowed: it would fill the memory of everybody who takes part"
+                f"the tokenizer can make a text {self.growth:.3g} times as long before it cuts it, and {MAX_GROWTH} "
+                "times are allowed: it would fill the memory of everybody who takes part"
             )
         if size > vocabulary:
             raise TokenizerError(f"the tokenizer has {size} tokens; set [data] vocabulary = {size} or more")
@@ -110,7 +110,7 @@ def size_of(raw: bytes) -> int:
     return max(_tokens(_parsed(raw)), default=-1) + 1
 
 
-def growth_of(normalizer: Any) -> int:
+def growth_of(normalizer: Any) -> float:
     """How many times as many bytes it can make of a text at the most. Raises TokenizerError where nobody knows.
 
     A regular expression may match before each byte and behind it.
@@ -121,18 +121,18 @@ def growth_of(normalizer: Any) -> int:
         case {"type": str() as kind} if kind in GROWTHS:
             return GROWTHS[kind]
         case {"type": "Prepend", "prepend": str() as text}:
-            return 1 + len(text.encode())
+            return 1.0 + len(text.encode(errors="replace"))
         case {"type": "Replace", "pattern": {"Regex": _}, "content": str() as text}:
-            return 1 + 2 * len(text.encode())
+            return 1.0 + 2 * len(text.encode(errors="replace"))
         case {"type": "Replace", "pattern": {"String": str() as found}, "content": str() as text} if found:
-            return max(1, -(-len(text.encode()) // len(found.encode())))
+            return max(1.0, len(text.encode(errors="replace")) / len(found.encode(errors="replace")))
         case {"type": "Precompiled", "precompiled_charsmap": str() as table}:  # SentencePiece's: a trie, then strings
             with suppress(ValueError):
                 strings = b64decode(table, validate=True)
                 return max(1, *map(len, strings[4 + int.from_bytes(strings[:4], "little") :].split(b"\0")))
         case {"type": "Sequence", "normalizers": list() as steps}:
             with suppress(RecursionError):
-                return math.prod(map(growth_of, steps))
+                return math.prod(map(growth_of, steps), start=1.0)
     raise TokenizerError("the tokenizer changes texts before it cuts them in a way that this version does not know")
 
 
