@@ -11,16 +11,18 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import Hold
+from swarmnode.node.process import reason_of
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.datasets import pace
@@ -51,22 +53,13 @@ from swarmnode.protocols.methods.trainer import TrainerDied, Vector
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId, Traffic
 from swarmnode.training.options import number_of
-from swarmnode.training.rl.groups import Learned
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
 METHODS: dict[str, Build] = {
-    "async": Async,
-    "btard": Btard,
-    "demo": DeMo,
-    "diloco": Diloco,
-    "gossip": Gossip,
-    "lowrank": DiLoCoX,
-    "open": Open,
-    "sapo": sapo.Sapo,
-    "seed": Seed,
-    "streaming": Streaming,
+    each.name: each for each in (Async, Btard, DeMo, Diloco, DiLoCoX, Gossip, Open, sapo.Sapo, Seed, Streaming)
 }
 LEAVE_WITHIN = 5.0  # seconds for an exchange in hand to end when the node is told to stop or to pause
 ALONE = 60.0  # seconds without another member, after which the owner is told
@@ -77,6 +70,7 @@ CUT_OFF = (
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 ABANDONED = 4  # reasons why a round was tried again that its line in the history gives, the last ones
 RECENT = 16  # rounds that averages shown to people go over
+AFTER_DEFECT = 5.0  # seconds until this node goes on after a defect of its own
 
 ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
 ROUND_AGE = Metric("swarmnode_round_age_seconds", GAUGE, "seconds since a round brought a result; none after the last")
@@ -182,7 +176,7 @@ class RunSession(Observer):
         self.finished.set()
 
     async def serve_forever(self) -> None:
-        """After the last round: go on serving late comers the final state, until cancelled."""
+        """After the last round: serve late comers the final state."""
         while True:
             await self._context.membership.announce()
             await trio.sleep(30)
@@ -303,7 +297,7 @@ class RunSession(Observer):
 
     async def _take_part(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.method.watch)
+            nursery.start_soon(self._watch)
             while not self._stopping.is_set() and not self._is_over():
                 if self._resumed.is_set():
                     if await self._context.trainer.release():  # else it is held again meanwhile
@@ -319,7 +313,7 @@ class RunSession(Observer):
         self._began_training = trio.current_time()
         with trio.CancelScope() as self._training:
             try:
-                result = await self.method.run_round()
+                result = await self._kept(self.method.run_round())
             except LostPlace as error:
                 lost = error
         if result is not None:
@@ -331,10 +325,30 @@ class RunSession(Observer):
             await self._regain_place()
 
     async def _regain_place(self) -> None:
-        if self._stopping.is_set() or not self._resumed.is_set():
-            return
-        with trio.CancelScope() as self._training:
-            await self.method.regain_place()
+        if not self._stopping.is_set() and self._resumed.is_set():
+            with trio.CancelScope() as self._training, suppress(LostPlace):
+                await self._kept(self.method.regain_place())
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(LostPlace):
+                await self._kept(self.method.watch())
+
+    async def _kept(self, doing: Awaitable[T]) -> T:
+        """What this comes to. A defect of this program, which a peer may have found, ends a round, never the daemon."""
+        try:
+            return await doing
+        except LostPlace:
+            raise
+        except Exception as error:
+            reason = reason_of(error)
+            if isinstance(reason, ExpectedError):
+                raise
+            logger.exception("a defect of swarmnode ended what the run did here, and it goes on in %g s", AFTER_DEFECT)
+            told = f"a defect of swarmnode: {reason!r}; please report it with the file of swarmnode diag"
+            self.warn("defect", told)
+            await trio.sleep(AFTER_DEFECT)
+            raise LostPlace(told) from error
 
     async def _pause(self) -> None:
         self._override = "paused"
@@ -467,7 +481,7 @@ class RunSession(Observer):
         if cut_off and "cut off" not in self.warnings:
             logger.warning("%s", cut_off)
         self.warn("cut off", cut_off)
-        accuracy = self._accuracy(result)
+        self.warn("defect", None)
         if (answered := result.learned or result.sampled) is not None and math.isfinite(answered.reward):
             self.rewards.append((result.round, answered.reward))
         for task, reward in (result.learned.by_task if result.learned is not None else {}).items():
@@ -500,7 +514,7 @@ class RunSession(Observer):
                 "missing": list(result.missing),
                 "counted": list(result.counted),
                 **{f"{stage}_seconds": round(seconds, 3) for stage, seconds in result.stages.items()},
-                **({"accuracy": round(accuracy, 4)} if math.isfinite(accuracy) else {}),
+                **({"accuracy": round(accuracy, 4)} if math.isfinite(accuracy := self._accuracy(result)) else {}),
                 **({"apart": round(result.apart, 6)} if result.apart is not None else {}),
                 **({"verdicts": dict(result.verdicts)} if result.verdicts else {}),
                 **({"learned": asdict(result.learned)} if result.learned is not None else {}),
@@ -576,22 +590,11 @@ def _since(moment: float | None) -> float | None:
 
 
 def _what_came(result: RoundResult, unit: str) -> str:
-    if result.sampled is not None:
-        sampled = result.sampled
+    if (sampled := result.sampled) is not None:
         return (
             f"{number_of(sampled.groups, 'group')} by version {sampled.version} for {sampled.trainer}, reward "
             f"{sampled.reward:.3f}; {sampled.given} given, {sampled.accepted} accepted"
         )
     if result.learned is not None:
-        return told(result.learned)
+        return result.learned.in_words()
     return f"held-out loss {result.loss:.4f} {unit}" if math.isfinite(result.loss) else "loss not measured"
-
-
-def told(learned: Learned) -> str:
-    """What an update from rollouts came to, for people."""
-    groups, peers = number_of(learned.taken, "group"), number_of(learned.authors, "peer")
-    text = f"reward {learned.reward:.3f}, learned from {groups} of {peers}"
-    if learned.sampled:
-        text += f" and {learned.sampled} that others sampled, {learned.staleness:.1f} updates old"
-    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(learned.refused.items()))
-    return f"{text} ({refused} left out)" if refused else text

@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm, simulate
 
+from swarmnode.node.session import RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
 from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR
@@ -104,6 +106,74 @@ def test_no_round_begins_while_the_trainer_is_held_again() -> None:
 
         trainer.release, session._one_round = release, one_round  # type: ignore[method-assign]
         await swarm.round_done(4, "c")
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("part, times", [("run_round", 2), ("regain_place", 1)])
+def test_a_defect_that_a_peer_may_find_ends_a_round_and_not_the_node(
+    part: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        session, failed = swarm.nodes["c"].session, 0
+        monkeypatch.delattr(session, "_kept")  # a simulation has none, so that defects fail tests
+        works = getattr(session.method, part)
+
+        async def fails() -> Any:
+            nonlocal failed
+            failed += 1
+            if failed > times:
+                return await works()
+            async with trio.open_nursery():
+                raise OverflowError("int too large to convert to float")
+
+        monkeypatch.setattr(session.method, part, fails)
+        if part == "regain_place":
+            await session.pause()
+            await trio.sleep(1.0)
+            session.resume()
+        await swarm.until(lambda: failed == times and "defect" in session.warnings)
+        assert "OverflowError" in session.warnings["defect"] and "swarmnode diag" in session.warnings["defect"]
+        await swarm.round_done(8, "a", "b", "c")
+        await swarm.until(swarm.all_stand_together)
+        assert "defect" not in session.warnings
+        assert "OverflowError: int too large" in caplog.text  # with its traceback
+
+    simulate(body)
+
+
+def test_a_defect_in_what_runs_beside_rounds_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        session, begun = swarm.nodes["c"].session, 0
+        monkeypatch.delattr(session, "_kept")
+
+        async def watch() -> None:
+            nonlocal begun
+            begun += 1
+            if begun < 3:
+                raise KeyError("peer")
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(session.method, "watch", watch)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session._watch)
+            await swarm.until(lambda: begun == 3)
+            nursery.cancel_scope.cancel()
+
+    simulate(body)
+
+
+def test_what_a_person_can_mend_still_ends_the_node() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        session = swarm.nodes["c"].session
+        with pytest.raises(NoSpace, match="disk is full"):
+            await RunSession._kept(session, fails())
+
+    async def fails() -> None:
+        raise NoSpace("the disk is full")
 
     simulate(body)
 

@@ -64,6 +64,11 @@ class Held:
     tasks: int
 
 
+async def bare(doing: Awaitable[Any]) -> Any:
+    """In place of a session's net for defects: in a simulation a defect fails the test."""
+    return await doing
+
+
 @asynccontextmanager
 async def _running(part: Run) -> AsyncIterator[None]:
     """A part of a node that runs for as long as the block does."""
@@ -248,6 +253,7 @@ class SimSwarm:
             checkpoints=self._checkpoints_of(name, trainer.layout),
             history=None if self.checkpoints is None else History(self.checkpoints / name / HISTORY),
         )
+        session._kept = bare  # type: ignore[method-assign]
         node = SimNode(name, network, session, trainer, bulk, events=events)
         self.nodes[name] = node
         parts = (network.run, rpc.run, bulk.run, liveness.run, shards.run)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.training.options import number_of
 from swarmnode.training.rl.tasks import MAX_NAME, MAX_SEED, Question, TaskRef, UnknownTask, regenerate
 from swarmnode.training.rl.vocabulary import BYTES, Vocabulary, known, translate
 
@@ -270,6 +271,14 @@ class Learned:
         """Raises ValueError."""
         if not all(0.0 <= reward <= 1.0 for reward in (self.reward, *self.by_task.values())):
             raise ValueError("a reward is from 0 to 1")
+
+    def in_words(self) -> str:
+        groups, peers = number_of(self.taken, "group"), number_of(self.authors, "peer")
+        text = f"reward {self.reward:.3f}, learned from {groups} of {peers}"
+        if self.sampled:
+            text += f" and {self.sampled} that others sampled, {self.staleness:.1f} updates old"
+        refused = ", ".join(f"{count} {reason}" for reason, count in sorted(self.refused.items()))
+        return f"{text} ({refused} left out)" if refused else text
 
 
 def told(scored: Scored) -> dict[str, Any]:

@@ -325,6 +325,30 @@ def test_a_round_can_be_cancelled_at_any_message(method: str, size: int, most: i
     at_messages(method, names, most, struck, model=signature)
 
 
+@pytest.mark.parametrize(("size", "most"), [(2, 1), *([] if QUICK else [SLOW(2, FEW), SLOW(3, FEW)])])
+def test_whose_round_ends_by_a_defect_at_any_message_finds_its_place_again(method: str, size: int, most: int) -> None:
+    names = NAMES[:size]
+
+    async def struck(swarm: SimSwarm, victim: str, at: int) -> None:
+        session = swarm.nodes[victim].session
+        works, failed = session.method.run_round, trio.Event()
+
+        async def fails() -> Any:
+            session.method.run_round = works  # type: ignore[method-assign]
+            failed.set()
+            raise OverflowError("int too large to convert to float")
+
+        session._kept = partial(type(session)._kept, session)  # type: ignore[method-assign]
+        session.method.run_round = fails  # type: ignore[method-assign]
+        session._training.cancel()
+        await failed.wait()
+        failed_in = session.place.round if session.place is not None else 0
+        await swarm.until(lambda: swarm.all_agree(after=failed_in + 1), within=300)
+        assert_one_result_a_round(swarm, names, (size, victim, at))
+
+    at_messages(method, names, most, struck, model=signature)
+
+
 @pytest.mark.slow
 def test_the_search_for_a_place_can_be_cancelled_at_any_message(method: str) -> None:
     total: list[int] = []
