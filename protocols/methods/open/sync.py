@@ -128,6 +128,7 @@ class ChainSync:
     def __init__(self, parts: Context, store: ChainStore, state: StateBackend, catch_up: CatchUp) -> None:
         self.store, self._state, self._catch_up = store, state, catch_up
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
+        self._runner = parts.runner
         self._examining = Counter[bytes]()  # tries in vain at rosters, and at heads that are looked for
         self._completing: set[bytes] = set()  # cuts; apart, as a head may name anything
         self._invalid: set[bytes] = set()
@@ -530,7 +531,8 @@ class ChainSync:
         query = RecordsQuery(self._run_id, tuple(ids))
         try:
             answer = await self._rpc.call(peer, RECORDS, query, Records, timeout=TIMEOUT)
-            elements = [open_element(raw, self._network.verify) for raw in answer.sealed]
+            verify = self._network.verify
+            elements = await self._runner(lambda: [open_element(raw, verify) for raw in answer.sealed])
         except CallError as error:
             logger.debug("no records from %s: %s", peer, error)
             return []
