@@ -138,9 +138,9 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     if run["rounds"]:
         number = f"{run['round']} of {run['rounds']}   {bar(run['round'] / run['rounds'], 28)}"
     yield "round", f"{number}   {shown}"
-    for when, said in (run.get("steering") or {}).items():
-        if when != "refused" and said is not None:
-            yield "steered", f"from round {said['from_round']} on: {steered(said['values'])}"
+    steering = run.get("steering") or {"now": None, "coming": []}
+    for said in filter(None, (steering["now"], *steering["coming"])):
+        yield "steered", f"from round {said['from_round']} on: {steered(said['values'])}"
     if population := run.get("population"):
         yield "tries", f"{population['factor']:.3g} times the run's learning rate"
     for hold in status.get("holds", []):

@@ -127,7 +127,7 @@ class Api:
         share = session.compute_share if session is not None else None
         outcome = session.outcome if session is not None else None
         steering = session.method.steering if session is not None else None
-        spec = steering.now.spec if steering is not None else chosen.spec
+        spec = steering.stage.spec if steering is not None else chosen.spec
         return {
             "run_id": chosen.run_id,
             "name": chosen.spec.run.name,
