@@ -139,6 +139,7 @@ class FakeDaemon:
         self.home = DataDir(home)
         self.status = copy.deepcopy(STATUS)
         self.netcheck = copy.deepcopy(NETCHECK)
+        self.discovered: dict[str, Any] = {"runs": [], "peers": 0, "unreached": {}}
         self.pings = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._ready = threading.Event()
@@ -175,6 +176,7 @@ class FakeDaemon:
                     "resume",
                     "stop",
                     "leave",
+                    "discover",
                 )
                 methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
@@ -205,6 +207,8 @@ class FakeDaemon:
                 return self.netcheck
             if name == "history":
                 return {"run_id": RUN_ID, "name": "byte-lm", "unit": "bits per byte", "rounds": rounds()}
+            if name == "discover":
+                return self.discovered
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
             if name == "leave":

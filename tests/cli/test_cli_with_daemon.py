@@ -191,6 +191,20 @@ def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode:
     assert only_json(swarmnode("sample", "x", "--json").stdout)["text"].endswith("\x1b[2J")
 
 
+def test_discover_tells_what_fits_no_filter_from_nobody_who_answered(swarmnode: Any, daemon: Any) -> None:
+    daemon.discovered["unreached"] = {"/ip4/192.0.2.1/tcp/1": "it does not answer\x1b[2J"}
+    alone = swarmnode("discover", "--task", "byte-lm")
+    assert "no other node answered" in alone.stdout and "/ip4/192.0.2.1/tcp/1: it does not answer [2J" in alone.stdout
+    daemon.discovered["peers"] = 2
+    assert "2 nodes answered, but told of no run" in swarmnode("discover", "--task", "byte-lm").stdout
+    daemon.discovered["runs"] = [
+        {"name": "tiny", "run_id": "ab" * 32, "task": "image", "trust": "known", "memory": None}
+    ]
+    assert "of 1 run found, none fits" in swarmnode("discover", "--task", "byte-lm").stdout
+    told = only_json(swarmnode("discover", "--task", "byte-lm", "--json").stdout)
+    assert (told["runs"], told["seen"], told["peers"]) == ([], 1, 2)
+
+
 def test_netcheck_tells_how_the_node_is_reached_and_what_to_do(swarmnode: Any, daemon: Any) -> None:
     shown = swarmnode("netcheck")
     assert shown.returncode == OK, shown.stderr
