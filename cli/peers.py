@@ -138,6 +138,8 @@ def unblock(peer: PeerArgument) -> None:
 def _link(peer: str, to: str) -> None:
     answer = ask("link", timeout=40.0, peer=peer, to=to)
     now = "not connected" if answer["path"] == "none" else f"connected: {_way(answer)}"
+    if to == "unblocked":
+        now = f"{'let in again' if answer['barred_before'] else 'it was not blocked'}, {now}"
     show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}")
 
 

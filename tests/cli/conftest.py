@@ -177,6 +177,7 @@ class FakeDaemon:
                     "stop",
                     "leave",
                     "discover",
+                    "link",
                 )
                 methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
@@ -207,6 +208,9 @@ class FakeDaemon:
                 return self.netcheck
             if name == "history":
                 return {"run_id": RUN_ID, "name": "byte-lm", "unit": "bits per byte", "rounds": rounds()}
+            if name == "link":
+                barred = params["peer"] == PEER_ID
+                return {"peer_id": params["peer"], "blocked": False, "barred_before": barred, "path": "none"}
             if name == "discover":
                 return self.discovered
             if name == "sample":
