@@ -171,6 +171,9 @@ class RunSession(Observer):
                 nursery.start_soon(self._writer.run)
             await self._context.membership.announce()
             await self._find_place()
+            if self._is_over():
+                last = self._begin.last_round
+                logger.warning("the run has its %d rounds already: nothing is left to train. More --rounds go on", last)
             await self._take_part()
             self.method.paused = True  # it leads nobody any more, however long the process still lives
             if self._stopping.is_set():
