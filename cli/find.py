@@ -203,8 +203,8 @@ def seed(
 ) -> None:
     """Help others to find one another.
 
-    It is a node of the DHT and a relay, in no run and without a trainer. It prints the setting and the DNS record by
-    which nodes find the swarm through it. Anybody may run one; a machine with a public address serves best.
+    It is a node of the DHT and a relay, in no run and without a trainer. It prints the option, setting and DNS record
+    by which nodes find the swarm through it. Anybody may run one; a machine with a public address serves best.
 
     Example: swarmnode seed --max-peers 500
     """
