@@ -25,7 +25,6 @@ from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.datasets import pace
 from swarmnode.node.storage.history import History, PastRound
-from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.asynchronous import Async
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
@@ -38,7 +37,6 @@ from swarmnode.protocols.methods.method import (
     Build,
     LostPlace,
     Method,
-    OtherHistory,
     Overtaken,
     Place,
     RoundResult,
@@ -287,10 +285,7 @@ class RunSession(Observer):
             await self._remember(newest.moments, newest.updates)
             newest = replace(newest, moments=None)
         with self._search:
-            try:
-                await self.method.find_place(replace(self._begin, saved=newest))
-            except OtherHistory as error:
-                raise RunUnavailable(str(error)) from error
+            await self.method.find_place(replace(self._begin, saved=newest))
 
     async def _remember(self, moments: Vector, updates: int) -> None:
         """Have the inner optimizer go on where it was.

@@ -7,8 +7,9 @@
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`prove_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
-finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
+from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where most of those who answer are too far
+to keep it still, it goes on with them, and says that nothing was checked. A creator that finds nobody begins the run; a
+node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
 
 **Whether a history goes back to the trusted roster** (`chain/forks.py`) a member shows by two answers:
 
@@ -40,6 +41,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import trio
@@ -52,7 +54,7 @@ from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empt
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Begin, OtherHistory
+from swarmnode.protocols.methods.method import Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import NoState
 from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
@@ -66,10 +68,12 @@ logger = logging.getLogger(__name__)
 FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
+LISTED = 4  # of those who could not show the trusted roster, to the owner
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
 SHOWS_WITHIN = 120.0  # seconds: 64 of the largest rounds, 19 MB, at the least rate at which full answers come in time
-DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not
+DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not …
+LONGEST_DOUBT = 160.0  # … and twice as long each time, up to so long, after which who could not is asked again
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
 BASE = 2  # rounds before its tip of which a node gives the chain
 FAR = 3  # rounds behind from which on a state is fetched instead of replaying
@@ -118,13 +122,13 @@ class Joining:
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
         self._shown: _Shown | None = None  # by the member that was followed
-        self._doubted: dict[PeerId, OtherLineage | CannotTell] = {}
-        self._furthest = 0  # rounds done where those stand who cannot show it
+        self._doubted: dict[PeerId, tuple[str, int]] = {}  # who did not: why; rounds done, of who cannot tell
+        self._doubt_for, self._doubt_until = DOUBT_FOR, 0.0  # s; trio time
         self.phase: str | None = None
         parts.rpc.serve(TIP, TipQuery, self._on_tip)
 
     async def find(self, begin: Begin) -> bool:
-        """Stand somewhere, see `Method.find_place`; whether others showed where. Raises OtherHistory."""
+        """Stand somewhere, see `Method.find_place`; whether others showed where."""
         self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
         saved = self._chain_of(begin)
         begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
@@ -142,11 +146,12 @@ class Joining:
             began = trio.current_time()
             until = began + (patience if may_begin else float("inf"))
             while not (joined := await self._join_others()):
+                if self._doubted:
+                    self._weigh_doubts()
+                    await trio.sleep(ASK_EVERY)
+                    continue
                 if trio.current_time() >= until:
                     break
-                if self._doubted:
-                    await self._go_on_without_trust()
-                    continue
                 await self._parts.look_again(began, every=ASK_EVERY)
             self._parts.observer.warn("alone", None)
             if not self._store.stands:
@@ -215,37 +220,44 @@ class Joining:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
         if (trusted := self._trusted) is None:
             return True
+        if found.peer in self._doubted and trio.current_time() < self._doubt_until:
+            return False
         try:
             shown = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
         except (OtherLineage, CannotTell) as doubt:
-            if found.peer not in self._doubted:
-                logger.warning("%s does not show that its history contains roster %s: %s", found.peer, trusted, doubt)
-            self._doubted[found.peer] = doubt
-            if isinstance(doubt, CannotTell):
-                self._furthest = max(self._furthest, found.tip.round)
+            if not self._doubted:
+                self._doubt_until = trio.current_time() + self._doubt_for
+            self._doubted[found.peer] = str(doubt), found.tip.round if isinstance(doubt, CannotTell) else 0
             return False
         logger.info("%s shows %d rosters since the trusted one", found.peer, shown.rosters)
-        if shown.shrunken:
-            self._parts.observer.warn("roster", told_of_few(shown))
+        self._warn(None, told_of_few(shown) if shown.shrunken else None)
         self._shown = shown
         self._doubted.clear()
         return True
 
-    async def _go_on_without_trust(self) -> None:
-        """Give others time to answer; then say what could not be checked, or raise OtherHistory."""
-        began, trusted = trio.current_time(), self._trusted
-        assert trusted is not None
-        while trio.current_time() < began + DOUBT_FOR:
-            await trio.sleep(ASK_EVERY)
-            if await self._join_others():
-                return
-        if any(isinstance(doubt, OtherLineage) for doubt in self._doubted.values()):
-            raise OtherHistory(told_of_another(trusted, self._doubted))
-        if self._furthest <= trusted.round + DEPTH:
-            raise OtherHistory(told_of_nobody(trusted, self._doubted))
-        logger.warning(unchecked := told_of_too_old(trusted, self._furthest))
-        self._parts.observer.warn("roster", unchecked)
-        self._trusted = None
+    def _weigh_doubts(self) -> None:
+        """Once others had time to answer, say that nobody shows the trusted roster; where most say that it is too old
+        to be shown, believe them.
+        """
+        trusted, now = self._trusted, trio.current_time()
+        if trusted is None or now < self._doubt_until:
+            return
+        far = [at for _, at in self._doubted.values() if at > trusted.round + DEPTH]
+        if 2 * len(far) > len(self._doubted):
+            self._trusted = None
+            logger.warning(unchecked := told_of_too_old(trusted, max(far)))
+            self._warn(None, unchecked)
+        else:
+            self._warn(told_of_nobody(trusted, self._doubted))
+        self._doubted.clear()
+        self._doubt_for = min(2 * self._doubt_for, LONGEST_DOUBT)
+
+    def _warn(self, lacking: str | None, followed: str | None = None) -> None:
+        """Tell the owner that nobody shows the trusted roster, or what to know of the history that is followed."""
+        if lacking and self._doubt_for == DOUBT_FOR:  # later, `status` tells who does not
+            logger.warning("%s", lacking)
+        self._parts.observer.warn("lineage", lacking)
+        self._parts.observer.warn("roster", followed)
 
     async def _is_near(self, found: _Found) -> bool:
         """Whether what a member follows is here, or so near that replaying leads there, and from a state that is."""
@@ -449,25 +461,13 @@ def _roster_in(told: list[Said[Any]], id: bytes) -> Said[Roster]:
 # --- what the owner is told -------------------------------------------------------------------------------------------
 
 
-def told_of_another(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
+def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, tuple[str, int]]) -> str:
+    listed = "; ".join(f"{peer}: {doubt}" for peer, (doubt, _) in islice(doubts.items(), LISTED))
     return (
-        f"the history of the run that is shown here does not contain roster {trusted}, which your join line names:\n"
-        f"{_listed(doubts)}\n"
-        "Whoever answers at these addresses shows a history of their own, or the line is from the losing side of a "
-        "split of the run. Nothing was taken over from them, and this node does not train.\n"
-        "Ask somebody whom you trust for a new line (swarmnode id --join prints it), or join through other addresses. "
-        "Without --roster, this node believes whom it reaches."
-    )
-
-
-def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
-    return (
-        f"nobody who answers can show that the run's history contains roster {trusted}, which your join line names:\n"
-        f"{_listed(doubts)}\n"
-        "Members keep the last rounds since they joined; where all of them joined later, none can tell, and it looks "
-        "the same where all are one person's. Nothing was taken over from them, and this node does not train.\n"
-        "Try again with the address of a member that has been there for longer, or ask for a new line (swarmnode id "
-        "--join prints it). Without --roster, this node believes whom it reaches."
+        f"nobody who answers shows that the run's history contains roster {trusted} of your join line ({listed}). "
+        "They may have a history of their own, or have joined later, or the line is from the losing side of a split. "
+        "Nothing is taken over from them: this node asks on, and trains once somebody shows it. Ask somebody whom you "
+        "trust for a new line (swarmnode id --join prints it); without --roster, a node believes whom it reaches"
     )
 
 
@@ -486,10 +486,6 @@ def told_of_few(shown: _Shown) -> str:
         "half of their judges, as rounds before had ended empty. So it is after an outage, and so it would be in a "
         "history that one judge made up: ask somebody else in the run whether theirs is the same (swarmnode id --join)"
     )
-
-
-def _listed(doubts: Mapping[PeerId, Exception]) -> str:
-    return "\n".join(f"  {peer}: {doubt}" for peer, doubt in doubts.items())
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
