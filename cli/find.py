@@ -14,25 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.run import run, taking
-from swarmnode.cli.terminal import (
-    UsageMistake,
-    age,
-    ask,
-    count,
-    flags,
-    heed,
-    number_of,
-    plain,
-    say,
-    short_peer,
-    show,
-    size,
-    table,
-)
+from swarmnode.cli.terminal import UsageMistake, age, ask, count, flags, heed, plain, say, short_peer, show, size, table
 from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.training.options import number_of
 
 _PLACE = ("port", "listen", "quic", "announce", "bootstrap", "mdns", "upnp", "up", "down")
 _OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "passphrase_file", "json_output")

@@ -32,15 +32,7 @@ from swarmnode.protocols.methods.demo import DeMo
 from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.lowrank import DiLoCoX
-from swarmnode.protocols.methods.method import (
-    Begin,
-    Build,
-    LostPlace,
-    Method,
-    Overtaken,
-    Place,
-    RoundResult,
-)
+from swarmnode.protocols.methods.method import Begin, Build, LostPlace, Method, Overtaken, Place, RoundResult
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.seed import Seed
@@ -169,9 +161,9 @@ class RunSession(Observer):
                 nursery.start_soon(self._writer.run)
             await self._context.membership.announce()
             await self._find_place()
-            if self._is_over():
-                last = self._begin.last_round
-                logger.warning("the run has its %d rounds already: nothing is left to train. More --rounds go on", last)
+            if self._is_over() and self.place is not None:
+                done, last = self.place.round, self._begin.last_round
+                logger.warning("the run has done %d rounds, and --rounds is %d: nothing is left to train", done, last)
             await self._take_part()
             self.method.paused = True  # it leads nobody any more, however long the process still lives
             if self._stopping.is_set():

@@ -366,7 +366,7 @@ def test_a_run_ends_after_its_last_round_and_late_comers_still_get_its_state(cap
         (caught_up,) = [e for e in swarm.nodes["late"].events if e["event"] == "caught_up"]
         assert caught_up["state_hash"] == swarm.nodes["a"].rounds[3]["state_hash"]
         assert max(swarm.nodes["a"].rounds) == 3
-        assert "the run has its 4 rounds already: nothing is left to train" in caplog.text
+        assert "the run has done 4 rounds, and --rounds is 4: nothing is left to train" in caplog.text
 
     simulate(body)
 

@@ -26,15 +26,7 @@ from swarmnode.crdt.envelope import Domain
 from swarmnode.protocols.chain.forks import Block, settled
 from swarmnode.protocols.chain.state import SMALL
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import (
-    Begin,
-    LostPlace,
-    Method,
-    Overtaken,
-    Place,
-    RoundResult,
-    Saved,
-)
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.checks.check import Looks
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
