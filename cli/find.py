@@ -31,12 +31,6 @@ SEARCH = 20.0  # seconds
 SEED_PEERS = 256  # of a seed, where everybody comes first
 
 
-class RunNotFound(ExpectedError):
-    """No run of that name answered."""
-
-    exit_code = RUN_UNAVAILABLE
-
-
 _OF_RUN = inspect.signature(run, eval_str=True).parameters
 
 
@@ -70,7 +64,8 @@ def join(
     answer = _found(where, SEARCH, options["config_file"], given)
     fitting = [each for each in answer["runs"] if each["name"] == where or each["run_id"].startswith(where)]
     if not fitting:
-        raise RunNotFound(f"no run is called {where!r}, or has an id that begins so: {_why_none(answer, SEARCH)}")
+        why = _why_none(answer, SEARCH)
+        raise ExpectedError(f"no run has the name {where!r}, or an id that begins so: {why}", exit_code=RUN_UNAVAILABLE)
     if len(fitting) > 1:
         listed = "\n".join(f"  swarmnode join {each['run_id'][:16]}  {_whose(each)}" for each in fitting)
         raise UsageMistake(f"{len(fitting)} runs are called {where!r}; say which:\n{listed}")
@@ -145,7 +140,7 @@ def discover(
 
 def _why_none(answer: dict[str, Any], within: float) -> str:
     """Why a search found no run that fits, and what to do."""
-    seen, peers, unreached = len(answer["runs"]), answer["peers"], answer["unreached"]
+    seen, peers, unreached = len(answer["runs"]), answer["peers"], answer["unreached"].items()
     link = "a run that is not listed is joined by a link from one of its members (swarmnode id --join)"
     if seen:
         return f"of {number_of(seen, 'run')} found, none fits. swarmnode discover alone lists all; {link}"
@@ -154,7 +149,7 @@ def _why_none(answer: dict[str, Any], within: float) -> str:
             f"{number_of(peers, 'node')} answered, but told of no run with a member that answers, in {within:g} s. "
             f"Look again later, or at other nodes with --bootstrap MULTIADDR; {link}"
         )
-    tried = [f"\n  {plain(address)}: {plain(why.removeprefix(f'{address}: '))}" for address, why in unreached.items()]
+    tried = [f"\n  {plain(address)}: {plain(why.removeprefix(f'{address}: '))}" for address, why in unreached]
     return (
         f"no other node answered within {within:g} s, and runs are found through others. Name one that runs with "
         "--bootstrap MULTIADDR, or join by a link from a member (swarmnode id --join)" + "".join(tried)

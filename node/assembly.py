@@ -446,12 +446,11 @@ def greeting(node: Node) -> list[str]:
         *(f"  address     {address}" for address in node.network.addresses[:2]),
     ]
     if config.role not in TAKES_PART:
-        relays = ["  is shared   its connection: it relays for nodes that nobody can dial"] * (config.role == "relay")
         return [
             *who,
             "  others see  your IP address, peer id, name and version",
             f"  is kept     in {config.directory}: key, logs and addresses of other nodes; nothing of any run",
-            *relays,
+            "  is shared   where other nodes are; a seed also relays for nodes that nobody can dial",
             "  say no      swarmnode stop; --up, --down and --max-peers cap what it takes",
         ]
     if config.data == "local" or (node.chosen is not None and node.data is None):

@@ -27,8 +27,12 @@ WITHIN = 20.0  # seconds of a search
 
 async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
     """The runs that a node finds, how many peers it has then, and why join addresses and seeds did not answer."""
-    runs = [_told(run) for run in await node.catalogue.search(wanted=wanted, within=within)]
-    return {"runs": runs, "peers": len(node.network.peers()), "unreached": node.discovery.join_failures()}
+    found = await node.catalogue.search(wanted=wanted, within=within)
+    return {
+        "runs": [*map(_told, found)],
+        "peers": len(node.network.peers()),
+        "unreached": node.discovery.join_failures(),
+    }
 
 
 def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:

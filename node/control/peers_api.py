@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from swarmnode.node.assembly import Node
-from swarmnode.node.control import Declined, number_in
+from swarmnode.node.control import Declined
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import USAGE
@@ -156,16 +156,14 @@ class PeersApi:
             with trio.move_on_after(CLOSE_WITHIN if to != "unblocked" else 0):
                 while peer in network.connections:  # noqa: ASYNC110 (nobody else waits for a peer's end)
                     await trio.sleep(0.02)
-        blocked = peer in network.scoring.blocked
-        return {"peer_id": peer, "blocked": blocked, "barred_before": barred, **self._way(peer)}
+        told = {"peer_id": peer, "blocked": peer in network.scoring.blocked, "barred_before": barred}
+        return told | self._way(peer)
 
     async def _block(self, peer: PeerId, blocked: bool) -> None:
         try:
             await self._node.block(peer, blocked)
         except DataDirError as error:
-            raise Declined(
-                f"it holds only until the node is started again: {error}", exit_code=error.exit_code
-            ) from error
+            raise Declined(f"it holds until the node is started again: {error}", exit_code=error.exit_code) from error
 
     async def traffic(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Bytes by protocol, of all peers since the start, or of one since it connected; and by connected peer."""
@@ -184,22 +182,16 @@ class PeersApi:
         }
 
     async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Round trips by calls, and the way of each; with `punch`, the node begins to replace a circuit."""
+        """A round trip by a call, and its way; with `punch`, the node begins to replace a circuit."""
         peer = await self._resolve(str(params.get("peer", "")))
-        count = max(1, min(number_in(params, "count", 3), 100))
         await self._reach(peer, PING_TIMEOUT)
-        rtts: list[float] = []
-        ways: list[dict[str, Any]] = []
-        for number in range(count):
-            if params.get("punch") or (number == 1 and ways[0]["path"] == "relayed"):
-                self._node.nat.try_direct(peer)
-            try:
-                rtts.append(round(1000 * await self._node.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
-            except CallError as error:
-                raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
-            ways.append(self._way(peer))
-        relays = [way["relay"] for way in ways]
-        return {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "ways": ways, "path": ways[-1]["path"]}
+        if params.get("punch"):
+            self._node.nat.try_direct(peer)
+        try:
+            rtt = await self._node.rpc.ping(peer, timeout=PING_TIMEOUT)
+        except CallError as error:
+            raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
+        return {"peer_id": peer, "rtt_ms": round(1000 * rtt, 3), "way": self._way(peer)}
 
     # --- the DHT ----------------------------------------------------------------------------------------------------
 
@@ -288,29 +280,21 @@ class PeersApi:
 
 
 def which_peer(network: Libp2pNetwork, name: str, *, itself: bool = False) -> PeerId:
-    """The peer of that id, or at the end of a multiaddr; no other is this node `itself`.
-
-    An end or beginning of the id suffices: of one that is connected or kept out, else of one that this node knows.
-    """
-    kept_out = (*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out()))
-    here = {*(view.peer for view in network.peers()), *kept_out}
+    """A peer by its id, how that of a known one begins or ends, or its multiaddr; this node only where `itself`."""
+    known = {*map(str, network.swarm.peerstore.peer_ids()), *(view.peer for view in network.peers())}
+    known |= {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())}
     pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
-    for known in (here, map(str, network.swarm.peerstore.peer_ids())):
-        fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
-        if len(fitting) > 1:
-            raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode peers)")
-        if fitting:
-            peer = fitting[0]
-            break
-    else:
-        try:
-            peer = peer_of(name) if name.startswith("/") else name
-            public_key(peer)
-        except ValueError:
-            raise Declined(
-                f"this node knows no peer that is called {name or '(nothing)'}. swarmnode peers lists the connected "
-                "ones; another one is named by its whole peer id or its multiaddr"
-            ) from None
+    fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+    if len(fitting) > 1:
+        raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode peers)")
+    try:
+        peer = fitting[0] if fitting else peer_of(name) if name.startswith("/") else name
+        public_key(peer)
+    except ValueError:
+        raise Declined(
+            f"this node knows no peer that is called {name or '(nothing)'}. swarmnode peers lists the connected "
+            "ones; another one is named by its whole peer id or its multiaddr"
+        ) from None
     if peer == network.me and not itself:
         raise Declined(f"{name} is this node itself: swarmnode status and swarmnode id tell of it", exit_code=USAGE)
     return peer

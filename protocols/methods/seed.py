@@ -13,14 +13,8 @@ on, and hold the same once their states are repaired. A step that was cut short 
 Rounds are counted by each node, from the one that half of the members have come to, so that schedules run alike
 everywhere. Where a run has a last round and half have come to it, all end, tell what they have, and wait a little.
 
-A late comer repairs its state with a member and adds up all records: H forward passes of theirs cost it H additions of
-vectors. The state keeps 512 records of an author for a week. Who lacks older ones fetches theta_0 and S from a member,
-and so does one whose theta_0 is another, as another version of torch may make it.
-
-Members trust one another. A record is bounded in size, and by the state in rate and number; what is malformed is
-counted and moves nothing. But bytes that lie move parameters like others, and an author who signs two chains splits the
-swarm until the evidence of it has its calls refused. Two sides of a partition that both wrote more than 512 records of
-one author meanwhile cannot be joined any more: each goes on, and says so.
+A late comer repairs its state with a member and adds up all records, or fetches theta_0 and S. Members trust one
+another; who fails, and what is then true: docs/seed.md.
 """
 
 from __future__ import annotations

@@ -6,14 +6,11 @@ the first round in which it holds. The roster of a round carries the record for 
     sync.write(KEY, {"changes": ((12, "inner.lr", 0.0003), (40, "inner.steps", 50))})             the owner
     round 9: Ready(steering) -> RoundRoster(steering) -> Position(10, steering)
 
-Record and round say together what is in force. Whoever applies a roster goes on by the same record, so all change in
-round 12, and in round 40, whatever they heard and when. Who has not heard the record reads it in the roster; who joins,
-in the place of a member; who comes back, in its checkpoint. A leader that has not heard it is told in the Ready of one
-that has; where nobody has before round 12, it comes in force in a later one. A record repeats what the one before it
-planned, but for the values that it changes itself: records that arrive in another order, or never, lose nothing.
-
-Members refuse a roster with anything but the record that they go by or a later one of the owner's that is no week old:
-nobody else can change a value, and nobody the past.
+Record and round say together what is in force: whoever applies a roster changes in rounds 12 and 40, whatever it heard
+and when. Who joins reads the record in the place of a member; who comes back, in its checkpoint. A leader that has not
+heard it is told in the Ready of one that has. A record repeats what the one before it planned, but for the values that
+it changes itself, so that none that is late or never heard is missed. Members refuse a roster with anything but the
+record that they go by or a later one of the owner's that is no week old: nobody else can change a value.
 
 Only methods with such a roster can be steered: not `open`, where auditors repeat the steps of rounds that are over.
 """
@@ -43,17 +40,10 @@ logger = logging.getLogger(__name__)
 KEY = "note/steering"
 STEERABLE = ("inner.lr", "inner.muon_lr", "inner.steps", "outer.lr", "exchange.codec")
 
-MOST = 2 * len(STEERABLE)  # changes that a record has: of each key one that holds and one that is planned
+MOST = 2 * len(STEERABLE)  # changes of a record that count: of each key one that holds and one that is planned
 
 REFUSED = Metric("swarmnode_steering_refused_total", COUNTER, "words on the run's values that do not count", "why")
 REASONS = ("stranger", "forged", "invalid", "untimely")
-
-
-def _is_change(told: Any) -> bool:
-    match told:
-        case (int(), str(), _):
-            return True
-    return False
 
 
 def value_of(spec: RunSpec, key: str) -> Any:
@@ -127,7 +117,7 @@ class SteeringWatch:
         self._none = Steering(b"", b"", 0, (), stages(parts.spec, ()))
         self._round = 0  # of this node's place
         self.now = self._none  # by which this node goes
-        self.heard = self._none  # the newest that is here; the same object where this node goes by that
+        self.heard = self._none  # the newest that is here
         self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
 
     @property
@@ -141,17 +131,18 @@ class SteeringWatch:
         What is planned stays, but for changes of the same keys. Raises SettingError, StateError.
         """
         await self._hear()
-        new = [(since, key, value) for key, value in changes.items()]
+        every = (*self.heard.changes, *((since, key, value) for key, value in changes.items()))
         # Of each key, the last change that is not planned any more, and the one that is.
-        kept = {(key, start > self._round): (start, key, value) for start, key, value in (*self.heard.changes, *new)}
-        said = sorted(kept.values(), key=itemgetter(0))
+        kept = {(key, start > self._round): (start, key, value) for start, key, value in every}
+        said = tuple(sorted(kept.values()))
         stages(self._parts.spec, said)
         record = await self._parts.sync.write(KEY, {"changes": said})
         self.heard = self.read(record.sealed) or self.heard
 
     async def _hear(self) -> None:
         said = await self._parts.state.get(self._parts.spec.owner, KEY)
-        self.heard = (self.read(said.sealed) if said is not None and not said.tombstone else None) or self.now
+        heard = self.read(said.sealed) if said is not None and not said.tombstone else None
+        self.heard = max(self.now, heard or self.now, key=lambda said: said.rank)
 
     async def watch(self) -> None:
         """Hear what the owner says, until cancelled."""
@@ -182,10 +173,10 @@ class SteeringWatch:
             if is_owners and record.is_genuine(self._parts.network.verify):
                 why, told = "invalid", "it has not the form of one"
                 match record.value:
-                    case {"changes": tuple() as changes} if len(changes) <= MOST and all(map(_is_change, changes)):
-                        said = tuple(sorted(changes, key=itemgetter(0)))
+                    case {"changes": tuple() as every} if {type(since) for since, _, _ in every[:MOST]} <= {int}:
+                        said = tuple(sorted(every[:MOST], key=itemgetter(0)))
                         return Steering(raw, record.rank, record.expiry, said, stages(spec, said))
-        except (InvalidRecord, SettingError) as error:
+        except (InvalidRecord, SettingError, TypeError, ValueError) as error:
             told = str(error)
         self._refuse(why, told)
         return None
@@ -198,9 +189,8 @@ class SteeringWatch:
     def told(self) -> dict[str, Any]:
         """For the control API: what is in force, and what is planned, by round."""
         now, next = self.stage, self._round + 1
-        newest = max(self.now, self.heard, key=lambda said: said.rank)
-        first = newest.at(next)
-        planned = [first] * (first.values != now.values) + [each for each in newest.stages if each.since > next]
+        first = self.heard.at(next)
+        planned = [first] * (first.values != now.values) + [each for each in self.heard.stages if each.since > next]
         coming = [{"from_round": max(each.since, next), "values": dict(each.values)} for each in planned]
         told = {"from_round": now.since, "values": dict(now.values)} if now.since else None
         return {"now": told, "coming": coming, "refused": self.refused.total()}

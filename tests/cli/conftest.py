@@ -200,7 +200,7 @@ class FakeDaemon:
                 self.pings += 1
                 relay, path = (PEER_ID, "relayed") if self.pings == 1 else (None, "direct")
                 way = {"path": path, "relay": relay, "transport": "tcp", "address": ""}
-                return {"peer_id": PEER_ID, "rtts_ms": [1.5], "relays": [relay], "ways": [way], "path": path}
+                return {"peer_id": PEER_ID, "rtt_ms": 1.5, "way": way}
             if name == "netcheck" and "peer" in params:
                 steps = [{"step": "dialled /ip4/192.0.2.1/tcp/1", "ok": False, "result": "no answer\x1b[2J"}]
                 return {"peer_id": PEER_ID, "path": "none", "steps": steps, "advice": "run netcheck there"}

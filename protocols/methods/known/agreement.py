@@ -538,8 +538,8 @@ class Agreement:
         box.away.update(set(present) - set(able))
         members = able[:MAX_SEATS]
         readies = {p: box.readies[p] for p in members}
-        told, steering = [r.steering for r in readies.values() if r.steering], acceptor.steering
-        coming, next = steering.newest(told), here.round + 1
+        steering, next = acceptor.steering, here.round + 1
+        coming = steering.newest(r.steering for r in readies.values() if r.steering)
         longer = coming.at(next).spec.inner.steps_in(next) / steering.stage.spec.inner.steps_in(here.round)
         window = self._next_window(readies.values(), longer)
         asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())

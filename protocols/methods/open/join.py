@@ -21,17 +21,12 @@ A member that lies in one of them is as one that has another history. No state a
 history of 64 rounds takes some megabytes.
 
 **Members whose history parted from this node's for good: a split.**
-A fork is healed by where the validators' heads lie (`chain/forks.py`), as long as the rosters since it are kept. Two
-parts of a swarm that were cut off from one another for more than DEPTH rounds have different validators, and no roster
-in common that is still kept: then no rule says which history is right, and each part goes on with its own. What
-remains is to tell the owners, who can have a node go over: `swarmnode run --roster ROUND:ID`, with a roster of the
-other history.
-
-So now and then, and before it goes over to another's state, a node asks members where they stand. Who stands in its
-tree, or on a way that leads from there, is in step. Who is not, and keeps rosters of the same rounds as this node, all
-of them others, has parted from it before the oldest of these. A member can lie about that, and thereby have a line of
-text shown. A node in whose rosters since then nobody's work counts but its own, as on a machine that was asleep or
-offline, has nobody to part from and goes over.
+Two parts of a swarm that were cut off from one another for more than DEPTH rounds have no roster in common that is
+still kept: no rule says which history is right, and each goes on with its own. The owners are told, who can have a node
+go over: `swarmnode run --roster ROUND:ID`, with a roster of the other history. So now and then, and before it goes over
+to another's state, a node asks members where they stand. Who keeps rosters of the same rounds as this node, all of them
+others, has parted from it. A member can lie about that, and thereby have a line of text shown. A node in whose rosters
+since then nobody's work counts but its own, as on a machine that was asleep, has nobody to part from and goes over.
 """
 
 from __future__ import annotations
@@ -41,7 +36,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any
 
 import trio
@@ -121,7 +115,7 @@ class Joining:
         self._genesis = genesis(parts.run_id, parts.spec.trust.validators or (parts.me,), window=window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
-        self._shown: _Shown | None = None  # by the member that was followed
+        self._shown = False  # by the member that was followed, that its history contains the trusted roster
         self._doubted: dict[PeerId, tuple[str, int]] = {}  # who did not: why; rounds done, of who cannot tell
         self._doubt_for, self._doubt_until = DOUBT_FOR, 0.0  # s; trio time
         self.phase: str | None = None
@@ -223,22 +217,20 @@ class Joining:
         if found.peer in self._doubted and trio.current_time() < self._doubt_until:
             return False
         try:
-            shown = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
+            since, few = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
         except (OtherLineage, CannotTell) as doubt:
             if not self._doubted:
                 self._doubt_until = trio.current_time() + self._doubt_for
             self._doubted[found.peer] = str(doubt), found.tip.round if isinstance(doubt, CannotTell) else 0
             return False
-        logger.info("%s shows %d rosters since the trusted one", found.peer, shown.rosters)
-        self._warn(None, told_of_few(shown) if shown.shrunken else None)
-        self._shown = shown
+        logger.info("%s shows %d rosters since the trusted one", found.peer, since)
+        self._warn(None, told_of_few(since, few) if few else None)
+        self._shown = True
         self._doubted.clear()
         return True
 
     def _weigh_doubts(self) -> None:
-        """Once others had time to answer, say that nobody shows the trusted roster; where most say that it is too old
-        to be shown, believe them.
-        """
+        """Once others had time, say that nobody shows the trusted roster; go on where most say that it is too old."""
         trusted, now = self._trusted, trio.current_time()
         if trusted is None or now < self._doubt_until:
             return
@@ -306,7 +298,7 @@ class Joining:
         await self._catch_up_by_replay(found)
         here = self._store.block
         self._parts.observer.caught_up(here.chain.round, self._store.hashes[here.id], trio.current_time() - began)
-        if self._shown is None:
+        if not self._shown:
             logger.warning(
                 "stands at round %d with those who answered; were all of them one person's, this node could not tell",
                 here.chain.round,
@@ -372,18 +364,11 @@ class CannotTell(Exception):
     """A member keeps too few rounds to show whether its history contains the trusted roster, or does not answer."""
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A member's history was shown to follow from the trusted roster."""
-
-    rosters: int  # since then
-    shrunken: int  # of which fewer than half of the judges decided
-
-
-async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState) -> _Shown:
-    """Check that `base`, which leads to a member's tip, follows from the trusted roster.
-
-    Raises OtherLineage or CannotTell.
+async def prove_lineage(
+    sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState
+) -> tuple[int, int]:
+    """The rosters by which `base`, which leads to a member's tip, follows from the trusted one; and how many of them
+    fewer than half of the judges decided. Raises OtherLineage or CannotTell.
     """
     rules = sync.store.rules
     try:
@@ -416,7 +401,7 @@ async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId
         raise OtherLineage(f"what it shows since round {trusted.round} breaks a rule: {error}") from None
     if not leads_to(chain, base):
         raise OtherLineage("where it says that it stands does not follow from the rosters that it shows")
-    return _Shown(rosters, shrunken)
+    return rosters, shrunken
 
 
 async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
@@ -462,7 +447,7 @@ def _roster_in(told: list[Said[Any]], id: bytes) -> Said[Roster]:
 
 
 def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, tuple[str, int]]) -> str:
-    listed = "; ".join(f"{peer}: {doubt}" for peer, (doubt, _) in islice(doubts.items(), LISTED))
+    listed = "; ".join(f"{peer}: {doubt}" for peer, (doubt, _) in [*doubts.items()][:LISTED])
     return (
         f"nobody who answers shows that the run's history contains roster {trusted} of your join line ({listed}). "
         "They may have a history of their own, or have joined later, or the line is from the losing side of a split. "
@@ -480,9 +465,9 @@ def told_of_too_old(trusted: TrustedRoster, furthest: int) -> str:
     )
 
 
-def told_of_few(shown: _Shown) -> str:
+def told_of_few(rosters: int, shrunken: int) -> str:
     return (
-        f"{shown.shrunken} of the {shown.rosters} rounds since the roster of your join line were decided by fewer than "
+        f"{shrunken} of the {rosters} rounds since the roster of your join line were decided by fewer than "
         "half of their judges, as rounds before had ended empty. So it is after an outage, and so it would be in a "
         "history that one judge made up: ask somebody else in the run whether theirs is the same (swarmnode id --join)"
     )
@@ -491,18 +476,12 @@ def told_of_few(shown: _Shown) -> str:
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Diverged:
-    round: int  # rounds done
-    roster: str  # ROUND:ID, of its history
-
-
 class Splits:
     """What one node sees of other histories of its run."""
 
     def __init__(self, parts: Context, sync: ChainSync) -> None:
         self._parts, self._sync, self._store = parts, sync, sync.store
-        self._diverged: dict[PeerId, _Diverged] = {}
+        self._diverged: dict[PeerId, tuple[int, str]] = {}  # rounds done, and a roster of its history, ROUND:ID
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
@@ -530,7 +509,7 @@ class Splits:
         self._note(peer, found)
         return found is not None
 
-    def _note(self, peer: PeerId, found: _Diverged | None) -> None:
+    def _note(self, peer: PeerId, found: tuple[int, str] | None) -> None:
         if found is not None:
             self._diverged[peer] = found
         else:
@@ -538,7 +517,7 @@ class Splits:
         self._store.diverged = frozenset(self._diverged)
         self._parts.observer.warn("split", self._told() if self._diverged else None)
 
-    async def _diverged_at(self, peer: PeerId, tip: Tip) -> _Diverged | None:
+    async def _diverged_at(self, peer: PeerId, tip: Tip) -> tuple[int, str] | None:
         """Where a member stands, if what it keeps and what this node keeps have no roster in common. Raises Lost."""
         if tip.tip in self._store.tree:
             return None
@@ -557,13 +536,13 @@ class Splits:
         named = max((number for number, empty in enumerate(path.empty[:-HEALING]) if not empty), default=None)
         if named is None:  # it went through empty rounds alone, and will find the others
             return None
-        return _Diverged(tip.round, f"{theirs[named]}:{path.ids[named].hex()}")
+        return tip.round, f"{theirs[named]}:{path.ids[named].hex()}"
 
     def _told(self) -> str:
-        furthest = max(self._diverged.values(), key=lambda found: found.round)
+        furthest, roster = max(self._diverged.values())
         return (
             f"{len(self._diverged)} members follow another history of this run, which parted from this node's more "
             f"than {DEPTH} rounds ago, as happens after a long cut through the swarm; no rule says which is right. "
             f"This node stays with its own, at round {self._store.block.chain.round}. To go over to theirs, at round "
-            f"{furthest.round}, stop it and start it again with --roster {furthest.roster}"
+            f"{furthest}, stop it and start it again with --roster {roster}"
         )

@@ -119,12 +119,15 @@ def test_what_is_no_number_is_told_to_who_asks_and_is_no_fault_of_the_daemon(giv
     trio.run(main)
 
 
+MYSELF = "12D3KooWHqWu4f2Kk8G6pN1KbLV2KQKLGDPp8r29Uw3bA1Jrei65"
+
+
 def knowing(connected: tuple[str, ...] = (), away: tuple[str, ...] = (), kept_out: tuple[str, ...] = ()) -> Any:
-    """A network of a node called me."""
+    """A network of the node MYSELF."""
     return SimpleNamespace(
-        me="12D3KooWmyself",
+        me=MYSELF,
         peers=lambda: [SimpleNamespace(peer=peer) for peer in connected],
-        swarm=SimpleNamespace(peerstore=SimpleNamespace(peer_ids=lambda: ["12D3KooWmyself", *connected, *away])),
+        swarm=SimpleNamespace(peerstore=SimpleNamespace(peer_ids=lambda: [MYSELF, *connected, *away])),
         scoring=SimpleNamespace(
             blocked=set(kept_out), kept_out=lambda: [], standing=lambda peer: Standing.BANNED if peer in kept_out else 0
         ),
@@ -150,7 +153,7 @@ def test_this_node_itself_and_who_is_blocked_are_not_said_to_be_off() -> None:
         network = knowing(kept_out=(blocked,))
         network.connect = refused
         api = PeersApi(cast(Any, SimpleNamespace(network=network)))
-        for asked in (api.ping({"peer": "myself"}), api.link({"peer": "12D3KooWmyself", "to": "unblocked"})):
+        for asked in (api.ping({"peer": MYSELF[-6:]}), api.link({"peer": MYSELF, "to": "unblocked"})):
             with pytest.raises(Declined, match="is this node itself"):
                 await asked
         with pytest.raises(Declined, match=r"is blocked by .*unblock edSqEP$"):
