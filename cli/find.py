@@ -19,6 +19,7 @@ from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.training.options import number_of
 
 _PLACE = ("port", "listen", "quic", "announce", "bootstrap", "mdns", "upnp", "up", "down")
 _OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "passphrase_file", "json_output")
@@ -28,12 +29,6 @@ _SORTED |= {"memory": "memory", "rate": "rate", "age": "age_s"}
 _HEADS = ["run", "id", "task", "method", "trust", "size", "members", "round", "memory", "rate", "signed by"]
 SEARCH = 20.0  # seconds
 SEED_PEERS = 256  # of a seed, where everybody comes first
-
-
-class RunNotFound(ExpectedError):
-    """No run of that name answered."""
-
-    exit_code = RUN_UNAVAILABLE
 
 
 _OF_RUN = inspect.signature(run, eval_str=True).parameters
@@ -66,13 +61,11 @@ def join(
     heed(options["data_dir"], options["json_output"])
     given = {key: options[key] for key in _SEARCH if options[key] is not None}
     DataDir(load_config(options["config_file"], os.environ, given).config.directory).check_free()
-    found = _found(where, SEARCH, options["config_file"], given)
-    fitting = [each for each in found if each["name"] == where or each["run_id"].startswith(where)]
+    answer = _found(where, SEARCH, options["config_file"], given)
+    fitting = [each for each in answer["runs"] if each["name"] == where or each["run_id"].startswith(where)]
     if not fitting:
-        raise RunNotFound(
-            f"no run called {where!r}, or whose id begins so, was found: swarmnode discover lists those that are. A "
-            "run that is not listed is joined by a link from one of its members"
-        )
+        why = _why_none(answer, SEARCH)
+        raise ExpectedError(f"no run has the name {where!r}, or an id that begins so: {why}", exit_code=RUN_UNAVAILABLE)
     if len(fitting) > 1:
         listed = "\n".join(f"  swarmnode join {each['run_id'][:16]}  {_whose(each)}" for each in fitting)
         raise UsageMistake(f"{len(fitting)} runs are called {where!r}; say which:\n{listed}")
@@ -114,9 +107,10 @@ def discover(
     given: dict[str, Any] = dict(flags())
     if bootstrap:
         given["bootstrap"] = bootstrap
+    answer = _found(name, within, None, given)
     found = [
         each
-        for each in _found(name, within, None, given)
+        for each in answer["runs"]
         if (not name or each["name"] == name or each["run_id"].startswith(name))
         and task in (None, each["task"])
         and trust in (None, each["trust"])
@@ -140,18 +134,32 @@ def discover(
         ]
         for each in found
     ]
-    text = table(_HEADS, rows, right=frozenset((5, 6, 7, 8, 9))) or (
-        f"no run was found within {within:g} s. Runs are found through other nodes: name one with --bootstrap, or ask "
-        "a member for a link (swarmnode id --join)"
+    text = table(_HEADS, rows, right=frozenset((5, 6, 7, 8, 9))) or _why_none(answer, within)
+    show({**answer, "runs": found, "seen": len(answer["runs"])}, text)
+
+
+def _why_none(answer: dict[str, Any], within: float) -> str:
+    """Why a search found no run that fits, and what to do."""
+    seen, peers, unreached = len(answer["runs"]), answer["peers"], answer["unreached"].items()
+    link = "a run that is not listed is joined by a link from one of its members (swarmnode id --join)"
+    if seen:
+        return f"of {number_of(seen, 'run')} found, none fits. swarmnode discover alone lists all; {link}"
+    if peers:
+        return (
+            f"{number_of(peers, 'node')} answered, but told of no run with a member that answers, in {within:g} s. "
+            f"Look again later, or at other nodes with --bootstrap MULTIADDR; {link}"
+        )
+    tried = [f"\n  {plain(address)}: {plain(why.removeprefix(f'{address}: '))}" for address, why in unreached]
+    return (
+        f"no other node answered within {within:g} s, and runs are found through others. Name one that runs with "
+        "--bootstrap MULTIADDR, or join by a link from a member (swarmnode id --join)" + "".join(tried)
     )
-    show({"runs": found}, text)
 
 
-def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any]) -> list[dict[str, Any]]:
+def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     """What the running daemon finds, or else a node for the moment."""
     try:
-        answer = ask("discover", timeout=within + 10, wanted=wanted, within=within)
-        return list(answer["runs"])
+        return dict(ask("discover", timeout=within + 10, wanted=wanted, within=within))
     except NotRunning:
         from swarmnode.node.firstcontact import look_around
 
@@ -177,8 +185,8 @@ def seed(
 ) -> None:
     """Help others to find one another.
 
-    It is a node of the DHT and a relay, in no run and without a trainer. It prints the setting and the DNS record by
-    which nodes find the swarm through it. Anybody may run one; a machine with a public address serves best.
+    It is a node of the DHT and a relay, in no run and without a trainer. It prints the option, setting and DNS record
+    by which nodes find the swarm through it. Anybody may run one; a machine with a public address serves best.
 
     Example: swarmnode seed --max-peers 500
     """

@@ -138,6 +138,8 @@ def unblock(peer: PeerArgument) -> None:
 def _link(peer: str, to: str) -> None:
     answer = ask("link", timeout=40.0, peer=peer, to=to)
     now = "not connected" if answer["path"] == "none" else f"connected: {_way(answer)}"
+    if to == "unblocked":
+        now = f"{'let in again' if answer['barred_before'] else 'it was not blocked'}, {now}"
     show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}")
 
 
@@ -212,34 +214,32 @@ def ping(
     Ctrl-C ends it with a summary. Each says which way it went. While it is through a relay, the node tries to connect
     directly. Example: swarmnode ping zNgh7 --count 4
     """
-    total: dict[str, Any] = {"peer_id": peer, "rtts_ms": [], "relays": [], "ways": [], "sent": 0}
-    silent = 0
+    rtts: list[float] = []
+    ways: list[dict[str, Any]] = []
+    sent = silent = 0
     with suppress(KeyboardInterrupt):
-        while total["sent"] < count if count else not (total["ways"] and total["ways"][-1]["path"] == "direct"):
-            if total["sent"]:
+        while sent < count if count else not (ways and ways[-1]["path"] == "direct"):
+            if sent:
                 time.sleep(PING_EVERY)
-            relayed = bool(total["ways"]) and total["ways"][-1]["path"] == "relayed"
-            punch = relayed and total["sent"] % PUNCH_EVERY == 1
-            total["sent"] += 1
+            punch = bool(ways) and ways[-1]["path"] == "relayed" and sent % PUNCH_EVERY == 1
+            sent += 1
             try:
-                answer = ask("ping", timeout=PING_TIMEOUT, peer=peer, count=1, punch=punch)
+                answer = ask("ping", timeout=PING_TIMEOUT, peer=peer, punch=punch)
             except ControlError as error:
                 silent += 1
-                if not total["rtts_ms"] or silent == GIVE_UP:
+                if not rtts or silent == GIVE_UP:
                     raise
                 _print_reply(str(error))
                 continue
             silent, peer = 0, answer["peer_id"]  # the same one, also where an address was named
-            total["peer_id"] = peer
-            for key in ("rtts_ms", "relays", "ways"):
-                total[key] += answer[key]
-            _print_reply(f"{peer}: {answer['rtts_ms'][0]:.1f} ms {_way(answer['ways'][0])}")
-    rtts = total["rtts_ms"]
+            rtts.append(answer["rtt_ms"])
+            ways.append(answer["way"])
+            _print_reply(f"{peer}: {rtts[-1]:.1f} ms {_way(ways[-1])}")
     if not rtts:
         raise ControlError(f"{peer} has not answered yet")
-    total["path"] = total["ways"][-1]["path"]
-    text = f"{len(rtts)} of {total['sent']} answered, {total['path']}: {min(rtts):.1f} to {max(rtts):.1f} ms"
-    show(total, text)
+    path, relays = ways[-1]["path"], [way["relay"] for way in ways]
+    told = {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "ways": ways, "sent": sent, "path": path}
+    show(told, f"{len(rtts)} of {sent} answered, {path}: {min(rtts):.1f} to {max(rtts):.1f} ms")
 
 
 def _print_reply(text: str) -> None:

@@ -50,7 +50,7 @@ def plan(
     config = loaded().config
     given = {"task": task, "device": device, "threads": threads}
     if peer is not None:
-        round_trip = min(ask("ping", timeout=40.0, peer=peer, count=3)["rtts_ms"])
+        round_trip = min(ask("ping", timeout=40.0, peer=peer)["rtt_ms"] for _ in range(3))
     up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
     found = planned(run_file, config, {k: v for k, v in given.items() if v is not None}, link=link, members=nodes)

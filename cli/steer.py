@@ -127,21 +127,17 @@ def steer(
     Only its owner changes them, for all members.
 
     For example: swarmnode steer inner.lr=3e-4 inner.steps=50. Keys are those of the run file: inner.lr, inner.muon_lr,
-    inner.steps, outer.lr, exchange.codec. All members change in the same round; until then another command replaces it.
+    inner.steps, outer.lr, exchange.codec. All members change in the same round. What is planned keeps its round when
+    another key is changed; a change of the same key replaces it.
     """
     given = dict(change.partition("=")[::2] for change in changes or () if "=" in change)
     if len(given) < len(changes or ()) or (from_round is not None and not given):
         raise UsageMistake("a change is TABLE.KEY=VALUE, each key once, such as inner.lr=3e-4")
     values: Any = {key: value or None for key, value in given.items()}
     answer = ask("steer", set=values, from_round=from_round)
-    now, coming = ({} if answer[when] is None else answer[when]["values"] for when in ("now", "coming"))
-    heads, rows = ["VALUE", "RUN FILE", "NOW"], [[key, as_toml(old)] for key, old in answer["file"].items()]
-    for row, (key, old) in zip(rows, answer["file"].items(), strict=True):
-        row.append(as_toml(now.get(key, old)))
-        if answer["coming"] is not None:
-            row.append(as_toml(coming.get(key, old)))
-    if answer["coming"] is not None:
-        heads.append(f"FROM ROUND {answer['coming']['from_round']}")
+    stages = [{} if answer["now"] is None else answer["now"]["values"], *(each["values"] for each in answer["coming"])]
+    heads = ["VALUE", "RUN FILE", "NOW", *(f"FROM ROUND {each['from_round']}" for each in answer["coming"])]
+    rows = [[key, *(as_toml(each.get(key, old)) for each in ({}, *stages))] for key, old in answer["file"].items()]
     show(answer, table(heads, rows))
 
 

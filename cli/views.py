@@ -138,9 +138,10 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     if run["rounds"]:
         number = f"{run['round']} of {run['rounds']}   {bar(run['round'] / run['rounds'], 28)}"
     yield "round", f"{number}   {shown}"
-    for when, said in (run.get("steering") or {}).items():
-        if when != "refused" and said is not None:
-            yield "steered", f"from round {said['from_round']} on: {steered(said['values'])}"
+    steering = run.get("steering") or {"now": None, "coming": []}
+    for said in filter(None, (steering["now"], *steering["coming"])):
+        values = ", ".join(f"{key} {value}" for key, value in said["values"].items()) or "as in the run's file"
+        yield "steered", f"from round {said['from_round']} on: {plain(values)}"
     if population := run.get("population"):
         yield "tries", f"{population['factor']:.3g} times the run's learning rate"
     for hold in status.get("holds", []):
@@ -172,11 +173,6 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
         outcome = f"   last round {run['outcome'].lower()}" if run.get("outcome") else ""
         apart = "" if run.get("apart") is None else f", its own: {run['apart']:.1%} from that of the last member it met"
         yield "state", f"{run['state_hash'][:16]}{apart}{outcome}"
-
-
-def steered(values: dict[str, Any]) -> str:
-    """What a run's owner changed of its file, in a line."""
-    return plain(", ".join(f"{key} {value}" for key, value in values.items())) or "as in the run's file"
 
 
 def _data(data: dict[str, Any]) -> str:

@@ -441,13 +441,24 @@ class Node:
 def greeting(node: Node) -> list[str]:
     """What a person should know at the first run: who this is, what others see, what is kept, how to refuse."""
     config = node.config
+    who = [
+        "  you         this node's key is its peer id; swarmnode id --name NAME gives it a name that its peers see",
+        *(f"  address     {address}" for address in node.network.addresses[:2]),
+    ]
+    if config.role not in TAKES_PART:
+        return [
+            *who,
+            "  others see  your IP address, peer id, name and version",
+            f"  is kept     in {config.directory}: key, logs and addresses of other nodes; nothing of any run",
+            "  is shared   where other nodes are; a seed also relays for nodes that nobody can dial",
+            "  say no      swarmnode stop; --up, --down and --max-peers cap what it takes",
+        ]
     if config.data == "local" or (node.chosen is not None and node.data is None):
         text = "none of its text leaves this machine"
     else:
         text = f"shards of the run's text, at most {config.shards_cap:g} GB (--shards-cap), are kept and sent on"
     return [
-        "  you         this node's key is its peer id; swarmnode id --name NAME gives it a name that its peers see",
-        *(f"  address     {address}" for address in node.network.addresses[:2]),
+        *who,
         "  others see  your IP address, peer id, name and version; in a run also how far your copy of the model moves,",
         "              from which something of the text that you train on may be worked out",
         f"  is kept     in {config.directory}: key, logs, the run's state and checkpoints",
@@ -474,8 +485,11 @@ def rendezvous(addresses: Sequence[str]) -> str:
     if not addresses:
         return "No other machine can dial this node yet; swarmnode netcheck says what is in the way."
     return (
-        f"Nodes find one another through it with this setting, or a TXT record and --bootstrap /dnsaddr/NAME:\n"
-        f'  bootstrap = ["{addresses[0]}"]\n  _dnsaddr.NAME  TXT  "dnsaddr={addresses[0]}"'
+        "Next: give others this option of swarmnode run, join and discover; with it they find one another:\n"
+        f"  --bootstrap {addresses[0]}\n"
+        f'For good, in their config.toml:\n  bootstrap = ["{addresses[0]}"]\n'
+        f"Or have this TXT record in a domain NAME of yours, and give them --bootstrap /dnsaddr/NAME:\n"
+        f'  _dnsaddr.NAME  TXT  "dnsaddr={addresses[0]}"'
     )
 
 

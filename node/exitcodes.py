@@ -14,8 +14,7 @@ DATADIR_BUSY = 4  # another daemon holds the data directory
 DATADIR_VERSION = 5  # the data directory was written by another version of swarmnode
 PORT_TAKEN = 6  # another program listens on the port
 NO_SPACE = 7  # the disk is full or a quota is used up; after a stop: the newest state is not saved
-# nobody answers at the join addresses or has the data, it was refused, or no history there has the join line's roster
-RUN_UNAVAILABLE = 8
+RUN_UNAVAILABLE = 8  # nobody answers at the join addresses or has the data, or it was refused
 NOT_RUNNING = 9  # the command needs a running daemon and there is none
 KEY_IN_USE = 10  # an older daemon runs with the same key; the younger one stops
 DEGRADED = 11  # of `swarmnode health`: the node runs, and something keeps it from its work

@@ -25,8 +25,18 @@ from swarmnode.protocols.peers.hello import serve_hello
 WITHIN = 20.0  # seconds of a search
 
 
-def look_around(config: NodeConfig, wanted: str, within: float) -> list[dict[str, Any]]:
-    """What `told` says of the runs that a node of this configuration finds. Raises ExpectedError."""
+async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
+    """The runs that a node finds, how many peers it has then, and why join addresses and seeds did not answer."""
+    found = await node.catalogue.search(wanted=wanted, within=within)
+    return {
+        "runs": [*map(_told, found)],
+        "peers": len(node.network.peers()),
+        "unreached": node.discovery.join_failures(),
+    }
+
+
+def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:
+    """What a node of this configuration finds. Raises ExpectedError."""
     share_arenas()
     config = replace(config, role="watch", port=0, upnp=False, log_level="error")
     with DataDir(config.directory).open() as datadir:
@@ -34,23 +44,23 @@ def look_around(config: NodeConfig, wanted: str, within: float) -> list[dict[str
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         options = RunOptions(None, None, None, stay=False, json_events=False)
 
-        async def main() -> list[FoundRun]:
+        async def main() -> dict[str, Any]:
             node = Node(config, datadir, identity, logs, options)
             serve_hello(node.network, node.agent)
             async with trio.open_nursery() as nursery:
                 for part in (node.network.run, node.rpc.run, node.discovery.run):
                     await nursery.start(part)
-                found = await node.catalogue.search(wanted=wanted, within=within)
+                found = await look(node, wanted, within)
                 nursery.cancel_scope.cancel()
             return found
 
         try:
-            return [told(run) for run in trio.run(main)]
+            return trio.run(main)
         except BaseExceptionGroup as group:
             raise reason_of(group) from group
 
 
-def told(found: FoundRun) -> dict[str, Any]:
+def _told(found: FoundRun) -> dict[str, Any]:
     """A run that was found, for people and programs."""
     spec, listing = found.spec, found.entry.listing
     return {

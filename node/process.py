@@ -10,13 +10,6 @@ time each kept some: 350 MB more in an open run of 2 M parameters, whose vectors
 
 `notify`: one datagram to the socket that systemd names in NOTIFY_SOCKET (sd_notify(3)). Outside systemd the variable is
 not set and nothing happens. `watched_every`: how often systemd wants to hear WATCHDOG (sd_watchdog_enabled(3)).
-
-`harden`: what the daemon gives up as it starts: rights, core dumps, files that others can read. It needs no rights of
-root.
-
-`metrics_of`: what the process and its parts count. `docs/generate.py` writes their page.
-
-`reason_of`: one error with its exit code for a person, out of nested nurseries' groups.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.datasets import pace
 from swarmnode.node.storage.history import History, PastRound
-from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.protocols.methods.asynchronous import Async
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.context import Context, Observer
@@ -35,16 +34,7 @@ from swarmnode.protocols.methods.demo import DeMo
 from swarmnode.protocols.methods.gossip.method import Gossip
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.lowrank import DiLoCoX
-from swarmnode.protocols.methods.method import (
-    Begin,
-    Build,
-    LostPlace,
-    Method,
-    OtherHistory,
-    Overtaken,
-    Place,
-    RoundResult,
-)
+from swarmnode.protocols.methods.method import Begin, Build, LostPlace, Method, Overtaken, Place, RoundResult
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.seed import Seed
@@ -165,6 +155,9 @@ class RunSession(Observer):
                 nursery.start_soon(self._writer.run)
             await self._context.membership.announce()
             await self._find_place()
+            if self._is_over() and self.place is not None:
+                done, last = self.place.round, self._begin.last_round
+                logger.warning("the run has done %d rounds, and --rounds is %d: nothing is left to train", done, last)
             await self._take_part()
             self.method.paused = True  # it leads nobody any more, however long the process still lives
             if self._stopping.is_set():
@@ -278,10 +271,7 @@ class RunSession(Observer):
             await self._remember(newest.moments, newest.updates)
             newest = replace(newest, moments=None)
         with self._search:
-            try:
-                await self.method.find_place(replace(self._begin, saved=newest))
-            except OtherHistory as error:
-                raise RunUnavailable(str(error)) from error
+            await self.method.find_place(replace(self._begin, saved=newest))
 
     async def _remember(self, moments: Vector, updates: int) -> None:
         """Have the inner optimizer go on where it was.

@@ -27,7 +27,7 @@ from swarmnode.node.control.runs_api import RunsApi, learning_of
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
-from swarmnode.node.firstcontact import WITHIN, told
+from swarmnode.node.firstcontact import WITHIN, look
 from swarmnode.node.identity import named
 from swarmnode.node.logs import levels, set_level
 from swarmnode.node.nat.netcheck import report, trace
@@ -127,7 +127,7 @@ class Api:
         share = session.compute_share if session is not None else None
         outcome = session.outcome if session is not None else None
         steering = session.method.steering if session is not None else None
-        spec = steering.now.spec if steering is not None else chosen.spec
+        spec = steering.stage.spec if steering is not None else chosen.spec
         return {
             "run_id": chosen.run_id,
             "name": chosen.spec.run.name,
@@ -189,10 +189,7 @@ class Api:
         }
 
     async def discover(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        found = await self._node.catalogue.search(
-            within=number_in(params, "within", WITHIN) or WITHIN, wanted=str(params.get("wanted") or "")
-        )
-        return {"runs": [told(run) for run in found]}
+        return await look(self._node, str(params.get("wanted") or ""), number_in(params, "within", WITHIN) or WITHIN)
 
     async def netcheck(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """How this node is reached; or, with `peer`, how it reaches that one."""

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from swarmnode.node.assembly import Node
-from swarmnode.node.control import Declined, number_in
+from swarmnode.node.control import Declined
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import USAGE
@@ -26,6 +26,7 @@ from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.catalogue import KEY as CATALOGUE_KEY
 from swarmnode.protocols.network import NetworkError, PeerId
+from swarmnode.protocols.peers.scoring import Standing
 
 PING_TIMEOUT = 5.0  # seconds
 CONNECT_WITHIN = 10.0  # seconds
@@ -119,10 +120,9 @@ class PeersApi:
         }
 
     async def _identify(self, peer: PeerId) -> dict[str, Any]:
-        network = self._node.network
+        await self._reach(peer, CONNECT_WITHIN)
         try:
-            await network.connect(peer, timeout=CONNECT_WITHIN)
-            best = network.connections.best(peer)
+            best = self._node.network.connections.best(peer)
             if best is None:
                 raise Declined(f"{peer} closed the connection")
             said = await identified(best.session)
@@ -138,19 +138,17 @@ class PeersApi:
 
     async def link(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Have a peer be one of LINKS: `to`. A block lasts until it is lifted, also over restarts of the node."""
-        to, name, network = str(params.get("to", "")), str(params.get("peer", "")), self._node.network
+        to, name, network, barred = str(params.get("to", "")), str(params.get("peer", "")), self._node.network, False
         if to not in LINKS:
             raise Declined(f"{to!r}: a peer can be {', '.join(LINKS)}", exit_code=USAGE)
         if to == "connected":
             peer = await self._resolve(name)
-            try:
-                if peer not in network.connections and not network.known_addresses(peer):
-                    await self._walk(peer_bytes(peer))
-                await network.connect(peer, timeout=CONNECT_WITHIN)
-            except NetworkError as error:
-                raise Declined(f"{peer} cannot be reached: {error}. swarmnode netcheck PEER tries each way") from error
+            if peer not in network.connections and not network.known_addresses(peer):
+                await self._walk(peer_bytes(peer))
+            await self._reach(peer, CONNECT_WITHIN)
         else:
-            peer = which_peer(self._node.network, name)
+            peer = which_peer(network, name)
+            barred = network.scoring.standing(peer) is Standing.BANNED
             if to == "disconnected":
                 network.connections.hang_up(peer)
             else:
@@ -158,17 +156,14 @@ class PeersApi:
             with trio.move_on_after(CLOSE_WITHIN if to != "unblocked" else 0):
                 while peer in network.connections:  # noqa: ASYNC110 (nobody else waits for a peer's end)
                     await trio.sleep(0.02)
-        return {"peer_id": peer, "blocked": peer in network.scoring.blocked, **self._way(peer)}
+        told = {"peer_id": peer, "blocked": peer in network.scoring.blocked, "barred_before": barred}
+        return told | self._way(peer)
 
     async def _block(self, peer: PeerId, blocked: bool) -> None:
-        if peer == self._node.network.me:
-            raise Declined("this node cannot block itself", exit_code=USAGE)
         try:
             await self._node.block(peer, blocked)
         except DataDirError as error:
-            raise Declined(
-                f"it holds only until the node is started again: {error}", exit_code=error.exit_code
-            ) from error
+            raise Declined(f"it holds until the node is started again: {error}", exit_code=error.exit_code) from error
 
     async def traffic(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Bytes by protocol, of all peers since the start, or of one since it connected; and by connected peer."""
@@ -187,21 +182,16 @@ class PeersApi:
         }
 
     async def ping(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Round trips by calls, and the way of each; with `punch`, the node begins to replace a circuit."""
+        """A round trip by a call, and its way; with `punch`, the node begins to replace a circuit."""
         peer = await self._resolve(str(params.get("peer", "")))
-        count = max(1, min(number_in(params, "count", 3), 100))
-        rtts: list[float] = []
-        ways: list[dict[str, Any]] = []
-        for number in range(count):
-            if params.get("punch") or (number == 1 and ways[0]["path"] == "relayed"):
-                self._node.nat.try_direct(peer)
-            try:
-                rtts.append(round(1000 * await self._node.rpc.ping(peer, timeout=PING_TIMEOUT), 3))
-            except CallError as error:
-                raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
-            ways.append(self._way(peer))
-        relays = [way["relay"] for way in ways]
-        return {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "ways": ways, "path": ways[-1]["path"]}
+        await self._reach(peer, PING_TIMEOUT)
+        if params.get("punch"):
+            self._node.nat.try_direct(peer)
+        try:
+            rtt = await self._node.rpc.ping(peer, timeout=PING_TIMEOUT)
+        except CallError as error:
+            raise Declined(f"{peer} does not answer: {error}. It may be off, frozen or cut off.") from error
+        return {"peer_id": peer, "rtt_ms": round(1000 * rtt, 3), "way": self._way(peer)}
 
     # --- the DHT ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +203,7 @@ class PeersApi:
         network, began = self._node.network, trio.current_time()
         answer: dict[str, Any]
         if name := params.get("find"):
-            peer = which_peer(self._node.network, str(name))
+            peer = which_peer(self._node.network, str(name), itself=True)
             walk, asked = await self._walk(peer_bytes(peer))
             answer = {"peer_id": peer, "addresses": list(walk.closer.get(peer, ()))}
         elif name := params.get("providers"):
@@ -248,7 +238,9 @@ class PeersApi:
                 return KEYS[text]
             if text.startswith("run/"):
                 return rendezvous_of(text.removeprefix("run/"))
-            return bytes.fromhex(text) if len(text) == 64 else peer_bytes(which_peer(self._node.network, text))
+            if len(text) == 64:
+                return bytes.fromhex(text)
+            return peer_bytes(which_peer(self._node.network, text, itself=True))
         except (ValueError, Declined) as error:
             raise Declined(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}", exit_code=USAGE) from error
 
@@ -273,33 +265,39 @@ class PeersApi:
 
     async def _resolve(self, name: str) -> PeerId:
         """A peer id, the end or beginning of a connected one's, or a multiaddr, to which this node then connects."""
-        if name.startswith("/"):
-            try:
-                return await self._node.network.connect(name, timeout=PING_TIMEOUT)
-            except NetworkError as error:
-                raise Declined(f"{name} cannot be reached: {error}") from error
-        return which_peer(self._node.network, name)
+        return await self._reach(name, PING_TIMEOUT) if name.startswith("/") else which_peer(self._node.network, name)
+
+    async def _reach(self, target: str, within: float) -> PeerId:
+        """Be connected to a peer, or to whoever answers at a multiaddr. Raises Declined."""
+        try:
+            return await self._node.network.connect(target, timeout=within)
+        except NetworkError as error:
+            if target in self._node.network.scoring.blocked:
+                raise Declined(
+                    f"{target} is blocked by this node's owner. Let it in again: swarmnode peers unblock {target[-6:]}"
+                ) from error
+            raise Declined(f"{target} cannot be reached: {error}. Try each way: swarmnode netcheck {target}") from error
 
 
-def which_peer(network: Libp2pNetwork, name: str) -> PeerId:
-    """The peer of that id, or at the end of a multiaddr.
-
-    An end or beginning of the id suffices for one that is connected or blocked.
-    """
-    known = {view.peer: None for view in network.peers()}
-    known |= dict.fromkeys(network.scoring.blocked)
+def which_peer(network: Libp2pNetwork, name: str, *, itself: bool = False) -> PeerId:
+    """A peer by its id, how that of a known one begins or ends, or its multiaddr; this node only where `itself`."""
+    known = {*map(str, network.swarm.peerstore.peer_ids()), *(view.peer for view in network.peers())}
+    known |= {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())}
     pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
     fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
-    if len(fitting) == 1:
-        return fitting[0]
     if len(fitting) > 1:
-        raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
+        raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode peers)")
     try:
-        name = peer_of(name) if name.startswith("/") else name
-        public_key(name)
+        peer = fitting[0] if fitting else peer_of(name) if name.startswith("/") else name
+        public_key(peer)
     except ValueError:
-        raise Declined(f"no connected peer is called {name or '(nothing)'}; swarmnode peers lists them") from None
-    return name
+        raise Declined(
+            f"this node knows no peer that is called {name or '(nothing)'}. swarmnode peers lists the connected "
+            "ones; another one is named by its whole peer id or its multiaddr"
+        ) from None
+    if peer == network.me and not itself:
+        raise Declined(f"{name} is this node itself: swarmnode status and swarmnode id tell of it", exit_code=USAGE)
+    return peer
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -120,10 +120,6 @@ class LostPlace(Exception):
     """The round brought no result here, and this node must find its place again; says why. Its work is kept."""
 
 
-class OtherHistory(Exception):
-    """Members show another history of the run than the one that was to be joined. The message is for the owner."""
-
-
 class Overtaken(LostPlace):
     """Nothing went wrong: others are further, or on a better history, and `regain_place` leads there."""
 
@@ -167,7 +163,7 @@ class Method(ABC):
         """Stand on a state and have a place: from members, from `begin.saved`, or by beginning the run.
 
         Looks for members for as long as it takes where this node may not begin. The residual of `begin.saved` is taken
-        over first, whatever else happens. Raises OtherHistory where members show none that contains `begin.roster`.
+        over first, whatever else happens. Takes nothing from members that show no history with `begin.roster`.
         """
 
     @abstractmethod

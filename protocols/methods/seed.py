@@ -13,14 +13,8 @@ on, and hold the same once their states are repaired. A step that was cut short 
 Rounds are counted by each node, from the one that half of the members have come to, so that schedules run alike
 everywhere. Where a run has a last round and half have come to it, all end, tell what they have, and wait a little.
 
-A late comer repairs its state with a member and adds up all records: H forward passes of theirs cost it H additions of
-vectors. The state keeps 512 records of an author for a week. Who lacks older ones fetches theta_0 and S from a member,
-and so does one whose theta_0 is another, as another version of torch may make it.
-
-Members trust one another. A record is bounded in size, and by the state in rate and number; what is malformed is
-counted and moves nothing. But bytes that lie move parameters like others, and an author who signs two chains splits the
-swarm until the evidence of it has its calls refused. Two sides of a partition that both wrote more than 512 records of
-one author meanwhile cannot be joined any more: each goes on, and says so.
+A late comer repairs its state with a member and adds up all records, or fetches theta_0 and S. Members trust one
+another; who fails, and what is then true: docs/seed.md.
 """
 
 from __future__ import annotations
@@ -69,7 +63,8 @@ ASK_AT_ONCE = 8  # members asked at the same time
 TIMEOUT = 3.0  # seconds for a peer to say where it stands
 END_WITHIN = 10.0  # seconds that a node which is done waits for the last records of others
 OFFERED_FOR = 10.0  # seconds in which whoever asks is offered the same state
-LACKING_FOR = 60.0  # seconds after which a record that others build on is not waited for any more
+LACKING_FOR = 60.0  # seconds after which a node looks at members for a record that others build on …
+LONGEST_LACKING = 1920.0  # … and twice as long after each look, up to so long, until a member gave its state
 
 RECORDS = Metric("swarmnode_seed_records", GAUGE, "records of all authors that this node's parameters are the sum of")
 
@@ -123,6 +118,7 @@ class Seed(Method):
         self._chains: dict[PeerId, Chain] = {}
         self._waiting: dict[PeerId, dict[int, tuple[int, bytes]]] = {}  # to be added: by author and the round before
         self._lacking = math.inf  # trio's time since which a record is lacking that others build on
+        self._lacking_for = LACKING_FOR  # anybody may say that he builds on what there is not
         self._unsaid: dict[int, bytes] = {}  # own, by round
         self._counted = Count[PeerId]()  # whose records were added since the last result
         self._adding = trio.Lock()  # S and the chains belong together
@@ -272,7 +268,8 @@ class Seed(Method):
     async def run_round(self) -> RoundResult:
         await self._say()
         await self._add()
-        if trio.current_time() > self._lacking + LACKING_FOR:
+        if trio.current_time() > self._lacking + self._lacking_for:
+            self._lacking_for = min(2 * self._lacking_for, LONGEST_LACKING)
             raise LostPlace("others build on records that are kept no more")
         round = self._begun = max(self._round, self._begun + 1)  # of one begun before, the trainer counts on
         worked = await self._probe(round, min(self._spec.inner.steps_in(round), MOST))
@@ -395,6 +392,7 @@ class Seed(Method):
         initial = await self._parts.runner(lambda: hashlib.sha256(state.parameters.data).hexdigest())
         self._tally = Tally(state.parameters.copy(), state.momentum.astype(np.int32))
         self._initial, self._chains, self._waiting, self._hash, self._offered = initial, chains, {}, "", None
+        self._lacking_for = LACKING_FOR
         self._count_on()
         await self._look_at_all()
         await self._add()

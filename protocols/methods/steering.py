@@ -1,15 +1,16 @@
 """Steering: what a run's owner changes while it is trained (learning rates, H, the codec), for all in the same round.
 
-The owner's record `note/steering` in the run's state has the values that shall differ from the run's file, all of them,
-and the first round in which they may hold. It comes in force by the roster of a round, which carries it for the next:
+The owner's record `note/steering` in the run's state has all that the owner changed and all that it plans, each with
+the first round in which it holds. The roster of a round carries the record for the next:
 
-    sync.write(KEY, {"from": 12, "set": {"inner.lr": 0.0003}})             the owner
-    round 11: Ready(steering) -> RoundRoster(steering) -> Position(12, steering)
+    sync.write(KEY, {"changes": ((12, "inner.lr", 0.0003), (40, "inner.steps", 50))})             the owner
+    round 9: Ready(steering) -> RoundRoster(steering) -> Position(10, steering)
 
-So whoever applies a roster goes on by the same values. Who has not heard the record reads it in the roster; who joins,
-in the place of a member; who comes back, in its checkpoint. A leader that has not heard it is told in the Ready of one
-that has; where nobody has, it comes in force in a later round. Members refuse a roster with anything but the record in
-force or a later one of the owner's that is due and no week old: nobody else can change a value, and nobody the past.
+Record and round say together what is in force: whoever applies a roster changes in rounds 12 and 40, whatever it heard
+and when. Who joins reads the record in the place of a member; who comes back, in its checkpoint. A leader that has not
+heard it is told in the Ready of one that has. A record repeats what the one before it planned, but for the values that
+it changes itself, so that none that is late or never heard is missed. Members refuse a roster with anything but the
+record that they go by or a later one of the owner's that is no week old: nobody else can change a value.
 
 Only methods with such a roster can be steered: not `open`, where auditors repeat the steps of rounds that are over.
 """
@@ -21,6 +22,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import trio
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 KEY = "note/steering"
 STEERABLE = ("inner.lr", "inner.muon_lr", "inner.steps", "outer.lr", "exchange.codec")
 
+MOST = 2 * len(STEERABLE)  # changes of a record that count: of each key one that holds and one that is planned
+
 REFUSED = Metric("swarmnode_steering_refused_total", COUNTER, "words on the run's values that do not count", "why")
 REASONS = ("stranger", "forged", "invalid", "untimely")
 
@@ -47,7 +52,10 @@ def value_of(spec: RunSpec, key: str) -> Any:
 
 
 def steered(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
-    """The run with other values, by TABLE.KEY of STEERABLE; numbers may be texts. Raises SettingError."""
+    """The run with other values, by TABLE.KEY of STEERABLE; numbers may be texts, None is the file's value.
+
+    Raises SettingError.
+    """
     tables = asdict(spec)
     for key, value in values.items():
         if key not in STEERABLE:
@@ -58,8 +66,20 @@ def steered(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
         table, _, name = key.partition(".")
         with suppress(ValueError):  # what is no number is refused below
             value = type(tables[table][name])(value) if isinstance(value, str) else value
-        tables[table][name] = value
+        tables[table][name] = value_of(spec, key) if value is None else value
     return parse_runspec(tables, source="steering")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What holds from a round on."""
+
+    since: int
+    values: Mapping[str, Any]  # that are not those of the run's file, by TABLE.KEY
+    spec: RunSpec  # with them
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "the values of the run's file"
 
 
 @dataclass(frozen=True)
@@ -68,17 +88,25 @@ class Steering:
 
     raw: bytes  # the sealed record; empty in the word of nobody
     rank: bytes  # a later word has a greater one
-    expiry: int  # ms since 1970, from which on it can come in force no more
-    since: int  # first round in which it may hold
-    values: Mapping[str, Any]  # by TABLE.KEY
-    spec: RunSpec  # with them
+    expiry: int  # ms since 1970, from which on no roster may name it first
+    changes: tuple[tuple[int, str, Any], ...]  # by round: from which on a TABLE.KEY has a value, None for the file's
+    stages: tuple[Stage, ...]  # that these make, of which the first is the file
 
-    def __str__(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "the values of the run's file"
+    def at(self, round: int) -> Stage:
+        """What it says of a round."""
+        return next(stage for stage in reversed(self.stages) if stage.since <= round)
 
-    def told(self) -> dict[str, Any] | None:
-        """For the control API."""
-        return {"from_round": self.since, "values": dict(self.values)} if self.raw else None
+
+def stages(spec: RunSpec, changes: Iterable[tuple[int, str, Any]]) -> tuple[Stage, ...]:
+    """What changes in the order of their rounds make of a run. Raises SettingError where one makes no run."""
+    made, values = [Stage(0, {}, spec)], dict[str, Any]()
+    for since, several in groupby(changes, key=itemgetter(0)):
+        values |= {key: value for _, key, value in several}
+        then = steered(spec, values)
+        differing = {key: value_of(then, key) for key, value in values.items() if value is not None}
+        if differing != made[-1].values:
+            made.append(Stage(since, differing, then))
+    return tuple(made)
 
 
 class SteeringWatch:
@@ -86,21 +114,35 @@ class SteeringWatch:
 
     def __init__(self, parts: Context) -> None:
         self._parts = parts
-        self._none = Steering(b"", b"", 0, 0, {}, parts.spec)
-        self.now = self._none  # in force
-        self.heard = self._none  # the newest that is here; the same object where that is in force
+        self._none = Steering(b"", b"", 0, (), stages(parts.spec, ()))
+        self._round = 0  # of this node's place
+        self.now = self._none  # by which this node goes
+        self.heard = self._none  # the newest that is here
         self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
 
-    async def say(self, changes: Mapping[str, Any], since: int) -> None:
-        """As the owner: change these values from a round on, beside what was said before; None takes the file's value.
+    @property
+    def stage(self) -> Stage:
+        """What is in force in this node's round."""
+        return self.now.at(self._round)
 
-        Raises SettingError, StateError.
+    async def say(self, changes: Mapping[str, Any], since: int) -> None:
+        """As the owner: change these values from a round on; None takes the file's value.
+
+        What is planned stays, but for changes of the same keys. Raises SettingError, StateError.
         """
-        wanted = {key: value for key, value in {**self.heard.values, **changes}.items() if value is not None}
-        spec = steered(self._parts.spec, wanted)
-        values = {key: value_of(spec, key) for key in wanted}
-        record = await self._parts.sync.write(KEY, {"from": since, "set": values})
+        await self._hear()
+        every = (*self.heard.changes, *((since, key, value) for key, value in changes.items()))
+        # Of each key, the last change that is not planned any more, and the one that is.
+        kept = {(key, start > self._round): (start, key, value) for start, key, value in every}
+        said = tuple(sorted(kept.values()))
+        stages(self._parts.spec, said)
+        record = await self._parts.sync.write(KEY, {"changes": said})
         self.heard = self.read(record.sealed) or self.heard
+
+    async def _hear(self) -> None:
+        said = await self._parts.state.get(self._parts.spec.owner, KEY)
+        heard = self.read(said.sealed) if said is not None and not said.tombstone else None
+        self.heard = max(self.now, heard or self.now, key=lambda said: said.rank)
 
     async def watch(self) -> None:
         """Hear what the owner says, until cancelled."""
@@ -110,12 +152,11 @@ class SteeringWatch:
         with state.watch(KEY) as changes:
             while True:
                 try:
-                    said = await state.get(owner, KEY)
+                    await self._hear()
                 except StateError as error:
                     logger.warning("what the run's owner changes cannot be read now: %s", error)
                     await trio.sleep(READ_AGAIN)
                     continue
-                self.heard = (self.read(said.sealed) if said is not None and not said.tombstone else None) or self.now
                 while (change := await changes.receive()).element.author != owner and not change.lost:
                     self._refuse("stranger", f"{change.element.author} is not the run's owner")
 
@@ -132,9 +173,10 @@ class SteeringWatch:
             if is_owners and record.is_genuine(self._parts.network.verify):
                 why, told = "invalid", "it has not the form of one"
                 match record.value:
-                    case {"from": int() as since, "set": dict() as values}:
-                        return Steering(raw, record.rank, record.expiry, since, values, steered(spec, values))
-        except (InvalidRecord, SettingError) as error:
+                    case {"changes": tuple() as every} if {type(since) for since, _, _ in every[:MOST]} <= {int}:
+                        said = tuple(sorted(every[:MOST], key=itemgetter(0)))
+                        return Steering(raw, record.rank, record.expiry, said, stages(spec, said))
+        except (InvalidRecord, SettingError, TypeError, ValueError) as error:
             told = str(error)
         self._refuse(why, told)
         return None
@@ -145,35 +187,44 @@ class SteeringWatch:
             logger.warning("a word that would change the run's values does not count: %s", told)
 
     def told(self) -> dict[str, Any]:
-        """For the control API: what is in force, and what is to come."""
-        coming = self.heard.told() if self.heard.rank > self.now.rank else None
-        return {"now": self.now.told(), "coming": coming, "refused": self.refused.total()}
+        """For the control API: what is in force, and what is planned, by round."""
+        now, next = self.stage, self._round + 1
+        first = self.heard.at(next)
+        planned = [first] * (first.values != now.values) + [each for each in self.heard.stages if each.since > next]
+        coming = [{"from_round": max(each.since, next), "values": dict(each.values)} for each in planned]
+        told = {"from_round": now.since, "values": dict(now.values)} if now.since else None
+        return {"now": told, "coming": coming, "refused": self.refused.total()}
 
-    def due(self, round: int) -> bytes:
-        """The newest word that is here, where it is to come in force in `round`; else empty."""
-        return self.heard.raw if self._may_follow(self.heard, round) else b""
+    def newer(self) -> bytes:
+        """The newest word that is here, where this node does not go by it yet; else empty."""
+        return self.heard.raw if self._may_follow(self.heard) else b""
 
-    def newest(self, told: Iterable[bytes], round: int) -> Steering:
-        """What is to be in force in `round`, by what members told: the newest that is due, or what is in force now."""
-        found = [said for raw in set(told) if (said := self.read(raw)) is not None and self._may_follow(said, round)]
+    def newest(self, told: Iterable[bytes]) -> Steering:
+        """By what to go on, of what members told: the newest, or what this node goes by."""
+        found = [said for raw in set(told) if (said := self.read(raw)) is not None and self._may_follow(said)]
         return max(found, key=lambda said: said.rank, default=self.now)
 
-    def allows(self, raw: bytes, round: int) -> bool:
-        """Whether a roster may name this for `round`."""
+    def allows(self, raw: bytes) -> bool:
+        """Whether a roster may name this."""
         said = self.read(raw)
-        if said is None or said is self.now or self._may_follow(said, round):
+        if said is None or said is self.now or self._may_follow(said):
             return said is not None
-        self._refuse("untimely", "it is not due, older than the one in force, or a week old")
+        self._refuse("untimely", "it is older than the one that this node goes by, or a week old")
         return False
 
-    def _may_follow(self, said: Steering, round: int) -> bool:
-        return said.rank > self.now.rank and said.since <= round and said.expiry > self._parts.now()
+    def _may_follow(self, said: Steering) -> bool:
+        return said.rank > self.now.rank and said.expiry > self._parts.now()
 
     def take(self, raw: bytes, round: int) -> None:
-        """Put in force what the place of this node names, from `round` on; what is no word of the owner's is not."""
-        said = self.read(raw)
+        """Go by what this node's place in `round` names; what is no word of the owner's changes nothing."""
+        before, said = self.stage, self.read(raw)
+        self._round = round
         if said is not None and said is not self.now:
             self.now = said
             if self.heard.rank < said.rank:
                 self.heard = said
-            logger.info("from round %d on: %s (by the run's owner, %s)", round, said, self._parts.spec.owner)
+            for stage in said.stages:
+                if stage.since > round:
+                    logger.info("the run's owner plans, from round %d on: %s", stage.since, stage)
+        if self.stage.values != before.values:
+            logger.info("from round %d on: %s (by the run's owner, %s)", round, self.stage, self._parts.spec.owner)

@@ -126,7 +126,7 @@ class StreamingRounds(DilocoRounds):
 
     async def _run_round(self) -> RoundResult:
         here, self._exchanged = self._acceptor.position, None
-        steered, fragment = dict(self._acceptor.steering.now.values), self._fragment(here.round)
+        steered, fragment = dict(self._acceptor.steering.stage.values), self._fragment(here.round)
         self.phase = "training"
         before, beside = self._steps_of(here.round)
         worked = self._count(await self._train(here, before))

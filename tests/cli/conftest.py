@@ -139,6 +139,7 @@ class FakeDaemon:
         self.home = DataDir(home)
         self.status = copy.deepcopy(STATUS)
         self.netcheck = copy.deepcopy(NETCHECK)
+        self.discovered: dict[str, Any] = {"runs": [], "peers": 0, "unreached": {}}
         self.pings = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._ready = threading.Event()
@@ -175,6 +176,8 @@ class FakeDaemon:
                     "resume",
                     "stop",
                     "leave",
+                    "discover",
+                    "link",
                 )
                 methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
@@ -197,7 +200,7 @@ class FakeDaemon:
                 self.pings += 1
                 relay, path = (PEER_ID, "relayed") if self.pings == 1 else (None, "direct")
                 way = {"path": path, "relay": relay, "transport": "tcp", "address": ""}
-                return {"peer_id": PEER_ID, "rtts_ms": [1.5], "relays": [relay], "ways": [way], "path": path}
+                return {"peer_id": PEER_ID, "rtt_ms": 1.5, "way": way}
             if name == "netcheck" and "peer" in params:
                 steps = [{"step": "dialled /ip4/192.0.2.1/tcp/1", "ok": False, "result": "no answer\x1b[2J"}]
                 return {"peer_id": PEER_ID, "path": "none", "steps": steps, "advice": "run netcheck there"}
@@ -205,6 +208,11 @@ class FakeDaemon:
                 return self.netcheck
             if name == "history":
                 return {"run_id": RUN_ID, "name": "byte-lm", "unit": "bits per byte", "rounds": rounds()}
+            if name == "link":
+                barred = params["peer"] == PEER_ID
+                return {"peer_id": params["peer"], "blocked": False, "barred_before": barred, "path": "none"}
+            if name == "discover":
+                return self.discovered
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
             if name == "leave":

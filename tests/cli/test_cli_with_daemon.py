@@ -184,11 +184,29 @@ def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daem
     assert unknown.returncode == ERROR and "see swarmnode peers" in unknown.stderr
 
 
+def test_unblocking_says_whether_there_was_a_block(swarmnode: Any, daemon: Any, answer: Any) -> None:
+    peer_id = answer["peer_id"]
+    assert swarmnode("peers", "unblock", peer_id).stdout == f"{peer_id}: let in again, not connected\n"
+    assert swarmnode("peers", "unblock", "other").stdout == "other: it was not blocked, not connected\n"
+
+
 def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode: Any, daemon: Any) -> None:
     assert "\x1b" not in swarmnode("sample", "def main(").stdout
     assert "\x1b" not in swarmnode("peers").stderr
     assert "\x1b" not in swarmnode("logs", "--follow").stdout
     assert only_json(swarmnode("sample", "x", "--json").stdout)["text"].endswith("\x1b[2J")
+
+
+def test_discover_tells_what_fits_no_filter_from_nobody_who_answered(swarmnode: Any, daemon: Any) -> None:
+    daemon.discovered["unreached"] = {"/ip4/192.0.2.1/tcp/1": "it does not answer\x1b[2J"}
+    alone = swarmnode("discover", "--task", "byte-lm")
+    assert "no other node answered" in alone.stdout and "/ip4/192.0.2.1/tcp/1: it does not answer [2J" in alone.stdout
+    daemon.discovered["peers"] = 2
+    assert "2 nodes answered, but told of no run" in swarmnode("discover", "--task", "byte-lm").stdout
+    daemon.discovered["runs"] = [{"name": "tiny", "run_id": "ab" * 32, "task": "image"}]
+    assert "of 1 run found, none fits" in swarmnode("discover", "--task", "byte-lm").stdout
+    told = only_json(swarmnode("discover", "--task", "byte-lm", "--json").stdout)
+    assert (told["runs"], told["seen"], told["peers"]) == ([], 1, 2)
 
 
 def test_netcheck_tells_how_the_node_is_reached_and_what_to_do(swarmnode: Any, daemon: Any) -> None:

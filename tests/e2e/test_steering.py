@@ -22,8 +22,9 @@ def test_two_daemons_train_by_what_the_owner_changed_and_say_so(tmp_path: Path, 
             assert refused.returncode == 1 and "only a run's owner" in refused.stderr
             told = node.command_line("steer", "inner.lr=1e-8", "inner.steps=2", "exchange.codec=fp16")
             wanted = {"inner.lr": 1e-8, "inner.steps": 2, "exchange.codec": "fp16"}
-            assert told["coming"]["values"] == wanted
-            first = told["coming"]["from_round"]
+            (planned,) = told["coming"]
+            assert planned["values"] == wanted
+            first = planned["from_round"]
             for one in (node, joiner):
                 until(lambda one=one: (one.command_line("status")["run"]["round"] or 0) > first + 1)
                 run = one.command_line("status")["run"]

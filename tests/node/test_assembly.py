@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import trio
 
 from swarmnode.node import assembly, daemon
-from swarmnode.node.assembly import Node, invitation, make_trainer
+from swarmnode.node.assembly import Node, greeting, invitation, make_trainer, rendezvous
 from swarmnode.node.config import MEGABIT, NodeConfig
 from swarmnode.node.daemon import Daemon
 from swarmnode.node.storage.runs import ChosenRun
@@ -70,6 +71,16 @@ def test_a_folder_that_only_a_strangers_run_names_is_not_read(
 def test_nobody_is_told_to_join_by_an_address_that_does_not_reach(address: str, said: str) -> None:
     told = invitation(f"swarmnode join {address}" if address else "", (address,) if address else ())
     assert said in told and not told.endswith(("\n", " ")) and ("swarmnode id --join" in told) == (not address)
+
+
+def test_a_seed_tells_what_to_give_to_others_and_nothing_of_runs() -> None:
+    network, config = SimpleNamespace(addresses=("/ip4/203.0.113.7/tcp/4077",)), NodeConfig(role="relay", data_dir="/x")
+    node: Any = SimpleNamespace(config=config, network=network)
+    told = "\n".join(greeting(node))
+    assert "relays for nodes that nobody can dial" in told and "swarmnode stop" in told
+    assert not re.search("shards|checkpoints|train|pause|memory", told)
+    assert "give others this option of swarmnode run, join and discover" in rendezvous(network.addresses)
+    assert "\n  --bootstrap /ip4/203.0.113.7/tcp/4077\n" in rendezvous(network.addresses)
 
 
 class Full(io.StringIO):

@@ -423,18 +423,20 @@ def test_who_comes_after_a_members_last_round_and_has_more_to_do_goes_on_alone(m
     simulate(body, method=method)
 
 
-def test_a_run_ends_after_its_last_round_and_late_comers_still_get_its_state() -> None:
+def test_a_run_ends_after_its_last_round_and_late_comers_still_get_its_state(caplog: pytest.LogCaptureFixture) -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.start("a", wait_peers=1, rounds=4)
         await swarm.start("b", join="a", rounds=4)
         await swarm.round_done(3, "a", "b")
         await swarm.nodes["a"].session.finished.wait()
+        assert "nothing is left to train" not in caplog.text
         await swarm.start("late", join="a", rounds=4)
         with trio.fail_after(60):
             await swarm.nodes["late"].session.finished.wait()
         (caught_up,) = [e for e in swarm.nodes["late"].events if e["event"] == "caught_up"]
         assert caught_up["state_hash"] == swarm.nodes["a"].rounds[3]["state_hash"]
         assert max(swarm.nodes["a"].rounds) == 3
+        assert "the run has done 4 rounds, and --rounds is 4: nothing is left to train" in caplog.text
 
     simulate(body)
 

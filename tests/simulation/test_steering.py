@@ -13,7 +13,7 @@ import trio
 from simswarm import SimNode, SimSwarm
 
 from swarmnode.crdt.kinds import DAY
-from swarmnode.protocols.methods.steering import KEY, Steering, SteeringWatch
+from swarmnode.protocols.methods.steering import KEY, MOST, Steering, SteeringWatch, stages
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec
@@ -78,7 +78,8 @@ def test_all_members_change_rate_steps_and_codec_in_the_round_that_the_owner_nam
             assert steps_by_round(swarm, round) == {STEPS if round < 5 else 3}
             assert all(swarm.nodes[name].rounds[round]["outcome"] == "Completed" for name in NAMES)
         for name in NAMES:
-            assert watch_of(swarm, name).now.values == {"inner.lr": 3e-4, "inner.steps": 3, "exchange.codec": "fp16"}
+            values = {"inner.lr": 3e-4, "inner.steps": 3, "exchange.codec": "fp16"}
+            assert watch_of(swarm, name).stage.values == values
             assert rate_of(swarm.nodes[name]) == 3e-4
             assert swarm.nodes[name].allreduce._codec.name == "fp16"
             assert watch_of(swarm, name).refused.total() == 0
@@ -97,6 +98,31 @@ def test_the_file_s_values_hold_again_when_the_owner_takes_its_word_back() -> No
         assert [steps_by_round(swarm, round) for round in (2, 3, 6, 7, 8)] == [{5}, {3}, {3}, {5}, {5}]
         assert {rate_of(node) for node in swarm.nodes.values()} == {3e-4}
         assert swarm.nodes["b"].session.method.steering.told()["now"] == {"from_round": 7, "values": {"inner.lr": 3e-4}}
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("deaf", [(), ("c",), ("b", "c", "d")], ids=["all hear", "one does not", "only the owner"])
+def test_what_is_planned_keeps_its_round_when_other_values_are_changed(deaf: tuple[str, ...]) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await start_all(swarm, deaf=deaf)
+        await swarm.round_done(0, *NAMES)
+        owner = watch_of(swarm, "a")
+        await owner.say({"inner.lr": 3e-4, "outer.lr": 0.5}, since=10)
+        await owner.say({"inner.steps": 3}, since=4)  # another key, before the round of what is planned
+        await swarm.round_done(5, *NAMES)
+        await owner.say({"inner.steps": 2}, since=12)  # and after it
+        await owner.say({"outer.lr": None}, since=8)  # the same key: back to what holds now
+        planned = [(each["from_round"], each["values"]) for each in owner.told()["coming"]]
+        assert planned == [(10, {"inner.lr": 3e-4, "inner.steps": 3}), (12, {"inner.lr": 3e-4, "inner.steps": 2})]
+        await swarm.round_done(8, *NAMES)
+        for name in NAMES:  # whoever was in a round since knows what is planned
+            assert watch_of(swarm, name).told()["coming"] == owner.told()["coming"]
+            assert rate_of(swarm.nodes[name]) == swarm.spec.inner.lr
+        await swarm.round_done(13, *NAMES)
+        assert [steps_by_round(swarm, round) for round in range(14)] == [{STEPS}] * 4 + [{3}] * 8 + [{2}] * 2
+        assert {rate_of(node) for node in swarm.nodes.values()} == {3e-4}
+        assert all(len(swarm.hashes(round)) == 1 for round in range(14))
 
     simulate(body)
 
@@ -144,8 +170,9 @@ def test_nobody_but_the_owner_changes_a_value_neither_by_a_record_nor_by_the_lea
         await start_all(swarm)
         await swarm.round_done(0, *NAMES)
         liar = watch_of(swarm, "b")
-        record = await liar._parts.sync.write(KEY, {"from": 2, "set": {"inner.steps": 1}})  # type: ignore[union-attr]
-        false = Steering(record.sealed, record.rank, record.expiry, 2, {}, swarm.spec)
+        changes = ((2, "inner.steps", 1),)
+        record = await liar._parts.sync.write(KEY, {"changes": changes})  # type: ignore[union-attr]
+        false = Steering(record.sealed, record.rank, record.expiry, changes, stages(swarm.spec, changes))
         read = liar.read
         liar.read = lambda raw: false if raw == false.raw else read(raw)  # type: ignore[method-assign]
         liar.heard = false
@@ -155,7 +182,7 @@ def test_nobody_but_the_owner_changes_a_value_neither_by_a_record_nor_by_the_lea
             assert steps_by_round(swarm, round) == {STEPS}
         for name in ("a", "c", "d"):
             watch = watch_of(swarm, name)
-            assert watch.now.values == {}
+            assert watch.stage.values == {}
             assert watch.refused["stranger"] == 1
             assert watch.refused["forged"] > 0
 
@@ -174,19 +201,24 @@ def test_what_is_no_word_of_the_owner_s_or_not_due_or_older_or_expired_is_refuse
             assert parts.sync is not None
             return (await parts.sync.write(KEY, value)).sealed
 
-        for value in ({"from": 9, "set": {"inner.lr": -1.0}}, {"from": 9, "set": {"run.seed": 1}}, {"set": {}}, (1,)):
+        wrong = ((9, "inner.lr", -1.0),), ((9, "run.seed", 1),), ((9, "run.seed", None),), ((9, "inner.lr"),)
+        for value in (*({"changes": changes} for changes in (*wrong, 1)), {}, (1,)):
             assert watch.read(await said(value)) is None
-        assert watch.refused["invalid"] == 4
-        first, second = [await said({"from": 50, "set": {"inner.lr": rate}}) for rate in (1e-4, 2e-4)]
-        assert not watch.allows(second, 49) and watch.allows(second, 50)
-        assert watch.newest([first, second, b"noise"], 50).values == {"inner.lr": 2e-4}
+        assert watch.refused["invalid"] == 7
+        many = watch.read(await said({"changes": tuple((1, "inner.lr", 1e-4) for _ in range(50))}))
+        assert many is not None and len(many.changes) == MOST
+        first, second = [await said({"changes": ((50, "inner.lr", rate),)}) for rate in (1e-4, 2e-4)]
+        assert watch.newest([first, second, b"noise"]).at(50).values == {"inner.lr": 2e-4}
+        watch.take(second, 49)
+        assert watch.stage.values == {}
         watch.take(second, 50)
-        assert watch.allows(second, 51) and not watch.allows(first, 51)
-        assert watch.refused["untimely"] == 2 and watch.refused["forged"] == 1
-        third = await said({"from": 50, "set": {"inner.lr": 3e-4}})
-        assert watch.allows(third, 60)
+        assert watch.stage.values == {"inner.lr": 2e-4}
+        assert watch.allows(second) and not watch.allows(first)
+        assert watch.refused["untimely"] == 1 and watch.refused["forged"] == 1
+        third = await said({"changes": ((50, "inner.lr", 3e-4),)})
+        assert watch.allows(third)
         watch._parts = replace(parts, now=lambda: parts.now() + 8 * DAY)
-        assert not watch.allows(third, 60)
+        assert not watch.allows(third)
         with pytest.raises(SettingError, match="cannot be changed"):
             await watch.say({"model.layers": 2}, since=90)
         with pytest.raises(SettingError, match=r"inner.*steps"):

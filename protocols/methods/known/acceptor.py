@@ -149,8 +149,7 @@ class Acceptor:
         """Go to a round that the others began `elapsed` seconds ago. What was promised and accepted in it before still
         holds; what went wrong is forgotten."""
         before = self._position
-        if position.steering != self.steering.now.raw:
-            self.steering.take(position.steering, position.round)
+        self.steering.take(position.steering, position.round)
         self._position = replace(position, window=min(position.window, LONGEST_WINDOW), steering=self.steering.now.raw)
         self._began = trio.current_time() - min(elapsed, LONGEST_WINDOW)
         if before is None or before.instance != position.instance:
@@ -266,7 +265,7 @@ class Acceptor:
             and roster.ballot == ballot
             and len(roster.seats) <= MAX_SEATS
             and all(p in known for p in (*roster.peers, *(owner.peer for owner in roster.cut_by)))
-            and (roster.steering == self.steering.now.raw or self.steering.allows(roster.steering, roster.round + 1))
+            and (roster.steering == self.steering.now.raw or self.steering.allows(roster.steering))
         )
 
     # --- requests of others -----------------------------------------------------------------------------------------

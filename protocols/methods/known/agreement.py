@@ -254,7 +254,7 @@ class Agreement:
                 joiners,
                 acceptor.accepted,
                 tuple(peer for peer in candidates if peer in relayed),
-                steering.due(here.round + 1) if steering.heard is not steering.now else b"",
+                steering.newer(),
             )
             decision: Decision | None = None
             self._silence = silence_allowed(self._reducing.usual, attempts)
@@ -538,9 +538,9 @@ class Agreement:
         box.away.update(set(present) - set(able))
         members = able[:MAX_SEATS]
         readies = {p: box.readies[p] for p in members}
-        told, steering = [r.steering for r in readies.values() if r.steering], acceptor.steering
-        coming = steering.newest(told, here.round + 1) if told else steering.now
-        longer = coming.spec.inner.steps_in(here.round + 1) / steering.now.spec.inner.steps_in(here.round)
+        steering, next = acceptor.steering, here.round + 1
+        coming = steering.newest(r.steering for r in readies.values() if r.steering)
+        longer = coming.at(next).spec.inner.steps_in(next) / steering.stage.spec.inner.steps_in(here.round)
         window = self._next_window(readies.values(), longer)
         asked = {j for r in readies.values() for j in r.joiners} | set(acceptor.waiting_to_join())
         asked.update(self._passed_over(box, members))

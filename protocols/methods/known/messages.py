@@ -87,7 +87,7 @@ class RoundRoster(Message):
     window: Seconds  # that members should train in the next round at the most
     # those of an earlier attempt whose cut stays (`partition.py`); none in a first one
     cut_by: Annotated[tuple[Owner, ...], within(0, MAX_SEATS)] = ()
-    steering: Sealed = b""  # in force in the next round (`steering.py`)
+    steering: Sealed = b""  # by which to go in the next round (`steering.py`)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,7 +231,7 @@ class Position(Message):
     voters: Peers  # the seats of the last roster
     joiners: Peers  # those admitted by it
     window: Seconds  # that members train in the round at the most
-    steering: Sealed = field(default=b"", kw_only=True)  # in force in the round
+    steering: Sealed = field(default=b"", kw_only=True)  # says what is in force in the round
 
     @property
     def instance(self) -> tuple[int, str, tuple[PeerId, ...]]:
@@ -283,7 +283,7 @@ class Ready(Message):
     joiners: Peers  # who asked me to be named
     accepted: Accepted | None  # what I hold from an earlier ballot of this round
     relayed: Peers = ()  # those of the candidates that I reach through a relay only
-    steering: Sealed = b""  # to come in force in the next round
+    steering: Sealed = b""  # a later one than that of my place
 
 
 @dataclass(frozen=True)

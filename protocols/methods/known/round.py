@@ -118,8 +118,8 @@ class DilocoRounds:
     def _advance(self, position: Position, elapsed: float) -> None:
         """Go to a round that the others began `elapsed` seconds ago, by the values that are in force in it."""
         self._acceptor.advance(position, elapsed=elapsed)
-        spec = self._acceptor.steering.now.spec
-        if spec is not self._spec:
+        spec = self._acceptor.steering.stage.spec
+        if spec != self._spec:
             self._spec = spec
             self._trainer.steer(self._inner)
             self._allreduce.encode_by(spec.exchange.codec)
@@ -155,7 +155,7 @@ class DilocoRounds:
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
         here, self._exchanged = self._acceptor.position, None
-        steered = dict(self._acceptor.steering.now.values)
+        steered = dict(self._acceptor.steering.stage.values)
         if self.population is not None:
             if await self.population.begin(here.round, (*here.voters, *here.joiners)):
                 self._trainer.steer(self._inner)

@@ -7,8 +7,9 @@
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`prove_lineage`); where it is older than what members keep, it says that nothing was checked. A creator that
-finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
+from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where most of those who answer are too far
+to keep it still, it goes on with them, and says that nothing was checked. A creator that finds nobody begins the run; a
+node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
 
 **Whether a history goes back to the trusted roster** (`chain/forks.py`) a member shows by two answers:
 
@@ -20,17 +21,12 @@ A member that lies in one of them is as one that has another history. No state a
 history of 64 rounds takes some megabytes.
 
 **Members whose history parted from this node's for good: a split.**
-A fork is healed by where the validators' heads lie (`chain/forks.py`), as long as the rosters since it are kept. Two
-parts of a swarm that were cut off from one another for more than DEPTH rounds have different validators, and no roster
-in common that is still kept: then no rule says which history is right, and each part goes on with its own. What
-remains is to tell the owners, who can have a node go over: `swarmnode run --roster ROUND:ID`, with a roster of the
-other history.
-
-So now and then, and before it goes over to another's state, a node asks members where they stand. Who stands in its
-tree, or on a way that leads from there, is in step. Who is not, and keeps rosters of the same rounds as this node, all
-of them others, has parted from it before the oldest of these. A member can lie about that, and thereby have a line of
-text shown. A node in whose rosters since then nobody's work counts but its own, as on a machine that was asleep or
-offline, has nobody to part from and goes over.
+Two parts of a swarm that were cut off from one another for more than DEPTH rounds have no roster in common that is
+still kept: no rule says which history is right, and each goes on with its own. The owners are told, who can have a node
+go over: `swarmnode run --roster ROUND:ID`, with a roster of the other history. So now and then, and before it goes over
+to another's state, a node asks members where they stand. Who keeps rosters of the same rounds as this node, all of them
+others, has parted from it. A member can lie about that, and thereby have a line of text shown. A node in whose rosters
+since then nobody's work counts but its own, as on a machine that was asleep, has nobody to part from and goes over.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empt
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Begin, OtherHistory
+from swarmnode.protocols.methods.method import Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import NoState
 from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
@@ -66,10 +62,12 @@ logger = logging.getLogger(__name__)
 FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
+LISTED = 4  # of those who could not show the trusted roster, to the owner
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
 SHOWS_WITHIN = 120.0  # seconds: 64 of the largest rounds, 19 MB, at the least rate at which full answers come in time
-DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not
+DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not …
+LONGEST_DOUBT = 160.0  # … and twice as long each time, up to so long, after which who could not is asked again
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
 BASE = 2  # rounds before its tip of which a node gives the chain
 FAR = 3  # rounds behind from which on a state is fetched instead of replaying
@@ -117,14 +115,14 @@ class Joining:
         self._genesis = genesis(parts.run_id, parts.spec.trust.validators or (parts.me,), window=window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
-        self._shown: _Shown | None = None  # by the member that was followed
-        self._doubted: dict[PeerId, OtherLineage | CannotTell] = {}
-        self._furthest = 0  # rounds done where those stand who cannot show it
+        self._shown = False  # by the member that was followed, that its history contains the trusted roster
+        self._doubted: dict[PeerId, tuple[str, int]] = {}  # who did not: why; rounds done, of who cannot tell
+        self._doubt_for, self._doubt_until = DOUBT_FOR, 0.0  # s; trio time
         self.phase: str | None = None
         parts.rpc.serve(TIP, TipQuery, self._on_tip)
 
     async def find(self, begin: Begin) -> bool:
-        """Stand somewhere, see `Method.find_place`; whether others showed where. Raises OtherHistory."""
+        """Stand somewhere, see `Method.find_place`; whether others showed where."""
         self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
         saved = self._chain_of(begin)
         begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
@@ -142,11 +140,12 @@ class Joining:
             began = trio.current_time()
             until = began + (patience if may_begin else float("inf"))
             while not (joined := await self._join_others()):
+                if self._doubted:
+                    self._weigh_doubts()
+                    await trio.sleep(ASK_EVERY)
+                    continue
                 if trio.current_time() >= until:
                     break
-                if self._doubted:
-                    await self._go_on_without_trust()
-                    continue
                 await self._parts.look_again(began, every=ASK_EVERY)
             self._parts.observer.warn("alone", None)
             if not self._store.stands:
@@ -215,37 +214,42 @@ class Joining:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
         if (trusted := self._trusted) is None:
             return True
-        try:
-            shown = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
-        except (OtherLineage, CannotTell) as doubt:
-            if found.peer not in self._doubted:
-                logger.warning("%s does not show that its history contains roster %s: %s", found.peer, trusted, doubt)
-            self._doubted[found.peer] = doubt
-            if isinstance(doubt, CannotTell):
-                self._furthest = max(self._furthest, found.tip.round)
+        if found.peer in self._doubted and trio.current_time() < self._doubt_until:
             return False
-        logger.info("%s shows %d rosters since the trusted one", found.peer, shown.rosters)
-        if shown.shrunken:
-            self._parts.observer.warn("roster", told_of_few(shown))
-        self._shown = shown
+        try:
+            since, few = await prove_lineage(self._sync, trusted, peer=found.peer, tip=found.tip, base=found.base)
+        except (OtherLineage, CannotTell) as doubt:
+            if not self._doubted:
+                self._doubt_until = trio.current_time() + self._doubt_for
+            self._doubted[found.peer] = str(doubt), found.tip.round if isinstance(doubt, CannotTell) else 0
+            return False
+        logger.info("%s shows %d rosters since the trusted one", found.peer, since)
+        self._warn(None, told_of_few(since, few) if few else None)
+        self._shown = True
         self._doubted.clear()
         return True
 
-    async def _go_on_without_trust(self) -> None:
-        """Give others time to answer; then say what could not be checked, or raise OtherHistory."""
-        began, trusted = trio.current_time(), self._trusted
-        assert trusted is not None
-        while trio.current_time() < began + DOUBT_FOR:
-            await trio.sleep(ASK_EVERY)
-            if await self._join_others():
-                return
-        if any(isinstance(doubt, OtherLineage) for doubt in self._doubted.values()):
-            raise OtherHistory(told_of_another(trusted, self._doubted))
-        if self._furthest <= trusted.round + DEPTH:
-            raise OtherHistory(told_of_nobody(trusted, self._doubted))
-        logger.warning(unchecked := told_of_too_old(trusted, self._furthest))
-        self._parts.observer.warn("roster", unchecked)
-        self._trusted = None
+    def _weigh_doubts(self) -> None:
+        """Once others had time, say that nobody shows the trusted roster; go on where most say that it is too old."""
+        trusted, now = self._trusted, trio.current_time()
+        if trusted is None or now < self._doubt_until:
+            return
+        far = [at for _, at in self._doubted.values() if at > trusted.round + DEPTH]
+        if 2 * len(far) > len(self._doubted):
+            self._trusted = None
+            logger.warning(unchecked := told_of_too_old(trusted, max(far)))
+            self._warn(None, unchecked)
+        else:
+            self._warn(told_of_nobody(trusted, self._doubted))
+        self._doubted.clear()
+        self._doubt_for = min(2 * self._doubt_for, LONGEST_DOUBT)
+
+    def _warn(self, lacking: str | None, followed: str | None = None) -> None:
+        """Tell the owner that nobody shows the trusted roster, or what to know of the history that is followed."""
+        if lacking and self._doubt_for == DOUBT_FOR:  # later, `status` tells who does not
+            logger.warning("%s", lacking)
+        self._parts.observer.warn("lineage", lacking)
+        self._parts.observer.warn("roster", followed)
 
     async def _is_near(self, found: _Found) -> bool:
         """Whether what a member follows is here, or so near that replaying leads there, and from a state that is."""
@@ -294,7 +298,7 @@ class Joining:
         await self._catch_up_by_replay(found)
         here = self._store.block
         self._parts.observer.caught_up(here.chain.round, self._store.hashes[here.id], trio.current_time() - began)
-        if self._shown is None:
+        if not self._shown:
             logger.warning(
                 "stands at round %d with those who answered; were all of them one person's, this node could not tell",
                 here.chain.round,
@@ -360,18 +364,11 @@ class CannotTell(Exception):
     """A member keeps too few rounds to show whether its history contains the trusted roster, or does not answer."""
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A member's history was shown to follow from the trusted roster."""
-
-    rosters: int  # since then
-    shrunken: int  # of which fewer than half of the judges decided
-
-
-async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState) -> _Shown:
-    """Check that `base`, which leads to a member's tip, follows from the trusted roster.
-
-    Raises OtherLineage or CannotTell.
+async def prove_lineage(
+    sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId, tip: Tip, base: ChainState
+) -> tuple[int, int]:
+    """The rosters by which `base`, which leads to a member's tip, follows from the trusted one; and how many of them
+    fewer than half of the judges decided. Raises OtherLineage or CannotTell.
     """
     rules = sync.store.rules
     try:
@@ -404,7 +401,7 @@ async def prove_lineage(sync: ChainSync, trusted: TrustedRoster, *, peer: PeerId
         raise OtherLineage(f"what it shows since round {trusted.round} breaks a rule: {error}") from None
     if not leads_to(chain, base):
         raise OtherLineage("where it says that it stands does not follow from the rosters that it shows")
-    return _Shown(rosters, shrunken)
+    return rosters, shrunken
 
 
 async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
@@ -449,25 +446,13 @@ def _roster_in(told: list[Said[Any]], id: bytes) -> Said[Roster]:
 # --- what the owner is told -------------------------------------------------------------------------------------------
 
 
-def told_of_another(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
+def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, tuple[str, int]]) -> str:
+    listed = "; ".join(f"{peer}: {doubt}" for peer, (doubt, _) in [*doubts.items()][:LISTED])
     return (
-        f"the history of the run that is shown here does not contain roster {trusted}, which your join line names:\n"
-        f"{_listed(doubts)}\n"
-        "Whoever answers at these addresses shows a history of their own, or the line is from the losing side of a "
-        "split of the run. Nothing was taken over from them, and this node does not train.\n"
-        "Ask somebody whom you trust for a new line (swarmnode id --join prints it), or join through other addresses. "
-        "Without --roster, this node believes whom it reaches."
-    )
-
-
-def told_of_nobody(trusted: TrustedRoster, doubts: Mapping[PeerId, Exception]) -> str:
-    return (
-        f"nobody who answers can show that the run's history contains roster {trusted}, which your join line names:\n"
-        f"{_listed(doubts)}\n"
-        "Members keep the last rounds since they joined; where all of them joined later, none can tell, and it looks "
-        "the same where all are one person's. Nothing was taken over from them, and this node does not train.\n"
-        "Try again with the address of a member that has been there for longer, or ask for a new line (swarmnode id "
-        "--join prints it). Without --roster, this node believes whom it reaches."
+        f"nobody who answers shows that the run's history contains roster {trusted} of your join line ({listed}). "
+        "They may have a history of their own, or have joined later, or the line is from the losing side of a split. "
+        "Nothing is taken over from them: this node asks on, and trains once somebody shows it. Ask somebody whom you "
+        "trust for a new line (swarmnode id --join prints it); without --roster, a node believes whom it reaches"
     )
 
 
@@ -480,25 +465,15 @@ def told_of_too_old(trusted: TrustedRoster, furthest: int) -> str:
     )
 
 
-def told_of_few(shown: _Shown) -> str:
+def told_of_few(rosters: int, shrunken: int) -> str:
     return (
-        f"{shown.shrunken} of the {shown.rosters} rounds since the roster of your join line were decided by fewer than "
+        f"{shrunken} of the {rosters} rounds since the roster of your join line were decided by fewer than "
         "half of their judges, as rounds before had ended empty. So it is after an outage, and so it would be in a "
         "history that one judge made up: ask somebody else in the run whether theirs is the same (swarmnode id --join)"
     )
 
 
-def _listed(doubts: Mapping[PeerId, Exception]) -> str:
-    return "\n".join(f"  {peer}: {doubt}" for peer, doubt in doubts.items())
-
-
 # --- splits -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Diverged:
-    round: int  # rounds done
-    roster: str  # ROUND:ID, of its history
 
 
 class Splits:
@@ -506,7 +481,7 @@ class Splits:
 
     def __init__(self, parts: Context, sync: ChainSync) -> None:
         self._parts, self._sync, self._store = parts, sync, sync.store
-        self._diverged: dict[PeerId, _Diverged] = {}
+        self._diverged: dict[PeerId, tuple[int, str]] = {}  # rounds done, and a roster of its history, ROUND:ID
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
@@ -534,7 +509,7 @@ class Splits:
         self._note(peer, found)
         return found is not None
 
-    def _note(self, peer: PeerId, found: _Diverged | None) -> None:
+    def _note(self, peer: PeerId, found: tuple[int, str] | None) -> None:
         if found is not None:
             self._diverged[peer] = found
         else:
@@ -542,7 +517,7 @@ class Splits:
         self._store.diverged = frozenset(self._diverged)
         self._parts.observer.warn("split", self._told() if self._diverged else None)
 
-    async def _diverged_at(self, peer: PeerId, tip: Tip) -> _Diverged | None:
+    async def _diverged_at(self, peer: PeerId, tip: Tip) -> tuple[int, str] | None:
         """Where a member stands, if what it keeps and what this node keeps have no roster in common. Raises Lost."""
         if tip.tip in self._store.tree:
             return None
@@ -561,13 +536,13 @@ class Splits:
         named = max((number for number, empty in enumerate(path.empty[:-HEALING]) if not empty), default=None)
         if named is None:  # it went through empty rounds alone, and will find the others
             return None
-        return _Diverged(tip.round, f"{theirs[named]}:{path.ids[named].hex()}")
+        return tip.round, f"{theirs[named]}:{path.ids[named].hex()}"
 
     def _told(self) -> str:
-        furthest = max(self._diverged.values(), key=lambda found: found.round)
+        furthest, roster = max(self._diverged.values())
         return (
             f"{len(self._diverged)} members follow another history of this run, which parted from this node's more "
             f"than {DEPTH} rounds ago, as happens after a long cut through the swarm; no rule says which is right. "
             f"This node stays with its own, at round {self._store.block.chain.round}. To go over to theirs, at round "
-            f"{furthest.round}, stop it and start it again with --roster {furthest.roster}"
+            f"{furthest}, stop it and start it again with --roster {roster}"
         )

@@ -26,16 +26,7 @@ from swarmnode.crdt.envelope import Domain
 from swarmnode.protocols.chain.forks import Block, settled
 from swarmnode.protocols.chain.state import SMALL
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import (
-    Begin,
-    LostPlace,
-    Method,
-    OtherHistory,
-    Overtaken,
-    Place,
-    RoundResult,
-    Saved,
-)
+from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtaken, Place, RoundResult, Saved
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.checks.check import Looks
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
@@ -126,17 +117,11 @@ class Open(Method):
     async def find_place(self, begin: Begin) -> None:
         if begin.saved is not None:
             self.local.feedback.restore(begin.saved.residual)
-        refused: OtherHistory | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.sync.run)
-            try:
-                if not await self.places.find(begin):
-                    self._keep_silent(begin)
-            except OtherHistory as error:
-                refused = error
+            if not await self.places.find(begin):
+                self._keep_silent(begin)
             nursery.cancel_scope.cancel()
-        if refused is not None:
-            raise refused
         self._note_place()
 
     def _keep_silent(self, begin: Begin) -> None:

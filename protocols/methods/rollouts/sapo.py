@@ -217,17 +217,12 @@ class Sapo(_ByRollouts):
         words = await self._stand_after(place.round + 1)
         stands = self._stands()
         await self._broadcast_weights(stands, words)
+        samples = learned.own + learned.taken + learned.sampled
         return RoundResult(
             round=place.round,
             state_hash=stands.state_hash,
             loss=float("nan"),
-            worked=TrainStats(
-                steps=1,
-                samples=learned.own + learned.taken + learned.sampled,
-                tokens=learned.tokens,
-                loss=float("nan"),
-                seconds=sampling + learned.seconds,
-            ),
+            worked=TrainStats(1, samples, learned.tokens, float("nan"), sampling + learned.seconds),
             seconds=self._began - began,
             members=1 + learned.authors,
             counted=(self._parts.me,),

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from simswarm import SimSwarm
 from swarmnode.cli.terminal import short_peer
 from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
-from swarmnode.node.control.peers_api import PeersApi
+from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
-from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.network import PeerId, Unreachable
+from swarmnode.protocols.peers.scoring import Standing
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -118,15 +119,45 @@ def test_what_is_no_number_is_told_to_who_asks_and_is_no_fault_of_the_daemon(giv
     trio.run(main)
 
 
-def test_a_peer_may_be_named_as_peers_prints_it() -> None:
+MYSELF = "12D3KooWHqWu4f2Kk8G6pN1KbLV2KQKLGDPp8r29Uw3bA1Jrei65"
+
+
+def knowing(connected: tuple[str, ...] = (), away: tuple[str, ...] = (), kept_out: tuple[str, ...] = ()) -> Any:
+    """A network of the node MYSELF."""
+    return SimpleNamespace(
+        me=MYSELF,
+        peers=lambda: [SimpleNamespace(peer=peer) for peer in connected],
+        swarm=SimpleNamespace(peerstore=SimpleNamespace(peer_ids=lambda: [MYSELF, *connected, *away])),
+        scoring=SimpleNamespace(
+            blocked=set(kept_out), kept_out=lambda: [], standing=lambda peer: Standing.BANNED if peer in kept_out else 0
+        ),
+    )
+
+
+def test_a_peer_may_be_named_as_peers_prints_it_whether_it_is_connected_or_known() -> None:
     one, other = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP", "12D3KooW" + "x" * 44
+    for network in knowing((one, other)), knowing((other,), (one,)), knowing((other,), kept_out=(one,)):
+        for name in (short_peer(one), one[-6:], one):
+            assert which_peer(network, name) == one
+    with pytest.raises(Declined, match="knows no peer that is called zzz"):
+        which_peer(knowing((one, other)), "zzz")
+
+
+def test_this_node_itself_and_who_is_blocked_are_not_said_to_be_off() -> None:
+    blocked = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
+
+    async def refused(target: str, timeout: float) -> str:
+        raise Unreachable(f"{target} is blocked")
 
     async def main() -> None:
-        scoring = SimpleNamespace(blocked=set())
-        network = SimpleNamespace(peers=lambda: [SimpleNamespace(peer=peer) for peer in (one, other)], scoring=scoring)
-        daemon: Any = SimpleNamespace(network=network)
-        for name in (short_peer(one), one[-6:], one):
-            assert await PeersApi(daemon)._resolve(name) == one
+        network = knowing(kept_out=(blocked,))
+        network.connect = refused
+        api = PeersApi(cast(Any, SimpleNamespace(network=network)))
+        for asked in (api.ping({"peer": MYSELF[-6:]}), api.link({"peer": MYSELF, "to": "unblocked"})):
+            with pytest.raises(Declined, match="is this node itself"):
+                await asked
+        with pytest.raises(Declined, match=r"is blocked by .*unblock edSqEP$"):
+            await api.ping({"peer": blocked[-6:]})
 
     trio.run(main)
 

@@ -398,7 +398,9 @@ def test_a_record_that_builds_on_one_that_nobody_has_stops_no_training() -> None
     async def body(swarm: SimSwarm) -> None:
         await begin(swarm, NAMES[:3])
         await seed_of(swarm.nodes["c"])._sync.write(key_of(KIND, 50_000_001, 0), (50_000_000, b"x"))
-        await trio.sleep(2 * LACKING_FOR)
+        await trio.sleep(8 * LACKING_FOR)
+        for name in "ab":  # after one, two and four times so long
+            assert 0 < sum(event["event"] == "abandoned" for event in swarm.nodes[name].events) <= 3
         before = swarm.nodes["a"].done
         await swarm.past(before + 10, "a", "b")
 

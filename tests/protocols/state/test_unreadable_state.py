@@ -80,11 +80,11 @@ def test_what_the_owner_says_of_the_run_is_heard_later() -> None:
 
 def test_what_the_owner_changes_is_heard_later() -> None:
     async def body(state: FailingState, nursery: trio.Nursery) -> None:
-        await state.write(STEERING, {"from": 3, "set": {"inner.lr": 0.5}})
+        await state.write(STEERING, {"changes": ((3, "inner.lr", 0.5),)})
         watch = SteeringWatch(context(state))
         nursery.start_soon(watch.watch)
         await trio.sleep(30)
-        assert watch.heard.since == 3 and not state.failures
+        assert watch.heard.at(3).values == {"inner.lr": 0.5} and not state.failures
 
     following(body)
 
@@ -100,12 +100,12 @@ def test_what_the_owner_changes_is_heard_where_the_feed_lost_it() -> None:
         stranger = cast(Element, SimpleNamespace(author="stranger", key=STEERING))
         with pytest.MonkeyPatch.context() as silent:
             silent.setattr(state, "_notify", lambda stored: None)
-            said = await state.write(STEERING, {"from": 3, "set": {"inner.lr": 0.5}})
+            said = await state.write(STEERING, {"changes": ((3, "inner.lr", 0.5),)})
         state._notify([*[stranger] * (WAITING + 1), said])  # that many fit
         await trio.sleep(1)
         state._notify([stranger])
         await trio.sleep(1)
-        assert watch.heard.since == 3
+        assert watch.heard.at(3).values == {"inner.lr": 0.5}
 
     following(body)
 

@@ -46,7 +46,7 @@ async def shown(member: type[Shows], ids: tuple[bytes, ...], records: list[Recor
     sync.store = SimpleNamespace(rules=RULES)
     tip = Tip(ids[-1], AFTER.round + len(ids) - 1, 0.0, b"", bytes(32))
     trusted = TrustedRoster(CHAIN.round, ROSTER.id)
-    return (await prove_lineage(sync, trusted, peer="L", tip=tip, base=base)).rosters
+    return (await prove_lineage(sync, trusted, peer="L", tip=tip, base=base))[0]
 
 
 def test_records_of_an_honest_history_are_enough() -> None:
