@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import UsageMistake, absolute, ask, directory, group, plain, show, table, why_held
-from swarmnode.node.control.client import ControlClient, ControlError
+from swarmnode.node.control.client import ControlError
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml
 
@@ -85,22 +85,16 @@ def stop(
 
     Example: swarmnode stop --timeout 60
     """
-    home = directory()
-    ControlClient(home).call("stop")
-    if wait:
-        _wait_for_end(DataDir(home), timeout)
-    show({"stopped": wait}, "stopped" if wait else "stopping")
-
-
-def _wait_for_end(home: DataDir, timeout: float) -> None:
-    limit = time.monotonic() + timeout
-    while (pid := home.holder()) is not None:
+    home, limit = DataDir(directory()), time.monotonic() + timeout
+    ask("stop", timeout=timeout)
+    while wait and (pid := home.holder()) is not None:
         if time.monotonic() > limit:
             raise ControlError(
                 f"the daemon (pid {pid}) has not ended within {timeout:g} s. It may wait for peers: look at swarmnode "
                 f"logs, wait longer with --timeout, or force it with: kill -9 {pid}"
             )
         time.sleep(POLL)
+    show({"stopped": wait}, "stopped" if wait else "stopping")
 
 
 # -- the run's owner
