@@ -105,7 +105,8 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
         threads = number_of(trainer["threads"], "thread")
         held = sandboxed(trainer.get("sandbox"))
         device = f"{trainer['ranks']} ranks on {trainer['device']}" if trainer["ranks"] > 1 else trainer["device"]
-        yield "trainer", f"{device}, {threads}, {held}, pid {trainer['pid']}{again}"
+        process = f"pid {trainer['pid']}" if trainer["pid"] else "being started"
+        yield "trainer", f"{device}, {threads}, {held}, {process}{again}"
 
 
 def sandboxed(told: dict[str, Any] | None) -> str:

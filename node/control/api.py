@@ -42,7 +42,7 @@ from swarmnode.protocols.metrics import GAUGE, Metric
 from swarmnode.protocols.network import Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
-from swarmnode.training.options import describe
+from swarmnode.training.options import describe, number_of
 from swarmnode.training.rl.section import hf_model
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
@@ -271,7 +271,7 @@ class Api:
             async with nullcontext(trainer) if session is None else session.method.lent() as lent:
                 yield lent
         except TrainerDied as error:
-            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
+            raise Declined(f"there is no trainer to ask now: {error}; ask again in a moment") from error
 
     # --- steering ---------------------------------------------------------------------------------------------------
 
@@ -386,10 +386,9 @@ def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -
     if session is None or session.paused or session.finished.is_set():
         return []
     told = []
-    if trainer is not None and trainer.pid is None and trainer.restarts:
-        told.append(
-            f"the trainer ended, {trainer.restarts} times so far, and is started again: swarmnode logs says why"
-        )
+    if trainer is not None and trainer.ended:
+        times = number_of(trainer.restarts, "time")
+        told.append(f"the trainer ended ({trainer.ended}), {times} so far, and is started again")
     if stands_still(session):
         told.append(
             f"no round has brought a result for {(session.round_age or 0) / 60:.0f} min, and one usually takes "

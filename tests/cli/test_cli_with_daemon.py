@@ -109,6 +109,8 @@ def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:
     assert ", sandboxed, pid" in shown()
     assert ", sandboxed in part, pid" in shown(missing=[{"part": "files", "why": "no Landlock"}])
     assert ", no sandbox, pid" in shown(enforced=[])
+    answer["trainer"]["pid"] = None
+    assert ", sandboxed, being started" in shown()
 
 
 def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(

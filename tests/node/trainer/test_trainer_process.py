@@ -235,16 +235,29 @@ def test_threads_are_not_stuck_where_another_program_has_one_of_their_cores(sett
     _with_trainer(replace(settings, threads=2, nice=10), use, SPEC.updated(model=model))
 
 
-def test_other_settings_start_the_trainer_again_with_its_parameters(settings: TrainerSettings) -> None:
+def test_other_settings_start_the_trainer_again_with_its_parameters_and_are_told_as_no_death(
+    settings: TrainerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(trainer: TrainerProcess) -> None:
         await trainer.train(round=0, steps=2, seconds=60)
         trained, pid = trainer.parameters(), trainer.pid
         trainer.change(threads=1, nice=0)
         assert trainer.pid == pid
-        trainer.change(threads=1, nice=3)
-        while trainer.pid in (pid, None):  # noqa: ASYNC110 (another process)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def in_hand() -> None:
+                with pytest.raises(TrainerHeld, match="for caps that were changed"):
+                    await _train_forever(trainer)
+
+            await _until_training(trainer, trained)
+            trainer.change(threads=1, nice=3)
+        trained = trainer.parameters()
+        while trainer.pid in (pid, None):
+            assert not trainer.ended
             await trio.sleep(0.05)
         assert np.array_equal(trainer.parameters(), trained)
+        assert not trainer.restarts and not [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert os.getpriority(os.PRIO_PROCESS, trainer.pid or 0) == 3 + os.getpriority(os.PRIO_PROCESS, 0)
 
     _with_trainer(settings, use)
