@@ -310,12 +310,12 @@ class Node:
         path = self.config.directory / CAPS_FILE
         async with self.writing:
             kept = await in_thread(lambda: read_toml(path) if path.exists() else {})
-            self.config, values = changed_caps(self.config, changes)
-            config = self.config
-            self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
+            config, values = changed_caps(self.config, changes)
             if self.trainer is not None:
-                self.trainer.cap_cpu(cores_of(config))
                 self.trainer.change(**of_trainer(config))
+                self.trainer.cap_cpu(cores_of(config))
+            self.config = config
+            self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
             self._caps_changed.set()
             lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted({**kept, **values}.items())]
             written = "".join(["# Written by swarmnode caps\n", *lines]).encode()

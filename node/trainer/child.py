@@ -382,6 +382,13 @@ class TrainerChild:
             self.cpu_seconds = sum(time.clock_gettime(~rank << 3 | 2) for rank in ranks)
         return self.cpu_seconds + time.process_time()
 
+    def own_memory(self) -> int:
+        """Bytes of the first rank's own, as its cap counts them (RLIMIT_DATA); 0 once it has ended."""
+        with suppress(OSError, IndexError):
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            return 1024 * int(status.partition("VmData:")[2].split()[0])
+        return 0
+
     def cause(self) -> str:
         """How it ended, in a few words."""
         if self._reason:

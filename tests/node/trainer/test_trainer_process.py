@@ -37,6 +37,7 @@ from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
+from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -478,6 +479,28 @@ def _failure(settings: TrainerSettings, spec: RunSpec = SPEC) -> str:
         (failure,) = failure.exceptions
     assert isinstance(failure, TrainerFailed)
     return str(failure)
+
+
+def test_a_cap_on_memory_that_is_too_small_is_named_and_can_be_changed(settings: TrainerSettings) -> None:
+    small = 100_000_000  # bytes
+    assert "cannot start: memory = 0.1 GB, its cap, is too little" in _failure(replace(settings, memory=small))
+
+    async def use(trainer: TrainerProcess) -> None:
+        kept = trainer.parameters()
+        with pytest.raises(
+            SettingError, match=r"0\.1 GB is less than the 0\.[0-9]+ GB .* nothing was changed"
+        ):
+            trainer.change(memory=small)
+        trainer.change(memory=small, threads=2)  # of which nobody knows what it takes
+        while not trainer.ended:  # noqa: ASYNC110 (another process)
+            await trio.sleep(0.05)
+        assert "swarmnode caps memory=1" in trainer.ended
+        trainer.change(memory=0, threads=1)
+        assert not trainer.ended
+        await trainer.evaluate(thorough=False)
+        assert np.array_equal(trainer.parameters(), kept)
+
+    _with_trainer(settings, use)
 
 
 def test_fault_that_trying_again_cannot_mend_is_told_at_once(settings: TrainerSettings, tmp_path: Path) -> None:
