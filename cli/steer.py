@@ -45,7 +45,7 @@ def resume() -> None:
 def caps(
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="What to change; KEY= takes its default. [default: change nothing]"),
+        typer.Argument(metavar="KEY=VALUE", help="What to change; KEY= takes that back. [default: change nothing]"),
     ] = None,
 ) -> None:
     """Show or change what the node may take of this machine.

@@ -20,7 +20,7 @@ import trio
 
 from swarmnode import __version__
 from swarmnode.node.assembly import Node
-from swarmnode.node.config import CAPS, NodeConfig
+from swarmnode.node.config import caps_told
 from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi, learning_of
@@ -42,7 +42,7 @@ from swarmnode.protocols.metrics import GAUGE, Metric
 from swarmnode.protocols.network import Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
-from swarmnode.training.options import describe, number_of
+from swarmnode.training.options import number_of
 from swarmnode.training.rl.section import hf_model
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
@@ -299,15 +299,14 @@ class Api:
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""
-        node, known = self._node, describe(NodeConfig)
+        node = self._node
         if params:
             try:
                 await node.change_caps(params)
             except DataDirError as error:
                 told = f"changed, but only until this node is started again, as it cannot be written down: {error}"
                 raise Declined(told, exit_code=error.exit_code) from error
-        caps = {key: {"value": getattr(node.config, key), "unit": known[key][1].unit} for key in CAPS}
-        return {"caps": caps, "holds": _holds(node.session), "disk_used": node.guest.used}
+        return {"caps": caps_told(node.config), "holds": _holds(node.session), "disk_used": node.guest.used}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
         self._node.stopping.set()

@@ -487,9 +487,7 @@ def test_a_cap_on_memory_that_is_too_small_is_named_and_can_be_changed(settings:
 
     async def use(trainer: TrainerProcess) -> None:
         kept = trainer.parameters()
-        with pytest.raises(
-            SettingError, match=r"0\.1 GB is less than the 0\.[0-9]+ GB .* nothing was changed"
-        ):
+        with pytest.raises(SettingError, match=r"0\.1 GB is less than the 0\.[0-9]+ GB .* nothing was changed"):
             trainer.change(memory=small)
         trainer.change(memory=small, threads=2)  # of which nobody knows what it takes
         while not trainer.ended:  # noqa: ASYNC110 (another process)
