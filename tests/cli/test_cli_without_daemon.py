@@ -62,6 +62,22 @@ def test_a_daemon_that_stands_still_is_waited_for_as_long_as_was_said(swarmnode:
         assert f"kill -CONT {os.getpid()}" in stopped.stderr and f"kill -9 {os.getpid()}" in stopped.stderr
 
 
+def test_caps_of_a_node_that_does_not_run_are_those_of_its_next_start(swarmnode: Any, home: Path) -> None:
+    def cpu(*changes: str) -> float:
+        told = swarmnode("caps", *changes, "--json")
+        assert told.returncode == OK and told.stderr == ""
+        shown = only_json(swarmnode("config", "show", "--json").stdout)["settings"]["cpu"]["value"]
+        assert only_json(told.stdout)["caps"]["cpu"] == {"value": shown, "unit": "%"}
+        return float(shown)
+
+    assert swarmnode("caps", "cpu=40").returncode == NOT_RUNNING and not home.exists()
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text("cpu = 60\n")
+    assert "next start" in swarmnode("caps").stdout
+    assert [cpu(), cpu("cpu=40"), cpu(), cpu("cpu=")] == [60, 40, 40, 60]
+    assert swarmnode("caps", "cpu=900").returncode == CONFIG and cpu() == 60
+
+
 def test_with_json_an_error_is_json_too(swarmnode: Any) -> None:
     asked = swarmnode("status", "--json")
     error = only_json(asked.stderr)["error"]
