@@ -159,9 +159,11 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     else:
         yield "loss", _loss(run, colour)
     members = f"{run['members']} in this round" if run.get("members") else "none yet"
-    if run.get("missing"):
-        members += f", missing: {', '.join(short_peer(p) for p in run['missing'][:2])}"
-        members += f" and {len(run['missing']) - 2} more" if len(run["missing"]) > 2 else ""
+    missing = run.get("missing", ())
+    if others := [peer for peer in missing if peer != status["peer_id"]]:
+        members += f", missing: {', '.join(map(short_peer, others[:2]))}"
+        members += f" and {len(others) - 2} more" if len(others) > 2 else ""
+    members += ", own work not counted" if len(others) < len(missing) else ""
     yield "members", members
     speed = f"{count(run['tokens_per_second'])} tokens/s" if run.get("tokens_per_second") else "no speed yet"
     if run.get("compute_share") is not None:
