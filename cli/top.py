@@ -1,15 +1,4 @@
-"""`swarmnode top`: what the node does, on one screen that follows it.
-
-    swarmnode 0.1.0   12D3KooW…zNgh7   train                        up 2 h 10 min
-    run       byte-lm  3f9c21ab04de   0.84 M parameters, int8
-    …
-        2.61 ⣀⡀                                     the curve of loss or reward
-        2.43   ⠈⠉⠑⠒⠢⠤⣀⣀⣀⣀
-    1817    2.31 s  ██████████▓▓▓░░   4 members     rounds: trained, exchanged or judged, waited
-    12D3KooW…zNgh7  direct   12 ms  good            peers
-
-It asks the daemon what `status`, `peers` and, when a round has ended, `history` ask.
-"""
+"""`swarmnode top`: what the node does, on one screen that follows it (docs/top.svg)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,6 @@
 """How `swarmnode status` looks: the daemon's answer as at most 24 lines of at most 80 characters.
 
-    swarmnode 0.1.0   12D3KooW…zNgh7                              up 2 h 10 min
-
-    run       byte-lm  3f9c21ab04de   0.84 M parameters, int8
-    round     18 of 40   ━━━━━━━━━━━━━━━━━━─────────────────────   training
-    next      in 12 s   (a round takes 31 s)
-    loss      2.412 bits per byte   █▇▆▅▄▃▃▂▂▁   -0.041 last round
-
-Below it, how `swarmnode netcheck` looks. Built from plain values, so that a test reads it; `inspect` prints it.
+And how `swarmnode netcheck` looks. Built from plain values, so that a test reads it; `inspect` prints it.
 """
 
 from __future__ import annotations

@@ -375,7 +375,7 @@ class RunSession(Observer):
             self.warn("history", None)
 
     def _figures(self, result: RoundResult) -> dict[str, Any]:
-        """What people look at, as node/storage/history.py names it."""
+        """What people look at, as docs/cli.md names it."""
         worked, learned, me = result.worked, result.learned, self._context.network.me
         answered = learned or result.sampled
         parts = {"trained": worked.seconds, **result.stages}

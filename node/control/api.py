@@ -90,6 +90,7 @@ class Api:
         node = self._node
         views = node.network.peers()
         relayed = sum(view.path == "relayed" for view in views)
+        off = node.state.clocks.off if node.state is not None else None  # ms
         return {
             "version": __version__,
             "peer_id": node.network.me,
@@ -106,7 +107,7 @@ class Api:
             "paused": node.session is not None and node.session.paused,
             "holds": _holds(node.session),
             "reachability": node.nat.how_reached,
-            "clock_off_s": _clock_off(node),
+            "clock_off_s": None if off is None else off / 1000,  # the peers' median is ahead by these
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
@@ -373,12 +374,6 @@ def _of_run(node: Node, *, notices: bool) -> list[str]:
     of_session = node.session.warnings if node.session is not None else {}
     of_data = node.data.warnings if node.data is not None else {}
     return [text for cause, text in (of_session | of_data).items() if (cause in NOTICES) == notices]
-
-
-def _clock_off(node: Node) -> float | None:
-    """Seconds by which the median of peers is ahead of this machine's clock; None while too few are known."""
-    off = node.state.clocks.off if node.state is not None else None
-    return None if off is None else off / 1000
 
 
 def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -> list[str]:
