@@ -48,13 +48,14 @@ def level(
         str | None, typer.Argument(metavar="[PART]", help="A part, as log lines name it. [default: all]")
     ] = None,
     to: Annotated[
-        str | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning or error. [default: show them]")
+        str | None,
+        typer.Argument(metavar="[LEVEL]", help="debug, info, warning, error, default. [default: show them]"),
     ] = None,
 ) -> None:
     """Set the level of the log, or of one part of it.
 
-    It holds until the node ends. Without LEVEL the levels in force are shown; a level without PART is that of all
-    parts. Example: swarmnode log level node.nat debug
+    It holds until the node ends, or until default takes it back. Without LEVEL the levels in force are shown; a level
+    without PART is that of all parts but libraries. Example: swarmnode log level node.nat debug
     """
     if to is None and (part or "").upper() in LEVELS:
         part, to = None, part

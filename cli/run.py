@@ -163,7 +163,7 @@ def run(
     gc.freeze()
     gc.enable()
     options = RunOptions(runspec, run_id, rounds, stay, json_events=json_output, roster=roster or "", choose=choose)
-    raise typer.Exit(run_daemon(loaded.config, loaded.origins, options))
+    raise typer.Exit(run_daemon(loaded, options))
 
 
 def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[list[str], str | None, str | None]:

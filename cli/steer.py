@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import UsageMistake, absolute, ask, directory, group, plain, show, table, why_held
-from swarmnode.node.control.client import ControlClient, ControlError
-from swarmnode.node.storage.datadir import DataDir
+from swarmnode.cli.terminal import UsageMistake, absolute, ask, directory, group, loaded, plain, show, table, why_held
+from swarmnode.node.config import CAPS_FILE, caps_told, changed_caps
+from swarmnode.node.control.client import ControlError, NotRunning
+from swarmnode.node.storage.datadir import DataDir, caps_with, write_atomic
 from swarmnode.training.options import as_toml
 
 STOP_TIMEOUT = 120.0  # s; a node ends the exchange in hand, saves and says goodbye
@@ -45,12 +46,13 @@ def resume() -> None:
 def caps(
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="What to change; KEY= takes its default. [default: change nothing]"),
+        typer.Argument(metavar="KEY=VALUE", help="What to change; KEY= takes that back. [default: change nothing]"),
     ] = None,
 ) -> None:
     """Show or change what the node may take of this machine.
 
-    Also when it trains. A change holds at once and lasts.
+    Also when it trains. A change holds at once, and for later starts: it counts more than config.toml, until KEY= takes
+    it back. Where no node runs, those of its next start are shown and changed.
 
     For example: swarmnode caps cpu=50 hours=22:00-07:00. docs/configuration.md says what each key means. The trainer is
     started again for other threads, nice, memory and device_memory.
@@ -58,10 +60,20 @@ def caps(
     params: dict[str, Any] = dict(change.partition("=")[::2] for change in changes or () if "=" in change)
     if len(params) < len(changes or ()):
         raise UsageMistake("a change is KEY=VALUE, each key once, such as cpu=50; swarmnode caps lists the keys")
-    answer = ask("caps", **params)
+    home = DataDir(directory())
+    try:
+        answer = ask("caps", **params)
+    except NotRunning:
+        if not home.path.is_dir():
+            raise
+        if params:
+            with home.open():  # a node that starts meanwhile has read those before
+                config, path = loaded().config, home.path / CAPS_FILE
+                write_atomic(path, caps_with(path, changed_caps(config, params, config)[1]))
+        answer = {"caps": caps_told(loaded().config), "holds": [], "disk_used": None}
     rows = [(key, *_cap(key, cap["value"], cap["unit"])) for key, cap in answer["caps"].items()]
     text = [table(("CAP", "VALUE", "UNIT"), rows), *(f"paused: {why_held(hold)}" for hold in answer["holds"])]
-    show(answer, "\n".join(text))
+    show(answer, [*text, "no node runs here: these are for its next start" if answer["disk_used"] is None else ""])
 
 
 def _cap(key: str, value: Any, unit: str) -> tuple[str, str]:
@@ -85,22 +97,16 @@ def stop(
 
     Example: swarmnode stop --timeout 60
     """
-    home = directory()
-    ControlClient(home).call("stop")
-    if wait:
-        _wait_for_end(DataDir(home), timeout)
-    show({"stopped": wait}, "stopped" if wait else "stopping")
-
-
-def _wait_for_end(home: DataDir, timeout: float) -> None:
-    limit = time.monotonic() + timeout
-    while (pid := home.holder()) is not None:
+    home, limit = DataDir(directory()), time.monotonic() + timeout
+    ask("stop", timeout=timeout)
+    while wait and (pid := home.holder()) is not None:
         if time.monotonic() > limit:
             raise ControlError(
                 f"the daemon (pid {pid}) has not ended within {timeout:g} s. It may wait for peers: look at swarmnode "
                 f"logs, wait longer with --timeout, or force it with: kill -9 {pid}"
             )
         time.sleep(POLL)
+    show({"stopped": wait}, "stopped" if wait else "stopping")
 
 
 # -- the run's owner

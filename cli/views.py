@@ -1,13 +1,6 @@
 """How `swarmnode status` looks: the daemon's answer as at most 24 lines of at most 80 characters.
 
-    swarmnode 0.1.0   12D3KooW…zNgh7                              up 2 h 10 min
-
-    run       byte-lm  3f9c21ab04de   0.84 M parameters, int8
-    round     18 of 40   ━━━━━━━━━━━━━━━━━━─────────────────────   training
-    next      in 12 s   (a round takes 31 s)
-    loss      2.412 bits per byte   █▇▆▅▄▃▃▂▂▁   -0.041 last round
-
-Below it, how `swarmnode netcheck` looks. Built from plain values, so that a test reads it; `inspect` prints it.
+And how `swarmnode netcheck` looks. Built from plain values, so that a test reads it; `inspect` prints it.
 """
 
 from __future__ import annotations
@@ -105,7 +98,8 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
         threads = number_of(trainer["threads"], "thread")
         held = sandboxed(trainer.get("sandbox"))
         device = f"{trainer['ranks']} ranks on {trainer['device']}" if trainer["ranks"] > 1 else trainer["device"]
-        yield "trainer", f"{device}, {threads}, {held}, pid {trainer['pid']}{again}"
+        process = f"pid {trainer['pid']}" if trainer["pid"] else "being started"
+        yield "trainer", f"{device}, {threads}, {held}, {process}{again}"
 
 
 def sandboxed(told: dict[str, Any] | None) -> str:
@@ -159,9 +153,11 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     else:
         yield "loss", _loss(run, colour)
     members = f"{run['members']} in this round" if run.get("members") else "none yet"
-    if run.get("missing"):
-        members += f", missing: {', '.join(short_peer(p) for p in run['missing'][:2])}"
-        members += f" and {len(run['missing']) - 2} more" if len(run["missing"]) > 2 else ""
+    missing = run.get("missing", ())
+    if others := [peer for peer in missing if peer != status["peer_id"]]:
+        members += f", missing: {', '.join(map(short_peer, others[:2]))}"
+        members += f" and {len(others) - 2} more" if len(others) > 2 else ""
+    members += ", own work not counted" if len(others) < len(missing) else ""
     yield "members", members
     speed = f"{count(run['tokens_per_second'])} tokens/s" if run.get("tokens_per_second") else "no speed yet"
     if run.get("compute_share") is not None:

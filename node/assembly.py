@@ -44,7 +44,7 @@ from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.cutting import drop_unfinished
-from swarmnode.node.storage.datadir import DataDir, write_atomic
+from swarmnode.node.storage.datadir import DataDir, caps_with, write_atomic
 from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.runs import ChosenRun, RunStore
@@ -68,7 +68,6 @@ from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shard_wire import PROTOCOL as SHARDS
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.memory import Keeping
-from swarmnode.training.options import as_toml, read_toml
 from swarmnode.training.rl.section import hf_folder
 from swarmnode.training.runspec import RunSpec, encode
 
@@ -99,7 +98,7 @@ class Node:
     def __init__(
         self, config: NodeConfig, datadir: DataDir, identity: Identity, logs: Ring[Line], options: RunOptions
     ) -> None:
-        self.config = config
+        self.config = self.uncapped = config  # the second: as it would be without what swarmnode caps keeps
         self.options = options
         self.logs = logs
         self.socket = datadir.prepare_socket()
@@ -309,16 +308,14 @@ class Node:
         """
         path = self.config.directory / CAPS_FILE
         async with self.writing:
-            kept = await in_thread(lambda: read_toml(path) if path.exists() else {})
-            self.config, values = changed_caps(self.config, changes)
-            config = self.config
-            self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
+            config, changed = changed_caps(self.config, changes, self.uncapped)
+            written = await in_thread(lambda: caps_with(path, changed))
             if self.trainer is not None:
-                self.trainer.cap_cpu(cores_of(config))
                 self.trainer.change(**of_trainer(config))
+                self.trainer.cap_cpu(cores_of(config))
+            self.config = config
+            self.network.cap_rates(up=config.up * MEGABIT, down=config.down * MEGABIT)
             self._caps_changed.set()
-            lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted({**kept, **values}.items())]
-            written = "".join(["# Written by swarmnode caps\n", *lines]).encode()
             await in_thread(lambda: write_atomic(path, written))
 
     async def block(self, peer: PeerId, blocked: bool) -> None:

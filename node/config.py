@@ -265,6 +265,7 @@ class Loaded:
 
     config: NodeConfig
     origins: dict[str, str]
+    uncapped: NodeConfig  # as it would be without CAPS_FILE
     warnings: tuple[str, ...] = ()
 
     @property
@@ -311,13 +312,15 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
                 "and use --data-dir or SWARMNODE_DATA_DIR"
             )
         take(implied, table)
+    below = dict(values)
     if (caps := home() / CAPS_FILE).exists():
         take(caps, read_toml(caps))
     origins.update({key: f"env {ENVIRONMENT}{key.upper()}" for key in from_environment})
     origins.update({key: f"flag {flag_name(key)}" for key in given})
-    config = NodeConfig(**{**values, **from_environment, **given, "data_dir": str(home())})
+    above = {**from_environment, **given, "data_dir": str(home())}
+    config = NodeConfig(**{**values, **above})
     _check_together(config, origins)
-    return Loaded(config, origins, tuple(warnings))
+    return Loaded(config, origins, NodeConfig(**{**below, **above}), tuple(warnings))
 
 
 def parse_node_table(table: Mapping[str, Any], *, source: str) -> dict[str, Any]:
@@ -334,23 +337,30 @@ def parse_node_table(table: Mapping[str, Any], *, source: str) -> dict[str, Any]
     return values
 
 
-def changed_caps(config: NodeConfig, changes: Mapping[str, Any]) -> tuple[NodeConfig, dict[str, Any]]:
-    """The configuration with other caps, and these as they are now. Texts are taken as in environment variables.
+def changed_caps(
+    config: NodeConfig, changes: Mapping[str, Any], uncapped: NodeConfig
+) -> tuple[NodeConfig, dict[str, Any]]:
+    """The configuration with other caps, and what of these to keep: None where one is as in `uncapped` again.
 
-    Raises SettingError.
+    Texts are taken as in environment variables. Raises SettingError.
     """
     if unknown := [key for key in changes if key not in CAPS]:
         raise SettingError(
             f"{unknown[0]} is no cap that can be changed while the node runs; expected {', '.join(CAPS)}"
         )
-    known = describe(NodeConfig)
-    values: dict[str, Any] = {
-        key: known[key][0].default
+    kept: dict[str, Any] = {
+        key: None
         if value in (None, "")
         else coerce(NodeConfig, key, _from_text(key, value) if isinstance(value, str) else value, where="caps")
         for key, value in changes.items()
     }
-    return replace(config, **values), values
+    return replace(config, **{k: getattr(uncapped, k) if v is None else v for k, v in kept.items()}), kept
+
+
+def caps_told(config: NodeConfig) -> dict[str, dict[str, Any]]:
+    """By key, each cap's `value` and its `unit`."""
+    known = describe(NodeConfig)
+    return {key: {"value": getattr(config, key), "unit": known[key][1].unit} for key in CAPS}
 
 
 def flag_name(key: str) -> str:

@@ -25,7 +25,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.assembly import TAKES_PART, Node, greeting, invitation, rendezvous
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
-from swarmnode.node.config import OFF, NodeConfig
+from swarmnode.node.config import OFF, Loaded
 from swarmnode.node.control.api import Api, stands_still
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
@@ -66,8 +66,9 @@ SHOW_EVERY = 1.0  # seconds between two looks at what goes on, for a terminal
 SAY_EVERY = 10.0  # seconds between two lines about a wait that goes on, elsewhere
 
 
-def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions) -> int:
+def run_daemon(loaded: Loaded, options: RunOptions) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
+    config = loaded.config
     share_arenas()
     needs_text("", config.task)  # a mistake in it is said before anything starts
     with DataDir(config.directory).open() as datadir:
@@ -76,11 +77,13 @@ def run_daemon(config: NodeConfig, origins: dict[str, str], options: RunOptions)
         adopt("libp2p")
         harden()
         mapped.keep_in(datadir.path)
-        for key, origin in origins.items():
+        for key, origin in loaded.origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
 
         async def main() -> int:
-            return await Daemon(Node(config, datadir, identity, logs, options)).run()
+            node = Node(config, datadir, identity, logs, options)
+            node.uncapped = loaded.uncapped
+            return await Daemon(node).run()
 
         try:
             return trio.run(main)

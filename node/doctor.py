@@ -23,7 +23,7 @@ from typing import Any
 
 from swarmnode import __version__
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.host.addresses import listening
+from swarmnode.node.host.addresses import listening, source_towards
 from swarmnode.training.memory import Machine
 from swarmnode.training.options import number_of
 
@@ -33,6 +33,7 @@ DISK_BAD, DISK_WARN = 1 * GB, 5 * GB  # free bytes
 MEMORY_BAD, MEMORY_WARN = 0.5 * GB, 2 * GB  # free bytes; a daemon takes 0.2 GB, a small trainer 0.4 GB
 SLOW_DISK = 10e6  # bytes/s
 SAMPLE = 16 << 20  # bytes that are written to measure that
+OUTSIDE = "192.0.2.1", "2001:db8::1"  # addresses of nobody (RFC 5737, RFC 3849), elsewhere in the internet
 CLOCK_OFF = 5.0  # s by which peers may see this clock off
 TIME_ERROR = 5  # adjtimex: nobody sets this clock
 PYTHONS = ((3, 11), (3, 13))
@@ -173,8 +174,12 @@ def _congestion() -> Diagnosis:
 
 
 def _network(netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:
-    if netcheck is None:
+    if not any(map(source_towards, OUTSIDE)):
+        says = "no way leads out of this machine: it has no network, or no route to the internet"
+        yield Diagnosis("network", WARN, says, "connect it; until then a node meets only those of its own network")
+    elif netcheck is None:
         yield Diagnosis("network", OK, "whether others can dial in is known once a node runs: swarmnode netcheck")
+    if netcheck is None:
         return
     says = f"{netcheck['reachability']}, NAT {netcheck['nat']}, {number_of(len(netcheck['relays']), 'relay')}"
     reached = netcheck["reachability"] in ("public", "relayed")

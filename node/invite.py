@@ -10,8 +10,7 @@ others. Capitals, hyphens and spaces change nothing. It holds
     places           one or two: 1 byte, see PLACES, and RELAYED if it is a relay's; address; 2 bytes of TCP port;
                      the relay's key
 
-64 characters for an IPv4 address and a run, 75 for two. It holds no secret: the run's bytes keep a stranger from
-handing over another run, the key's from answering in the peer's place. Whoever wants to makes 2^64 keys for that.
+How long it is and what it gives away is in docs/finding.md.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ FILE_NAME = "swarmnode.jsonl"
 FILE_SIZE = 8 << 20  # bytes of one log file before it is rotated
 FILES = 3  # rotated files kept beside the current one
 RING = 2000  # lines, or events, kept in memory; about 1 MB
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "DEFAULT")
 OURS = "swarmnode."  # how the names of our loggers begin; lines for people leave it out
 LINE_LIMIT = 8 << 10  # characters of one message; the rest of it is cut, as peers' words may be in it
 
@@ -42,6 +42,7 @@ T = TypeVar("T")
 Line = dict[str, Any]  # {"time", "level", "logger", "message"}, and what _about has
 
 _about: dict[str, Any] = {}  # what all lines tell
+_at_first: dict[str, int] = {}  # levels that loggers had before they were set, by name
 
 
 def tell_with_each_line(**facts: Any) -> None:
@@ -240,16 +241,19 @@ def adopt(name: str) -> None:
 def set_level(part: str, level: str) -> None:
     """Let `part` log from `level` on, until the process ends; "" stands for all, and ends what was set for ours.
 
+    `default` is the level before any was set; of all, each part has its own again, also what libraries had.
     A part is called as its lines are, without "swarmnode." at the beginning, or a package such as libp2p. Raises
     ValueError, with a text for a person, where there is no such part or level.
     """
     if level.upper() not in LEVELS:
         raise ValueError(f"{level!r} is no level of the log: {', '.join(LEVELS).lower()}")
-    if not part:
-        for name in levels():
-            if (full := _full_name(name)).startswith(OURS):  # libraries would say too much at the level of all
-                logging.getLogger(full).setLevel(logging.NOTSET)
-    logging.getLogger(_full_name(part)).setLevel(level.upper())
+    named, back = _full_name(part), level.upper() == "DEFAULT"
+    for name in [each for each in _at_first if each == named or not part]:
+        if back or name.startswith(OURS):  # libraries would say too much at the level of all
+            logging.getLogger(name).setLevel(_at_first.pop(name))
+    if not back:
+        _at_first.setdefault(named, logging.getLogger(named).level)
+        logging.getLogger(named).setLevel(level.upper())
 
 
 def levels(part: str = "") -> dict[str, str]:

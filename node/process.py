@@ -7,9 +7,6 @@ what was imported and started is not looked through again.
 `share_arenas`: glibc gives threads arenas of memory of their own, up to eight for each core, and an arena keeps what
 its threads freed. A node's worker threads hold a vector or two for a moment, now in this arena, now in that one, and in
 time each kept some: 350 MB more in an open run of 2 M parameters, whose vectors have 8 MB.
-
-`notify`: one datagram to the socket that systemd names in NOTIFY_SOCKET (sd_notify(3)). Outside systemd the variable is
-not set and nothing happens. `watched_every`: how often systemd wants to hear WATCHDOG (sd_watchdog_enabled(3)).
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ def share_arenas() -> None:
 
 
 def notify(state: str, *, status: str = "") -> None:
-    """Send `state` and a line of `status` for `systemctl status`, where there is anybody to tell."""
+    """Send `state` and a line of `status` to systemd, where that started the node (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -90,7 +87,7 @@ def notify(state: str, *, status: str = "") -> None:
 
 
 def watched_every() -> float | None:
-    """Seconds after which systemd takes this process for dead unless it hears of it; None where it does not watch."""
+    """Seconds without a word after which systemd takes this process for dead (sd_watchdog_enabled(3)), if it does."""
     microseconds, whom = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     if not microseconds.isdigit() or int(microseconds) == 0 or whom != str(os.getpid()):
         return None

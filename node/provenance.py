@@ -18,11 +18,7 @@ that the specification is that of the run, and the data hashes are in it; that t
 told: for that, compare the records of several makers, a node's own history, or the rosters that validators signed in
 the run's state.
 
-A run goes on as another one where its owner (`RunSpec.owner`) says so, in the record `note/successor` of the run's
-replicated state; nobody else's counts. It says `end`, or the id of a run whose specification names this run and the
-hash of one of its states as parent. A node changes nothing by itself. The successor begins at round 0 from the parent's
-state: parameters, outer momentum, and each node's own residual move over; what only the parent's method understands is
-left behind. A run may also begin from a file of tensors (docs/provenance.md).
+A run goes on as another one where its owner says so in its record `note/successor` (docs/provenance.md).
 """
 
 from __future__ import annotations

@@ -379,7 +379,7 @@ class RunSession(Observer):
             self.warn("history", None)
 
     def _figures(self, result: RoundResult) -> dict[str, Any]:
-        """What people look at, as node/storage/history.py names it."""
+        """What people look at, as docs/cli.md names it."""
         worked, learned, me = result.worked, result.learned, self._context.network.me
         answered = learned or result.sampled
         parts = {"trained": worked.seconds, **result.stages}
@@ -476,12 +476,14 @@ class RunSession(Observer):
             self.rewards.append((result.round, answered.reward))
         for task, reward in (result.learned.by_task if result.learned is not None else {}).items():
             self.rewards_by_task.setdefault(task, deque(maxlen=LOSSES_SHOWN)).append((result.round, reward))
+        others = [peer for peer in result.missing if peer != self._context.network.me]
         logger.info(
-            "round %d: %s, %s%s, %.2g s",
+            "round %d: %s, %s%s%s, %.2g s",
             result.round,
             _what_came(result, self._context.spec.loss_unit),
             "alone" if result.members == 1 else f"{result.members} members",
-            f", {len(result.missing)} missing" if result.missing else "",
+            f", {len(others)} missing" if others else "",
+            ", own work not counted" if len(others) < len(result.missing) else "",
             result.seconds,
             extra={"ahead": self.doing},  # called where a terminal shows it
         )

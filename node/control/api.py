@@ -20,7 +20,7 @@ import trio
 
 from swarmnode import __version__
 from swarmnode.node.assembly import Node
-from swarmnode.node.config import CAPS, NodeConfig
+from swarmnode.node.config import caps_told
 from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi, learning_of
@@ -42,7 +42,7 @@ from swarmnode.protocols.metrics import GAUGE, Metric
 from swarmnode.protocols.network import Traffic
 from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
-from swarmnode.training.options import describe
+from swarmnode.training.options import number_of
 from swarmnode.training.rl.section import hf_model
 
 RATE_OVER = 5.0  # seconds between the samples from which traffic rates are computed
@@ -90,6 +90,7 @@ class Api:
         node = self._node
         views = node.network.peers()
         relayed = sum(view.path == "relayed" for view in views)
+        off = node.state.clocks.off if node.state is not None else None  # ms
         return {
             "version": __version__,
             "peer_id": node.network.me,
@@ -106,7 +107,7 @@ class Api:
             "paused": node.session is not None and node.session.paused,
             "holds": _holds(node.session),
             "reachability": node.nat.how_reached,
-            "clock_off_s": _clock_off(node),
+            "clock_off_s": None if off is None else off / 1000,  # the peers' median is ahead by these
             "run": self._run_status(),
             "peers": {"connected": len(views), "direct": len(views) - relayed, "relayed": relayed},
             "traffic": self._traffic(),
@@ -268,7 +269,7 @@ class Api:
             async with nullcontext(trainer) if session is None else session.method.lent() as lent:
                 yield lent
         except TrainerDied as error:
-            raise Declined(f"the trainer died and is being restarted ({error}); ask again in a moment") from error
+            raise Declined(f"there is no trainer to ask now: {error}; ask again in a moment") from error
 
     # --- steering ---------------------------------------------------------------------------------------------------
 
@@ -296,15 +297,14 @@ class Api:
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""
-        node, known = self._node, describe(NodeConfig)
+        node = self._node
         if params:
             try:
                 await node.change_caps(params)
             except DataDirError as error:
                 told = f"changed, but only until this node is started again, as it cannot be written down: {error}"
                 raise Declined(told, exit_code=error.exit_code) from error
-        caps = {key: {"value": getattr(node.config, key), "unit": known[key][1].unit} for key in CAPS}
-        return {"caps": caps, "holds": _holds(node.session), "disk_used": node.guest.used}
+        return {"caps": caps_told(node.config), "holds": _holds(node.session), "disk_used": node.guest.used}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:
         self._node.stopping.set()
@@ -373,20 +373,13 @@ def _of_run(node: Node, *, notices: bool) -> list[str]:
     return [text for cause, text in (of_session | of_data).items() if (cause in NOTICES) == notices]
 
 
-def _clock_off(node: Node) -> float | None:
-    """Seconds by which the median of peers is ahead of this machine's clock; None while too few are known."""
-    off = node.state.clocks.off if node.state is not None else None
-    return None if off is None else off / 1000
-
-
 def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -> list[str]:
     if session is None or session.paused or session.finished.is_set():
         return []
     told = []
-    if trainer is not None and trainer.pid is None and trainer.restarts:
-        told.append(
-            f"the trainer ended, {trainer.restarts} times so far, and is started again: swarmnode logs says why"
-        )
+    if trainer is not None and trainer.ended:
+        times = number_of(trainer.restarts, "time")
+        told.append(f"the trainer ended ({trainer.ended}), {times} so far, and is started again")
     if stands_still(session):
         told.append(
             f"no round has brought a result for {(session.round_age or 0) / 60:.0f} min, and one usually takes "

@@ -68,9 +68,10 @@ class ControlClient:
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 yield from _messages(connection)
             except TimeoutError:
+                pid = self.data_dir.holder() or "PID"
                 raise ControlError(
-                    f"the daemon did not answer {method} within {timeout:g} s. It may be busy or frozen: look at "
-                    "swarmnode logs, or try again."
+                    f"the daemon (pid {pid}) did not answer {method} within {timeout:g} s. It is busy, or stands "
+                    f"still: kill -CONT {pid} wakes one that was stopped (Ctrl-Z), kill -9 {pid} ends it by force"
                 ) from None
             except (ConnectionRefusedError, FileNotFoundError):
                 raise NotRunning(self.data_dir.path, "its socket is left over from one that crashed") from None

@@ -1,12 +1,6 @@
 """The dashboard's server: a page for the owner's browser, over HTTP on this machine.
 
-    GET  /, /app.js …              the page's files
-    GET  /healthz, /readyz         200 while the node answers; 200 or 503 as `swarmnode health` says, and no details
-    GET  /metrics                  what the node counts, for Prometheus; ?node=N for another than the first
-    GET  /api/nodes                [{"node": 0, "name": …, "peer_id": …}]
-    POST /api/nodes/N/METHOD       one of METHODS, with its params as a JSON object; its result
-    GET  /api/nodes/N/live         server-sent events: `view` once a second, `round` for each event of the node
-
+It serves the page's files, and what docs/cli.md (The page) lists for programs.
 All but the files, /healthz and /readyz want `Authorization: Bearer TOKEN`. The token lies in the data directory, which
 is closed to other users, and reaches the page in the fragment of its address, which browsers send to nobody. Pages of
 other origins cannot ask: a foreign Origin or Host is refused (the second is DNS rebinding), no header allows another

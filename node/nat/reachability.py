@@ -17,10 +17,7 @@ asker's key is checked by the Noise handshake; then the connection is dropped.
     unknown --(most did not)-------------------------> private
     public <--(two thirds of the verdicts say so)----> private
 
-Those who dial back have heard from this node, so that a router that lets in whom something was sent to
-(address-dependent filtering, RFC 4787 section 5) lets them in and no stranger. Behind a router that translates and was
-asked for no port, a node is private, and announces where it was reached beside its relays, until somebody came in to
-whom it had sent nothing.
+Why a node behind a router that was asked for no port is private, and until when, is in docs/nat.md.
 
 One peer never decides while others can be asked: `ENOUGH` verdicts are wanted, fewer count only once nobody else is
 left to ask. Peers of the local network prove nothing about the internet: they count only while there are no others.

@@ -14,12 +14,7 @@ https://tailscale.com/blog/how-nat-traversal-works describes (the birthday parad
                                        (port prediction) and others by chance: `PROBES` in all
     the first                          dials from the socket at which a packet arrives
 
-256 of 64 512 ports are open, so that 512 packets meet one with a probability of 87 %. The packets are counted.
-
-Where both sides have such routers, both open sockets and send from each to one port of the other, in the middle of
-those that follow the ones seen. Routers that give ports in sequence gave each of the two ports to one socket of its
-side, and these two sockets have written to one another. Where either router draws its ports by chance they stay
-relayed.
+docs/nat.md says how likely they meet, and what two sides that both have such routers do.
 """
 
 from __future__ import annotations

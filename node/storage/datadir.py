@@ -2,6 +2,7 @@
 
     identity.key       the node's private key                  layout   version of this arrangement
     config.toml        the owner's settings, optional          lock     held by the daemon, contains its pid
+    caps.toml          what swarmnode caps changed, optional
     name               what peers see it called, optional      greeted  after the first run
     address-book.json  peers met before                        logs/    one JSON object a line, rotated
     control.sock       where the command line asks             runs/<run_id>/   checkpoints and state of a run
@@ -23,14 +24,16 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, ExpectedError
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.training.options import as_toml, read_toml
 
 LAYOUT_VERSION = 1
 UNFINISHED = ".part"  # how the name of a file ends while it is written
@@ -159,6 +162,13 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
     """Replace `path` by `content`, whole or not at all. Raises NoSpace or DataDirError."""
     with replacing(path) as file:
         write_all(file, content)
+
+
+def caps_with(path: Path, changes: Mapping[str, Any]) -> bytes:
+    """What the file of caps at `path` says after these changes, None of which takes one out. Raises SettingError."""
+    kept = {**(read_toml(path) if path.exists() else {}), **changes}
+    lines = [f"{key} = {as_toml(value)}\n" for key, value in sorted(kept.items()) if value is not None]
+    return "".join(["# Written by swarmnode caps\n", *lines]).encode()
 
 
 class DataDir:

@@ -1,17 +1,7 @@
 """The data of one run on one node: which shards it needs, and how it comes by them while it already trains.
 
-1. The index that the RunSpec names is here, or is fetched; or where nobody has it, it may be that of this node's own
-   corpus. It names the held-out part, which everybody needs, as they need the tokenizer, and the shards, of which a
-   node wants the first quarter by its own ranking (`training.dataset`), as far as its store has room.
-2. What is in the store is hashed again; what the own corpus contains is taken from there.
-3. Who has the rest is asked of connected peers, then of those that announced the index in the DHT; what somebody has
-   is fetched, several shards at once, and each is fed to the trainer when it is complete and verified.
-4. Training begins when an eighth of what is wanted is here, or 16 MiB, or what came within 20 s of the first shard.
-5. Where nobody has a shard, the search goes on, and after a while further down the ranking: any quarter of the data
-   is better than less. A warning says so until it is complete.
-
+The steps are those of docs/shards.md (Data sets).
 All that is fetched is pinned and served onwards, so the data outlive their creator as far as members hold them.
-
 `cutting.py` is what a creator and a node with text of its own do.
 """
 

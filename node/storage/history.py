@@ -3,21 +3,7 @@
 A line is a JSON object. What a provenance record is made of (`PastRound`): `round` (from 0), `hash` of the state after
 it, `roster` where the method has a chain of them, `at` (seconds since 1970), and `counted`, the peers whose work is in
 that state, where they are others than in the line before. Beside it stand figures for people, where they are known:
-
-    loss, trained_loss        held-out loss of the state; mean loss of this node's own steps; in the run's unit
-    accuracy                  share of held-out tokens (or what the task predicts) that the state expects first, 0 to 1
-    reward, heldout_reward    0 to 1, in a run by rollouts: of its own answers; expected on fresh questions
-    seconds                   from the end of the round before; of these trained_s in inner steps, and exchange_s in the
-                              all-reduce, or commit_s, reveal_s and judge_s, from each of these until the next one; in
-                              an open run training goes on meanwhile; waited_s is what is left
-    steps, tokens             of this node
-    members, missing, why     how many; peer ids of whose work is not in the result, and what is known of the reason
-    apart                     distance of its parameters from those of whom it met, by their norm, where each member has
-                              its own (gossip): hashes of one round then differ between nodes, as meant
-    steered                   values that were not as in the run's file, as its owner, or the population, changed them
-    outcome, own, share       Completed or Partial; what became of this node's work; its part of the weights, 0 to 1
-    abandoned                 why tries before it brought no result here
-    bytes_in, bytes_out       of all traffic since the round before
+docs/cli.md says which (What history tells).
 
 About 400 bytes a line, and 55 for each peer when they change. A line for a round that is not later than those before
 it takes their place: this node went over to another history. Rounds that it missed are missing. A line that was cut off

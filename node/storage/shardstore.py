@@ -9,9 +9,7 @@
 The folder is the index: at start it is listed, nothing is read. Contents are verified on the way in and on the way out.
 A `.shard` was synced before it got that name; its `.tree` can be made again from it.
 
-The cap counts whole sizes, half-fetched shards included, so a fetch that began has its room. Where room is short,
-half-fetched shards that nobody fetches go first, then unpinned ones, the one used longest ago first. Where even that
-would not do, nothing is evicted and the newcomer is refused. Open files stay readable after eviction.
+What goes where room is short is in docs/shards.md (What is kept). Open files stay readable after eviction.
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
 REAP_GRACE = 2.0  # s that a killed child has to end, before it is left to the kernel
 STOP_GRACE = 60.0  # s that the step in hand may take after `stop`, before the child is killed as stuck
 HOLD_GRACE = 1.0  # s that a command in hand may take after `freeze`, before the process is stopped in the middle of it
-HELD = "training is paused, and the trainer stopped in the middle of a step until swarmnode resume"
+HELD = "the trainer stands still in the middle of a step, until swarmnode resume or the end of the node"
 WORDS_GRACE = 1.0  # s for its last words to come through after its end; a process that it started may hold the pipe
+CAPPED = "the trainer is started again, for caps that were changed"
 STARTING = ("weigh", "init", "feed")  # commands that a stopped process answers once it goes on
 BRAKE_EVERY = 0.05  # s between two looks at the CPU time of a capped trainer; of one without a cap UNCAPPED_EVERY
 UNCAPPED_EVERY = 1.0
@@ -238,7 +239,7 @@ class TrainerChild:
         self._numbers = itertools.count()
         self._unanswered: dict[int, _Call] = {}  # also those that nobody awaits
         self._changed = trio.lowlevel.ParkingLot()  # one was answered, or the process was stopped
-        self.replaced = False  # ended for other settings, which is no failure
+        self.replaced = False  # ended for other caps, which is no failure
         self.frozen = False  # stopped in the middle of a command, until `thaw`
         self._braked = self._stopped = False  # whether it is ahead of its cap on CPU time; whether its processes stand
         self.cores = 0.0  # CPU seconds a second that it and this process may take; 0 is no cap
@@ -310,8 +311,8 @@ class TrainerChild:
             self.answered += 1
             answer: T = call.answer
             return answer
-        if call.error is None and self.frozen:
-            raise TrainerHeld(HELD)
+        if call.error is None and (self.frozen or self.replaced):
+            raise TrainerHeld(CAPPED if self.replaced else HELD)
         if call.error is None:
             raise TrainerDied(f"the trainer ended ({self.cause()}) during {op}")
         if op in ("weigh", "init"):
@@ -380,6 +381,13 @@ class TrainerChild:
             # The clock of another process's CPU time, as clock_getcpuclockid(3) names it.
             self.cpu_seconds = sum(time.clock_gettime(~rank << 3 | 2) for rank in ranks)
         return self.cpu_seconds + time.process_time()
+
+    def own_memory(self) -> int:
+        """Bytes of the first rank's own, as its cap counts them (RLIMIT_DATA); 0 once it has ended."""
+        with suppress(OSError, IndexError):
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            return 1024 * int(status.partition("VmData:")[2].split()[0])
+        return 0
 
     def cause(self) -> str:
         """How it ended, in a few words."""

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import mmap
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
@@ -25,7 +26,9 @@ from typing import Any, TypeVar
 import numpy as np
 import trio
 
+from swarmnode.node.exitcodes import CONFIG
 from swarmnode.node.trainer.child import (
+    CAPPED,
     TrainerChild,
     TrainerFailed,
     TrainerSettings,
@@ -66,6 +69,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.wire import Empty
 from swarmnode.training import mapped
 from swarmnode.training.memory import Keeping, Machine, Needs, Weight, in_words, needs, refusal
+from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.section import hf_model
@@ -85,9 +89,11 @@ MAX_FAILED_STARTS = 3  # in a row
 OWNERS = ("evaluate", "remember", "sample")  # commands that a paused trainer does, where it is not frozen
 MAX_SAMPLE = 4096  # bytes; a longer one would hold up training for too long
 
-RESTARTS = Metric("swarmnode_trainer_restarts_total", COUNTER, "times that the trainer ended and was started again")
+RESTARTS = Metric("swarmnode_trainer_restarts_total", COUNTER, "times that the trainer ended by itself")
 SPENT = Metric("swarmnode_trainer_seconds_total", COUNTER, "seconds of the trainer in steps, or measuring", "what")
 
+# What Python, numpy, torch, C++ and the loader say of memory that they do not get.
+NO_MEMORY = re.compile(r"MemoryError|allocate memory|bad_alloc|map segment|[Tt]hread creation failed|start new thread")
 USUAL, KEEPING = TrainerSettings(), Keeping()
 
 
@@ -119,8 +125,11 @@ class TrainerProcess(Trainer):
         self._cpu_before = 0.0  # seconds, of children that ended
         self._held = self._to_hold = False  # whether it computes nothing; and whether that shall last
         self._holding = trio.CancelScope()  # of `hold`, until the child stands
+        self._backing_off = trio.CancelScope()  # of the wait until a child is started again
         self._changed = trio.lowlevel.ParkingLot()  # a child is ready, or what was asked of it changed
-        self.restarts = 0
+        self.restarts = 0  # of children that ended by themselves
+        self.ended = ""  # why the last one did, until the next is ready or has other caps
+        self._least = 0  # bytes of its own that one with these caps had when it was ready
         self.device, self.ranks = settings.device, settings.ranks
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, a `SandboxReport`
         self.sampling: dict[str, str] | None = None  # what writes answers, an `EngineStatus`; None where nobody does
@@ -147,14 +156,23 @@ class TrainerProcess(Trainer):
         if self._process is not None:
             self._process.cores = cores
 
-    def change(self, **settings: int) -> None:
-        """Go on with other settings, in a new child where one of them is another."""
-        changed = replace(self._settings, **settings)  # type: ignore[arg-type]
+    def change(self, **caps: int) -> None:
+        """Go on with other caps, in a new child where one of them is another.
+
+        Raises SettingError, with nothing changed, where it is known that no child could start with them.
+        """
+        changed, least = replace(self._settings, **caps), self._least / 1e9  # type: ignore[arg-type]
+        if 0 < changed.memory / 1e9 < least and changed.threads == self._settings.threads:
+            raise SettingError(
+                f"memory = {changed.memory / 1e9:g} GB is less than the {least:.2f} GB that this run's trainer has "
+                f"when it is ready, so nothing was changed; name more, such as memory={max(1.0, 2 * least):.2g}"
+            )
         if changed != self._settings:
-            self._settings = changed
+            self._settings, self.ended, self._least = changed, "", 0
+            self._backing_off.cancel()
             if self._process is not None:
                 self._process.replaced = True
-                self._process.end("its settings were changed")
+                self._process.end(CAPPED)
 
     @property
     def layout(self) -> Layout:
@@ -192,9 +210,12 @@ class TrainerProcess(Trainer):
             await self._changed.park()
             if self._interrupted:
                 return NOTHING
-        with suppress(TrainerHeld):
+        try:
             return await child.call("train", TrainStats, round=round, steps=steps, seconds=seconds, **self._steered)
-        return NOTHING
+        except TrainerHeld:
+            if child.replaced:
+                raise
+            return NOTHING
 
     def steer(self, inner: InnerSection) -> None:
         self._steered = {"inner": {key: getattr(inner, key) for key in ("lr", "muon_lr", "steps")}}
@@ -321,6 +342,8 @@ class TrainerProcess(Trainer):
     async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
         failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
         while True:
+            while self._held:
+                await self._changed.park()
             # What libraries print is of no use to most; what the author of a task prints is meant to be read.
             level = logging.INFO if self._settings.task else logging.DEBUG
             child = TrainerChild(level, most_bytes(self._spec.rollouts))
@@ -345,11 +368,16 @@ class TrainerProcess(Trainer):
                         self._spent_before = self.spent
                         self._cpu_before = self.cpu_seconds
                         self._child = self._process = None
-            if failure is not None:
+            if child.replaced:
+                logger.info("%s", CAPPED)
+                continue
+            told = self._of_memory(f"{failure or child.cause()}\n{child.last_words()}") if introduced >= 0 else ""
+            if told and not started:
+                raise TrainerFailed(f"the trainer cannot start: {told}", exit_code=CONFIG)
+            if failure is not None and not told:
                 raise failure
-            if not child.replaced:
-                failed_starts = failed_starts + 1 if introduced == 0 or not started else 0
-            if failed_starts and not child.replaced and self._may_take_vllm():
+            failed_starts = failed_starts + 1 if not told and (introduced == 0 or not started) else 0
+            if failed_starts and self._may_take_vllm():
                 # Whatever made for another processor or more memory does to a process, it must not cost the training.
                 self._settings = replace(self._settings, sampling="torch")
                 logger.warning(
@@ -364,12 +392,22 @@ class TrainerProcess(Trainer):
                 )
             if child.answered > introduced > 0:  # it was fit for work
                 back_off = FIRST_BACK_OFF
-            self.restarts += 1
-            logger.warning("trainer ended (%s); starting it again in %.1f s", child.cause(), back_off)
-            await trio.sleep(back_off)
-            while self._held:
-                await self._changed.park()
+            self.restarts, self.ended = self.restarts + 1, told or child.cause()
+            logger.warning("trainer ended (%s); starting it again in %.1f s", self.ended, back_off)
+            with trio.CancelScope() as self._backing_off:
+                await trio.sleep(back_off)
             back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    def _of_memory(self, said: str) -> str:
+        """That the owner's cap on memory ended a child which `said` that; empty where nothing speaks for it."""
+        cap = self._settings.memory / 1e9
+        if not cap or NO_MEMORY.search(said) is None:
+            return ""
+        more = max(1.0, 2 * cap)
+        return (
+            f"memory = {cap:g} GB, its cap, is too little: swarmnode caps memory={more:g} gives it more, or --memory "
+            f"{more:g} where the node is started with that option"
+        )
 
     def _may_take_vllm(self) -> bool:
         policy = self._settings.policy or self._spec.rollouts.policy
@@ -430,7 +468,7 @@ class TrainerProcess(Trainer):
                 self._settings.scratch,
             )
         self._tell_sampling(child.sampling)
-        self._child = child
+        self._child, self.ended, self._least = child, "", self.ranks * child.own_memory()
         self._changed.unpark_all()
 
     def _mapped(self, memory_fd: int, size: int) -> mmap.mmap:

@@ -296,8 +296,7 @@ class Seed(Method):
                     break
                 worked += one
                 await self._add()
-        except TrainerDied as error:  # its successor counts its steps anew
-            logger.warning("round %d: the trainer died and is restarted: %s", round, error)
+        except TrainerDied:  # its successor counts its steps anew
             self._trainer.load(self._parameters)
         finally:
             self.phase = "waiting"

@@ -168,10 +168,9 @@ class StreamingRounds(DilocoRounds):
                 goal = least if taken.steps < least else most
                 try:
                     more = await self._take_steps(here.round, goal - taken.steps, left)
-                except TrainerDied as error:
-                    logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
-                else:
-                    taken += self._count(more)
+                except TrainerDied:
+                    continue
+                taken += self._count(more)
 
         samples = self._weight_in(here.round)
         found: Decision | Behind | LeftOut

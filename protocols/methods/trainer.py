@@ -41,7 +41,7 @@ class TrainerDied(Exception):
 
 
 class TrainerHeld(TrainerDied):
-    """The trainer computes nothing for now, as its owner wants (`Trainer.hold`)."""
+    """The trainer computes nothing for now, as its owner wants: by `Trainer.hold`, or other caps."""
 
 
 @dataclass(frozen=True)
@@ -364,9 +364,9 @@ class Turns:
 
 
 async def loss_of(trainer: Trainer) -> float:
-    """Held-out loss of the local parameters, bits per byte; nan where the trainer died and is not back yet."""
+    """Held-out loss of the local parameters, bits per byte; nan where there is no trainer to ask now."""
     try:
         return await trainer.evaluate(thorough=False, wait=False)
     except TrainerDied as error:
-        logger.warning("the loss is not measured, as the trainer died and is restarted: %s", error)
+        logger.info("the loss is not measured: %s", error)
         return float("nan")

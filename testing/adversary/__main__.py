@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         METHODS.update(methods_with(told.lie, dict(METHODS)))
         assembly.make_trainer = trainer_with(told.lie, assembly.make_trainer)
         options = assembly.RunOptions(None, told.run, told.rounds, stay=True, json_events=True)
-        return daemon.run_daemon(loaded.config, loaded.origins, options)
+        return daemon.run_daemon(loaded, options)
     except exitcodes.ExpectedError as error:
         print(f"adversary: {error}", file=sys.stderr)
         return error.exit_code

@@ -36,6 +36,15 @@ def test_status_shows_what_matters(swarmnode: Any, daemon: Any, answer: Any) -> 
     assert only_json(swarmnode("status", "--json").stdout) == answer
 
 
+def test_who_is_missing_is_another_than_the_node_itself(answer: Any) -> None:
+    def members(*missing: str) -> str:
+        shown = render_status({**answer, "run": {**answer["run"], "members": 1, "missing": missing}})
+        return next(line for line in shown.split("\n") if line.startswith("members"))
+
+    assert members().endswith("1 in this round") and members("other").endswith("missing: other")
+    assert members(answer["peer_id"]).endswith("1 in this round, own work not counted")
+
+
 def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
     wild = {**answer, "warnings": ["w" * 300 + "\n\x1b[2J"] * 30, "uptime_s": 1e9}
     run = answer["run"]
@@ -109,6 +118,8 @@ def test_status_tells_in_how_far_the_trainer_is_sandboxed(answer: Any) -> None:
     assert ", sandboxed, pid" in shown()
     assert ", sandboxed in part, pid" in shown(missing=[{"part": "files", "why": "no Landlock"}])
     assert ", no sandbox, pid" in shown(enforced=[])
+    answer["trainer"]["pid"] = None
+    assert ", sandboxed, being started" in shown()
 
 
 def test_health_says_in_words_and_by_its_exit_code_whether_the_node_works(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import time
 from json import loads as only_json  # one value and nothing after it
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,33 @@ def test_asking_a_daemon_that_is_not_there_says_how_to_start_one(swarmnode: Any,
     assert asked.returncode == NOT_RUNNING
     assert "no swarmnode daemon is running" in asked.stderr and "swarmnode run" in asked.stderr
     assert "Traceback" not in asked.stderr and asked.stdout == ""
+
+
+def test_a_daemon_that_stands_still_is_waited_for_as_long_as_was_said(swarmnode: Any, home: Path) -> None:
+    with DataDir(home).open() as held, socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(held.prepare_socket()))
+        frozen.listen()
+        began = time.monotonic()
+        stopped = swarmnode("stop", "--timeout", "1")
+        assert time.monotonic() - began < 15, "a call to a daemon takes up to 30 s otherwise"
+        assert stopped.returncode == ERROR and "did not answer stop within 1 s" in stopped.stderr
+        assert f"kill -CONT {os.getpid()}" in stopped.stderr and f"kill -9 {os.getpid()}" in stopped.stderr
+
+
+def test_caps_of_a_node_that_does_not_run_are_those_of_its_next_start(swarmnode: Any, home: Path) -> None:
+    def cpu(*changes: str) -> float:
+        told = swarmnode("caps", *changes, "--json")
+        assert told.returncode == OK and told.stderr == ""
+        shown = only_json(swarmnode("config", "show", "--json").stdout)["settings"]["cpu"]["value"]
+        assert only_json(told.stdout)["caps"]["cpu"] == {"value": shown, "unit": "%"}
+        return float(shown)
+
+    assert swarmnode("caps", "cpu=40").returncode == NOT_RUNNING and not home.exists()
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text("cpu = 60\n")
+    assert "next start" in swarmnode("caps").stdout
+    assert [cpu(), cpu("cpu=40"), cpu(), cpu("cpu=")] == [60, 40, 40, 60]
+    assert swarmnode("caps", "cpu=900").returncode == CONFIG and cpu() == 60
 
 
 def test_with_json_an_error_is_json_too(swarmnode: Any) -> None:

@@ -120,6 +120,7 @@ def test_caps_are_changed_and_kept_or_neither(tmp_path: Path) -> None:
     config, capped = NodeConfig(data_dir=str(tmp_path)), list[float]()
     node: Any = SimpleNamespace(
         config=config,
+        uncapped=NodeConfig(data_dir=str(tmp_path), up=9.0),
         network=SimpleNamespace(cap_rates=lambda *, up, down: capped.append(up)),
         trainer=None,
         writing=trio.Lock(),
@@ -134,6 +135,8 @@ def test_caps_are_changed_and_kept_or_neither(tmp_path: Path) -> None:
     trio.run(Node.change_caps, node, {"up": 2.0})
     assert node.config.up == 2.0 and capped == [2.0 * MEGABIT]
     assert tomllib.loads(kept.read_text()) == {"down": 3.0, "up": 2.0}
+    trio.run(Node.change_caps, node, {"up": ""})
+    assert node.config.up == 9.0 and tomllib.loads(kept.read_text()) == {"down": 3.0}
 
 
 def test_caps_that_change_while_a_guest_looks_at_the_old_ones_count_at_once(tmp_path: Path) -> None:
@@ -147,6 +150,7 @@ def test_caps_that_change_while_a_guest_looks_at_the_old_ones_count_at_once(tmp_
 
     node: Any = SimpleNamespace(
         config=NodeConfig(data_dir=str(tmp_path)),
+        uncapped=NodeConfig(),
         network=SimpleNamespace(cap_rates=lambda **_: None),
         session=SimpleNamespace(holds={}),
         trainer=SimpleNamespace(cpu_seconds=0.0, cap_cpu=lambda _: None, change=lambda **_: None),

@@ -33,6 +33,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     told = '{"torch": "2.9", "gpus": [], "enforced": ["files"], "missing": []}'
     monkeypatch.setattr("swarmnode.node.doctor.subprocess.run", lambda *_, **__: SimpleNamespace(stdout=told))
     monkeypatch.setattr(doctor, "glob", lambda pattern: [])
+    monkeypatch.setattr(doctor, "source_towards", lambda host: "192.0.2.7")
 
     def look(status: Any = None, netcheck: Any = None, **config: Any) -> dict[str, list[doctor.Diagnosis]]:
         there: dict[str, list[doctor.Diagnosis]] = {}
@@ -63,6 +64,13 @@ def test_what_a_running_node_knows_is_told(found: Any) -> None:
     assert verdicts(there, "node") == ["bad", "warn"] and verdicts(there, "versions") == ["warn"]
     assert verdicts(there, "clock") == ["bad"] and "300.0 s ahead of" in there["clock"][0].says
     assert verdicts(there, "network") == ["warn", "warn"] and there["network"][1].do == "open the port"
+
+
+def test_a_machine_without_a_network_hears_so(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "source_towards", lambda host: None)
+    unknown = NETCHECK | {"reachability": "unknown"}
+    for there, said in ((found(), ["warn"]), (found(STATUS, unknown), ["warn", "warn"])):
+        assert verdicts(there, "network") == said and "no way leads out" in there["network"][0].says
 
 
 def test_a_port_that_is_taken_a_disk_and_a_memory_that_are_full(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:

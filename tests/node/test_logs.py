@@ -196,6 +196,12 @@ def test_one_part_logs_more_than_the_others_until_all_are_set_again() -> None:
         quiet.setLevel(logging.CRITICAL)
         logs.set_level("", "debug")
         assert quiet.level == logging.CRITICAL and logs.levels("testlibrary") == {"testlibrary": "CRITICAL"}
+        logs.set_level("testlibrary", "debug")
+        logs.set_level("testlibrary", "default")
+        assert quiet.level == logging.CRITICAL and logs.levels()[""] == "DEBUG"
+        logs.set_level("testlibrary", "info")
+        logs.set_level("", "default")
+        assert quiet.level == logging.CRITICAL and logging.root.level == before
         for part, level, why in (("nonsense", "info", "no part of the node"), ("", "loud", "no level")):
             with pytest.raises(ValueError, match=why):
                 logs.set_level(part, level)

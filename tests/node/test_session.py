@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,19 @@ def test_who_was_missing_and_why_and_a_disk_that_cannot_be_written(tmp_path: Pat
         assert missing and {c} == {*missing[0]} and set(missing[0].values()) <= {"late", "not connected"}
 
     simulate(body)
+
+
+def test_a_node_whose_own_work_is_not_in_a_result_is_not_called_missing(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.start("a", creator=True)
+        await swarm.round_done(1, "a")
+        session = swarm.nodes["a"].session
+        assert session.last is not None
+        session._tell(replace(session.last, missing=(swarm.peer("a"),)))
+
+    with caplog.at_level(logging.INFO):
+        simulate(body)
+    assert "alone, own work not counted" in caplog.messages[-1] and "missing" not in caplog.text
 
 
 def test_what_goes_on_is_told_with_when_it_ends() -> None:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -267,10 +268,8 @@ class Gossip(Method):
     async def _train(self, meeting: Meeting, steps: int) -> TrainStats:
         """Inner steps until H, or until somebody waits. A trainer that dies costs its steps, not the round."""
         while steps and not meeting.wanted:
-            try:
+            with suppress(TrainerDied):
                 return await self._trainer.train(round=meeting.round, steps=steps, seconds=math.inf)
-            except TrainerDied as error:
-                logger.warning("round %d: the trainer died and is restarted: %s", meeting.round, error)
         return NOTHING
 
     async def _unsettled(self) -> Vector:

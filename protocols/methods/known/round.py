@@ -18,6 +18,7 @@ call is cancelled: work is settled in steps that nothing interrupts.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from math import nan
 from typing import Any
@@ -209,10 +210,8 @@ class DilocoRounds:
         seconds, self._late_by = self._seconds_to_train(here), 0.0
         started = trio.current_time()
         while (left := seconds - (trio.current_time() - started)) > 0:
-            try:
+            with suppress(TrainerDied):
                 return await self._take_steps(here.round, steps, left)
-            except TrainerDied as error:
-                logger.warning("round %d: the trainer died and is restarted: %s", here.round, error)
         return NOTHING
 
     async def _take_steps(self, round: int, steps: int, seconds: float) -> TrainStats:

@@ -150,11 +150,10 @@ class LocalTrainer:
             with trio.CancelScope(shield=True) as call:
                 nursery.start_soon(let_go, call)
                 try:
-                    done = await self._trainer.train(round=round, steps=steps, seconds=float("inf"))
-                    self.since_offer += done
-                    self.trained += done
-                except TrainerDied as error:
-                    logger.warning("round %d: the trainer died and is restarted: %s", round, error)
+                    with suppress(TrainerDied):
+                        done = await self._trainer.train(round=round, steps=steps, seconds=float("inf"))
+                        self.since_offer += done
+                        self.trained += done
                 except Exception as error:  # raised below, as it is and in no group
                     failure = error
                 over.set()

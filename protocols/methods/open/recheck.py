@@ -138,8 +138,7 @@ class Rechecks(Looks):
         )
         try:
             found = await evaluator.measure(here, authors, chain.validators)
-        except TrainerDied as error:
-            logger.warning("the trainer died while a judge's figures were measured again: %s", error)
+        except TrainerDied:
             return None
         worst = furthest(said, found.values(), evaluator)
         if worst is not None and worst <= CONFIRMED and len(here) < len(told):

@@ -77,7 +77,7 @@ from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import BURST, ChainStore
 from swarmnode.protocols.methods.open.sync import ChainSync, Lost
 from swarmnode.protocols.methods.open.timeouts import Timeouts
-from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
+from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import surely
 from swarmnode.protocols.state.backend import AlreadyWritten, StateError
@@ -291,9 +291,7 @@ class OpenRounds:
             try:
                 context.judged.update(await context.evaluator.measure(found, authors, context.chain.validators))
                 context.judged.update({id: Score(id[:PREFIX], MISSING, 0) for id in left if id not in found})
-            except TrainerDied as error:
-                if not isinstance(error, TrainerHeld):  # as its owner wants it
-                    logger.warning("round %d: the trainer died while judging: %s", context.chain.round, error)
+            except TrainerDied:
                 await trio.sleep(AGAIN)
         elif left:
             self._sync.fetch_listed(context.log)

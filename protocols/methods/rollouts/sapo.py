@@ -211,7 +211,7 @@ class Sapo(_ByRollouts):
             await trio.sleep_until(began + self._settings.pace)
             learned = await self._learn(place.round)
         except TrainerDied as error:
-            raise LostPlace(f"the trainer died and is restarted: {error}") from error
+            raise LostPlace(str(error)) from error
         finally:
             self.phase = "waiting"
         words = await self._stand_after(place.round + 1)
@@ -336,7 +336,7 @@ class SapoSampler(_ByRollouts):
             await trio.sleep_until(began + self._settings.pace)
         except TrainerDied as error:
             self.weights = None  # its successor has the parameters, but perhaps not all of them
-            raise LostPlace(f"the trainer process died and is restarted: {error}") from error
+            raise LostPlace(str(error)) from error
         finally:
             self.phase = "waiting"
         stands = self._stand(place.round + 1, self.weights.policy if self.weights is not None else "")

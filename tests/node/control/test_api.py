@@ -44,15 +44,14 @@ class Sampled(SimTrainer):
         ({"round_age": 400.0}, ["no round has brought a result for 7 min, and one usually takes 30.0 s"]),
         ({"round_age": 400.0, "usual_seconds": 60.0}, []),  # its rounds are long
         ({"round_age": 400.0, "paused": True}, []),
-        ({"pid": None, "restarts": 2}, ["the trainer ended, 2 times so far"]),
-        ({"pid": None}, []),  # it is being started for the first time
+        ({"ended": "exit code 7", "restarts": 1}, ["the trainer ended (exit code 7), 1 time so far"]),
     ],
 )
 def test_a_standstill_is_a_problem_and_a_pause_is_none(now: dict[str, Any], told: list[str]) -> None:
     node: Any = SimpleNamespace(
         **(
             {"paused": False, "finished": trio.Event(), "round_age": 20.0, "usual_seconds": 30.0}
-            | {"pid": 1, "restarts": 0}
+            | {"ended": "", "restarts": 0}
             | now
         )
     )

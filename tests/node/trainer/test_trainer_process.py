@@ -37,6 +37,7 @@ from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.memory import Machine, needs
 from swarmnode.training.open_step import SEQUENCES
+from swarmnode.training.options import SettingError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
@@ -235,16 +236,29 @@ def test_threads_are_not_stuck_where_another_program_has_one_of_their_cores(sett
     _with_trainer(replace(settings, threads=2, nice=10), use, SPEC.updated(model=model))
 
 
-def test_other_settings_start_the_trainer_again_with_its_parameters(settings: TrainerSettings) -> None:
+def test_other_settings_start_the_trainer_again_with_its_parameters_and_are_told_as_no_death(
+    settings: TrainerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(trainer: TrainerProcess) -> None:
         await trainer.train(round=0, steps=2, seconds=60)
         trained, pid = trainer.parameters(), trainer.pid
         trainer.change(threads=1, nice=0)
         assert trainer.pid == pid
-        trainer.change(threads=1, nice=3)
-        while trainer.pid in (pid, None):  # noqa: ASYNC110 (another process)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def in_hand() -> None:
+                with pytest.raises(TrainerHeld, match="for caps that were changed"):
+                    await _train_forever(trainer)
+
+            await _until_training(trainer, trained)
+            trainer.change(threads=1, nice=3)
+        trained = trainer.parameters()
+        while trainer.pid in (pid, None):
+            assert not trainer.ended
             await trio.sleep(0.05)
         assert np.array_equal(trainer.parameters(), trained)
+        assert not trainer.restarts and not [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert os.getpriority(os.PRIO_PROCESS, trainer.pid or 0) == 3 + os.getpriority(os.PRIO_PROCESS, 0)
 
     _with_trainer(settings, use)
@@ -465,6 +479,26 @@ def _failure(settings: TrainerSettings, spec: RunSpec = SPEC) -> str:
         (failure,) = failure.exceptions
     assert isinstance(failure, TrainerFailed)
     return str(failure)
+
+
+def test_a_cap_on_memory_that_is_too_small_is_named_and_can_be_changed(settings: TrainerSettings) -> None:
+    small = 100_000_000  # bytes
+    assert "cannot start: memory = 0.1 GB, its cap, is too little" in _failure(replace(settings, memory=small))
+
+    async def use(trainer: TrainerProcess) -> None:
+        kept = trainer.parameters()
+        with pytest.raises(SettingError, match=r"0\.1 GB is less than the 0\.[0-9]+ GB .* nothing was changed"):
+            trainer.change(memory=small)
+        trainer.change(memory=small, threads=2)  # of which nobody knows what it takes
+        while not trainer.ended:  # noqa: ASYNC110 (another process)
+            await trio.sleep(0.05)
+        assert "swarmnode caps memory=1" in trainer.ended
+        trainer.change(memory=0, threads=1)
+        assert not trainer.ended
+        await trainer.evaluate(thorough=False)
+        assert np.array_equal(trainer.parameters(), kept)
+
+    _with_trainer(settings, use)
 
 
 def test_fault_that_trying_again_cannot_mend_is_told_at_once(settings: TrainerSettings, tmp_path: Path) -> None:
