@@ -118,7 +118,7 @@ def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
     """As the daemon's method `history` answers. Raises DataDirError."""
     name = unit = ""
     if (spec := spec_of(home, run_id)) is not None:  # else the rounds can be read all the same
-        name, unit = spec.run.name, spec.loss_unit if spec.needs_data else "reward"
+        name, unit = spec.run.name, spec.loss_unit
     rounds = figures(home.run(run_id) / HISTORY, since, most=ALL)
     return {"run_id": run_id, "name": name, "unit": unit, "rounds": rounds}
 

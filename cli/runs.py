@@ -56,7 +56,7 @@ def list_runs() -> None:
             plain(one["name"] or "(damaged)", 32),
             one["run_id"][:12],
             str(one["rounds"]),
-            _measured(one["last"]),
+            _measured(one),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(one["time"])),
             size(one["bytes"]),
             short_peer(one["owner"]) or "nobody",
@@ -64,10 +64,8 @@ def list_runs() -> None:
         ]
         for one in found
     ]
-    heads = ("NAME", "ID", "ROUNDS", "LOSS", "LAST ROUND", "SIZE", "OWNER", "")
-    text = (
-        table(heads, rows, right=frozenset({2, 3, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
-    )
+    heads = ("NAME", "ID", "ROUNDS", "LAST RESULT", "LAST ROUND", "SIZE", "OWNER", "")
+    text = table(heads, rows, right=frozenset({2, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
     show({"runs": found, "running": current}, text)
 
 
@@ -87,10 +85,9 @@ def show_run(
     if toml and not as_json():
         print(to_toml(spec), end="")
         return
-    last = _measured(told["last"])
     text = (
         f"{plain(spec.run.name)}  {run_id}",
-        f"{told['rounds']} rounds, last loss {last} {spec.loss_unit}, {size(told['bytes'])} in {home.run(run_id)}",
+        f"{told['rounds']} rounds, last result {_measured(told)}, {size(told['bytes'])} in {home.run(run_id)}",
         f"owner {plain(spec.owner) or 'nobody'}; newest checkpoint "
         + ("none" if told["checkpoint"] is None else f"after {told['checkpoint']} rounds"),
         table(("SETTING", "VALUE"), [(key, plain(as_toml(value), 80)) for key, value in settings.items()]),
@@ -108,7 +105,7 @@ def compare(first: RunArgument, second: RunArgument) -> None:
     ids = [run_meant(home, name) for name in (first, second)]
     one, other = (_settings(_spec(home, run_id)) for run_id in ids)
     differing = {key: [value, other[key]] for key, value in one.items() if value != other[key]}
-    ends = [_end(home, run_id) for run_id in ids]
+    ends = [{"unit": _spec(home, run_id).loss_unit} | _end(home, run_id) for run_id in ids]
     rows = [(key, *(plain(as_toml(value), 40) for value in values)) for key, values in differing.items()]
     rows += [(what.replace("_", " "), *(_shown(end[what]) for end in ends)) for what in ends[0]]
     heads = ("", *(f"{plain(_spec(home, run_id).run.name, 24)} {run_id[:8]}" for run_id in ids))
@@ -186,7 +183,8 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
         "owner": spec.owner if spec is not None else "",
         "rounds": max([last.get("round", -1) + 1, *saved]),
         "checkpoint": max(saved, default=None),
-        "last": _value(next((each for each in reversed(rounds) if _value(each) is not None), {})),
+        "last": next((value for each in reversed(rounds) if (value := _value(each)) is not None), None),
+        "unit": spec.loss_unit if spec is not None else "",
         "time": last.get("time", folder.stat().st_mtime),
         "bytes": _bytes_in(folder),
     }
@@ -241,9 +239,11 @@ def _usual(setting: str) -> Any:
     return describe(SECTIONS[name])[key][0].default
 
 
-def _measured(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _measured(told: dict[str, Any]) -> str:
+    return "-" if told["last"] is None else f"{told['last']:.4f} {told['unit']}".rstrip()
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

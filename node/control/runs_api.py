@@ -81,11 +81,9 @@ class RunsApi:
             raise Declined(f"since: {since!r} is no round; it is a whole number", exit_code=USAGE)
         if chosen is None:
             raise Declined("this node is in no run yet, so there is no history; swarmnode history ID shows another's")
-        path, unit = self._node.folder / HISTORY, "reward"
-        if chosen.spec.needs_data:
-            unit = chosen.spec.loss_unit
+        path, spec = self._node.folder / HISTORY, chosen.spec
         rounds = await in_thread(lambda: figures(path, since))
-        return {"run_id": chosen.run_id, "name": chosen.spec.run.name, "unit": unit, "rounds": rounds}
+        return {"run_id": chosen.run_id, "name": spec.run.name, "unit": spec.loss_unit, "rounds": rounds}
 
     # --- rollouts --------------------------------------------------------------------------------------------------
 
