@@ -41,7 +41,10 @@ rollouts = group("Look at the answers that policies share with one another.")
 @rollouts.command("ls")
 def ls(
     author: Annotated[
-        str | None, typer.Option("--author", metavar="PEER", help="Only this peer's; me is this node. [default: all]")
+        str | None,
+        typer.Option(
+            "--author", metavar="PEER", help="This peer's, by its id or as listed; me is this node. [default: all]"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="COUNT", help="How many at most.")] = 20,
 ) -> None:

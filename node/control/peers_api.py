@@ -281,19 +281,24 @@ class PeersApi:
         return which_peer(self._node.network, name)
 
 
-def which_peer(network: Libp2pNetwork, name: str) -> PeerId:
+def fitting(name: str, known: Iterable[PeerId]) -> list[PeerId]:
+    """Those whose id begins or ends so, or is printed so by `swarmnode peers`."""
+    pattern = name.replace("…", "*")
+    return [
+        p for p in dict.fromkeys(known) if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))
+    ]
+
+
+def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = ()) -> PeerId:
     """The peer of that id, or at the end of a multiaddr.
 
-    An end or beginning of the id suffices for one that is connected or blocked.
+    An end or beginning of the id suffices for one that is connected or blocked, or one of the `others`.
     """
-    known = {view.peer: None for view in network.peers()}
-    known |= dict.fromkeys(network.scoring.blocked)
-    pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
-    fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
-    if len(fitting) == 1:
-        return fitting[0]
-    if len(fitting) > 1:
-        raise Declined(f"{name} fits {len(fitting)} connected peers; give more of the peer id (swarmnode peers)")
+    found = fitting(name, (*(view.peer for view in network.peers()), *network.scoring.blocked, *others))
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode peers)")
     try:
         name = peer_of(name) if name.startswith("/") else name
         public_key(name)

@@ -12,6 +12,7 @@ import numpy as np
 from swarmnode.node.assembly import Node
 from swarmnode.node.choice import wanted_by
 from swarmnode.node.control import Declined, absolute_path, number_in
+from swarmnode.node.control.peers_api import fitting, which_peer
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
@@ -91,9 +92,11 @@ class RunsApi:
         """The groups that are here, own ones and others', the newest first."""
         _, rollouts = self._sharing()
         limit, author = max(1, min(number_in(params, "limit", 20), LISTED)), params.get("author")
-        wanted = rollouts.pool.me if author == "me" else author
         held = [(group, None) for group in rollouts.pool.own()]
         held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
+        wanted = rollouts.pool.me if author == "me" else author
+        if author not in (None, "me"):
+            wanted = which_peer(self._node.network, str(author), (group.author for group, _ in held))
         chosen = [(group, used) for group, used in held if wanted in (None, group.author)]
         chosen.sort(key=lambda pair: pair[0].made_at, reverse=True)
         listed = [{**_group(group), "used": used} for group, used in chosen[:limit]]
@@ -235,12 +238,12 @@ def learning_of(session: RunSession | None) -> dict[str, Any]:
 
 
 def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
-    fitting = [peer for peer in view if peer.startswith(name) or peer.endswith(name)]
-    if not fitting:
+    found = fitting(name, view)
+    if not found:
         raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
-    if len(fitting) > 1:
-        raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode scores)")
-    return view[fitting[0]]
+    if len(found) > 1:
+        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode scores)")
+    return view[found[0]]
 
 
 def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
