@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,14 +14,14 @@ import typer
 from swarmnode.cli.provenance import export
 from swarmnode.cli.steer import STOP_TIMEOUT
 from swarmnode.cli.terminal import (
-    UsageMistake,
+    YesOption,
     as_json,
+    be_sure,
     current_run,
     directory,
     group,
     plain,
     run_meant,
-    say,
     short_peer,
     show,
     size,
@@ -118,7 +117,7 @@ def leave(
         str | None,
         typer.Argument(metavar="RUN", help="The run's name, or how its id begins. [default: the only one there is]"),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Forget a run and delete its checkpoints on this machine.
 
@@ -127,24 +126,16 @@ def leave(
     """
     home = DataDir(directory())
     chosen = run_meant(home, run_id)
-    if not yes:
-        _confirm(home, chosen)
+    question = (
+        f"Leave run {chosen[:12]} and delete {home.run(chosen)}? Its checkpoints on this machine are lost, and a node "
+        "that runs it is stopped."
+    )
+    be_sure(question, "Delete it", yes)
     try:
         answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
     except NotRunning:
         answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
     show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}")
-
-
-def _confirm(home: DataDir, run_id: str) -> None:
-    question = (
-        f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost, and a node "
-        "that runs it is stopped."
-    )
-    if not sys.stdin.isatty():
-        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
-    say(question)
-    typer.confirm("Delete it", abort=True, err=True)
 
 
 def _delete(home: DataDir, run_id: str) -> list[str]:

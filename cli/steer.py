@@ -10,7 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import UsageMistake, absolute, ask, directory, group, plain, show, table, why_held
+from swarmnode.cli.terminal import (
+    UsageMistake,
+    YesOption,
+    absolute,
+    ask,
+    be_sure,
+    directory,
+    group,
+    plain,
+    show,
+    table,
+    why_held,
+)
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml
@@ -175,13 +187,15 @@ def publish(
 
 
 @successor.command("end")
-def end(reason: ReasonOption = "") -> None:
+def end(reason: ReasonOption = "", yes: YesOption = False) -> None:
     """Tell every node that the run has ended.
 
     Each goes on until its owner stops it. The word lasts a week.
 
     Example: swarmnode successor end --reason "it has converged"
     """
+    run_id = ask("successor_show")["run_id"]
+    be_sure(f"End run {run_id[:12]}? All of its members are told that it is over.", "End it", yes)
     _told(ask("successor_end", reason=reason))
 
 

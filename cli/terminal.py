@@ -52,7 +52,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"),
 ]
-
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
 LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
 
@@ -224,6 +224,16 @@ def print_json(value: Any) -> None:
 def say(text: str) -> None:
     """A remark that is no result: on standard error."""
     print(text, file=sys.stderr)
+
+
+def be_sure(question: str, act: str, yes: bool) -> None:
+    """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
+    say(question)
+    typer.confirm(act, abort=True, err=True)
 
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -175,6 +175,8 @@ class FakeDaemon:
                     "resume",
                     "stop",
                     "leave",
+                    "successor_show",
+                    "successor_end",
                 )
                 methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
@@ -207,6 +209,9 @@ class FakeDaemon:
                 return {"run_id": RUN_ID, "name": "byte-lm", "unit": "bits per byte", "rounds": rounds()}
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
+            if name.startswith("successor"):
+                said = {"successor": "", "reason": "", "round": 18, "ended": name == "successor_end"}
+                return {"run_id": RUN_ID, "owner": PEER_ID, **said}
             if name == "leave":
                 return {"run_id": params["run_id"], "deleted": [f"runs/{params['run_id']}"]}
             if name == "stop":

@@ -13,7 +13,7 @@ from swarmnode.cli.main import main
 from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
-from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, ExpectedError
+from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
 
@@ -255,6 +255,13 @@ def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, a
     left = swarmnode("leave", "--yes", "--json")
     assert only_json(left.stdout)["run_id"] == answer["run"]["run_id"]
     assert daemon.asked[-1] == ("leave", {"run_id": answer["run"]["run_id"]})
+
+
+def test_a_run_is_ended_only_when_told(swarmnode: Any, daemon: Any) -> None:
+    unsure = swarmnode("successor", "end")
+    assert unsure.returncode == USAGE and "3f9c21ab04de" in unsure.stderr and "--yes" in unsure.stderr
+    assert "successor_end" not in dict(daemon.asked)
+    assert "ended after round 18" in swarmnode("successor", "end", "--yes").stdout
 
 
 def test_figures_are_short_and_right() -> None:
