@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, flags, group, say, show, table
+from swarmnode.cli.terminal import ConfigOption, flags, group, show, table
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
 
@@ -65,7 +65,5 @@ def show_settings(file: ConfigOption = None) -> None:
     Example: swarmnode config show
     """
     found = load_config(file, os.environ, flags())
-    for warning in found.warnings:
-        say(f"warning: {warning}")
     rows = [(key, as_toml(each["value"]), each["origin"]) for key, each in found.settings.items()]
-    show({"settings": found.settings, "warnings": found.warnings}, table(("KEY", "VALUE", "FROM"), rows))
+    show({"settings": found.settings}, table(("KEY", "VALUE", "FROM"), rows))

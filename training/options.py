@@ -147,6 +147,9 @@ def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingError(f"{path}: no such file; {hint}") from None
+    except IsADirectoryError:
+        within = ", such as ".join(["name a file in it", *map(str, sorted(path.glob("*.toml"))[:1])])
+        raise SettingError(f"{path}: is a folder and no file; {within}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{path}: cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number or nesting beyond what Python reads
