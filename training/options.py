@@ -8,10 +8,12 @@ the node's own configuration are both built on it, and `--help` texts quote it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -175,6 +177,15 @@ def number_of(count: int, what: str) -> str:
 
 def installing(package: str) -> str:
     """The command that adds a package, or an extra as in swarmnode[hf], to the environment of this program."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote
+
     python = quote(sys.executable)
     tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"  # as of `uv tool`
+    name, *extra = package.partition("[")
+    with suppress(PackageNotFoundError):
+        told = json.loads(distribution(name).read_text("direct_url.json") or "{}")  # PEP 610
+        if all(extra) and told.get("dir_info", {}).get("editable"):  # from a checkout, as docs/quickstart.md has it
+            folder = unquote(told["url"].removeprefix("file://"))
+            return f"{tool} --constraint {quote(f'{folder}/constraints.txt')} -e {quote(''.join((folder, *extra)))}"
     return f'{tool} "{package}"'

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -166,6 +169,12 @@ def test_every_setting_is_described_and_documented() -> None:
 def test_a_missing_package_is_added_by_what_made_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/a venv/bin/python")
     monkeypatch.setattr(options, "find_spec", lambda name: name)
+    told = {"dir_info": {"editable": True}, "url": "file:///a%20checkout"}
+    monkeypatch.setattr(metadata, "distribution", lambda name: SimpleNamespace(read_text=lambda file: json.dumps(told)))
+    assert installing("swarmnode[hf]") == (
+        "'/a venv/bin/python' -m pip install --constraint '/a checkout/constraints.txt' -e '/a checkout[hf]'"
+    )
+    told.clear()
     assert installing("swarmnode[hf]") == "'/a venv/bin/python' -m pip install \"swarmnode[hf]\""
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert installing("swarmnode[hf]") == "uv pip install --python '/a venv/bin/python' \"swarmnode[hf]\""
