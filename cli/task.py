@@ -31,10 +31,10 @@ def check(
 ) -> None:
     """Try a task of your own in the trainer's sandbox.
 
-    It takes some steps, on data by chance where it trains on text.
+    It says what would harm a swarm, or takes some steps, on data by chance where it trains on text.
 
-    Says parameters, time of a step, and what a run of it will have; of questions for a run by rollouts some, and what
-    their keys earn. Example: swarmnode task check sine.py:Sine
+    Then it says parameters, time of a step, and what a run of it will have; of questions for a run by rollouts some,
+    and what their keys earn. Example: swarmnode task check sine.py:Sine
     """
     from swarmnode.node.plan import check_questions, check_task
 

@@ -273,7 +273,12 @@ def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
     if spec.task.name in BUILT_IN or not spec.needs_data:
         raise SettingError(f"{file or task}: the task {spec.task.name} is built in; give [task] name another one")
     settings = TrainerSettings(
-        threads=config.threads, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
+        threads=config.threads,
+        nice=config.nice,
+        task=task,
+        check=True,
+        sandbox=config.sandbox,
+        readable=config.sandbox_read,
     )
     pace = measure(spec, settings)
     bodies = [each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == named]
@@ -305,7 +310,7 @@ def check_questions(task: str, file: Path | None, config: NodeConfig) -> Questio
         raise SettingError(f"{file}: [rollouts] task = {spec.rollouts.task!r} is no file such as {task}")
     spec = spec.updated(rollouts={"warm_up": min(1, spec.rollouts.warm_up)})
     settings = TrainerSettings(
-        threads=1, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
+        threads=1, nice=config.nice, task=task, check=True, sandbox=config.sandbox, readable=config.sandbox_read
     )
     ((name, difficulty),) = tasks_of_run(spec.rollouts)
 
@@ -366,7 +371,12 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
             done = await trainer.train(round=0, steps=10**9, seconds=STEPS_FOR)
             await trainer.evaluate(thorough=False)
             began = time.perf_counter()
-            await trainer.evaluate(thorough=False)
+            lost = await trainer.evaluate(thorough=False)
+            if not math.isfinite(done.loss + lost):
+                raise ExpectedError(
+                    f"after {WARM_UP + done.steps} steps the loss is {done.loss:g}, and {lost:g} held out, so that "
+                    "nothing is learned: lower [inner] lr or clip, or look for what makes nan in the task"
+                )
             weight = trainer.weight or Weight(trainer.layout.parameters)
             measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began, trainer.free
             nursery.cancel_scope.cancel()

@@ -161,6 +161,10 @@ class Worker:
         same = ("heldout", "tokenizer", "base", "policy", "sampling", "task")
         given = {name: settings[name] for name in same}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
+        if settings["check"]:
+            from swarmnode.training.trial import look
+
+            look(run, assignment, settings["task"], self._device)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)
         gc.freeze()
         gc.enable()

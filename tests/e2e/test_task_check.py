@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from realnodes import swarmnode
 
-from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.exitcodes import CONFIG, ERROR
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
@@ -31,6 +31,21 @@ def test_a_task_that_trains_is_told_with_what_its_run_will_have(sine: Path, tmp_
         **dict.fromkeys(("sample", "heldout", "places"), True),
         **dict.fromkeys(("needs_text", "skeleton", "feed", "on"), False),
     }
+
+
+@pytest.mark.slow
+def test_all_that_would_harm_a_swarm_is_told_at_once(sine: Path, tmp_path: Path) -> None:
+    good = sine.read_text()
+    sine.write_text(
+        good.replace("torch.manual_seed(spec.run.seed)", "").replace("(samples, generator)", "(samples, None)")
+    )
+    done = swarmnode("task", "check", f"{sine}:Sine", "--data-dir", tmp_path / "node", timeout=120)
+    assert done.returncode == ERROR and "- parameter 0.weight begins" in done.stderr and "- draw gives" in done.stderr
+    later = "def loss(self, batch):\n        self.losses = getattr(self, 'losses', 0) + 1"
+    grown = ".square().mean() * (float('inf') if self.losses > 20 else 1)"
+    sine.write_text(good.replace("def loss(self, batch):", later).replace(".square().mean()", grown))
+    done = swarmnode("task", "check", f"{sine}:Sine", "--data-dir", tmp_path / "node", timeout=120)
+    assert done.returncode == ERROR and "steps the loss is" in done.stderr, done
 
 
 def test_a_task_that_fails_is_told_as_it_fails(sine: Path, tmp_path: Path) -> None:
