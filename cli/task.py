@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import duration, group, loaded, plain, show, table
+from swarmnode.cli.terminal import duration, group, loaded, plain, show, table, waiting
 from swarmnode.training.rl.section import asks_questions
 
 GIVES = {  # what a task may leave out, and what a run then has with it and without it
@@ -36,11 +36,12 @@ def check(
     Then it says parameters, time of a step, and what a run of it will have; of questions for a run by rollouts some,
     and what their keys earn. Example: swarmnode task check sine.py:Sine
     """
-    from swarmnode.node.plan import check_questions, check_task
+    from swarmnode.node.plan import STEPS_FOR, check_questions, check_task
 
     config = loaded().config
     if task_file.startswith("text:") or asks_questions(task_file):
-        told = check_questions(task_file, run_file, config)
+        with waiting(f"asking {task_file} some questions, once torch has started"):
+            told = check_questions(task_file, run_file, config)
         lines = [f"{task_file} asks questions, {1000 * told.seconds:.0f} ms for one with two answers"]
         for each in told.asked:
             lines += [
@@ -50,7 +51,8 @@ def check(
         lines.append(f"Everybody who joins needs this very file (sha-256 {told.code_sha256[:16]}…): --task {task_file}")
         show({"task": told.name, **asdict(told)}, lines)
         return
-    found = check_task(task_file, run_file, config)
+    with waiting(f"trying {task_file}: {STEPS_FOR:g} s of steps, once torch has started"):
+        found = check_task(task_file, run_file, config)
     pace = found.pace
     rows = [(name, "yes" if found.has[name] else "no", GIVES[name][not found.has[name]]) for name in GIVES]
     text = (

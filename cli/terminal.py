@@ -226,6 +226,23 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say what is done in the block, on a terminal with the time that it has taken so far."""
+    if not sys.stderr.isatty():
+        say(what)
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    columns = (TimeElapsedColumn(Column(min_width=7)), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as shown:
+        shown.add_task(what, total=None)
+        yield
+
+
 def be_sure(question: str, act: str, yes: bool) -> None:
     """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
     if yes:

@@ -150,7 +150,7 @@ def test_a_node_that_starts_is_alive_and_not_ready(swarmnode: Any, daemon: Any, 
 
 
 def test_plan_takes_the_round_trip_that_the_daemon_measures(
-    home: Any, daemon: Any, answer: Any, monkeypatch: pytest.MonkeyPatch
+    home: Any, daemon: Any, answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     links: list[tuple[float, float, float]] = []
 
@@ -161,6 +161,7 @@ def test_plan_takes_the_round_trip_that_the_daemon_measures(
     monkeypatch.setattr("swarmnode.node.plan.planned", planned)
     assert main(["plan", "run.toml", "--peer", answer["peer_id"], "--data-dir", str(home)]) == ERROR
     assert links[0][2] == 0.0015
+    assert "measuring run.toml: 6 s of steps" in capsys.readouterr().err, "nobody is left to wonder for 15 s"
 
 
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
