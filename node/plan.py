@@ -19,7 +19,6 @@ The formulas are those of a swarm of `n` members alike, of which each has this m
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import math
 import tempfile
@@ -55,7 +54,7 @@ from swarmnode.training.rl.section import asked_by
 from swarmnode.training.rl.tasks import TaskRef, tasks_of_run
 from swarmnode.training.rl.vocabulary import BYTES
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
-from swarmnode.training.tasks import BUILT_IN, needs_text, task_file, task_source
+from swarmnode.training.tasks import BUILT_IN, MAY_LACK, needs_text, task_file, task_source
 from swarmnode.training.tokens import dtype_of
 
 STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …
@@ -72,7 +71,6 @@ FRAMES = 1.01  # bytes on the wire for one of the vector's
 DAY = 86_400.0  # seconds
 WAYS = (("diloco", "int8"), ("diloco", "fp16"), ("btard", "int8"), ("open", "topk"), ("open", "sign3"))
 QUESTIONS = 5  # that are asked to see whether a task can
-MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # of a task
 ALIKE = 0.02  # of the time: so near two ways compute as much
 
 
@@ -98,6 +96,7 @@ class Pace:
     clip: float  # CenteredClip and what its encoding leaves, for each member
     check: float  # checksums of an own part
     device: float | None = None  # bytes that are free there; None: it trains on the CPU
+    has: tuple[str, ...] = ()  # of MAY_LACK
 
 
 @dataclass(frozen=True)
@@ -267,8 +266,8 @@ def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
 
     Raises SettingError, ExpectedError.
     """
-    source, named = task_source(task), task.rpartition(":")[2]
-    tables = {"run": {"name": "check"}, "task": {"name": named.lower()}}
+    source = task_source(task)
+    tables = {"run": {"name": "check"}, "task": {"name": task.rpartition(":")[2].lower()}}
     spec = load_runspec(file) if file is not None else parse_runspec(tables, source=task)
     if spec.task.name in BUILT_IN or not spec.needs_data:
         raise SettingError(f"{file or task}: the task {spec.task.name} is built in; give [task] name another one")
@@ -281,9 +280,7 @@ def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
         readable=config.sandbox_read,
     )
     pace = measure(spec, settings)
-    bodies = [each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == named]
-    defined = {line.name for body in bodies for line in body if isinstance(line, ast.FunctionDef)}
-    has = {"needs_text": needs_text("", task)} | {name: name in defined for name in MAY_LACK}
+    has = {"needs_text": needs_text("", task)} | {name: name in pace.has for name in MAY_LACK}
     return TaskCheck(spec.task.name, hashlib.sha256(source).hexdigest(), pace, has)
 
 
@@ -361,7 +358,7 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
     They are taken on tokens by chance, of which none takes longer than another.
     """
 
-    async def main(text: Path) -> tuple[Weight, float, float, float | None]:
+    async def main(text: Path) -> tuple[tuple[Weight, float, float], dict[str, Any]]:
         based, _ = await with_base(spec, settings.base)
         told = replace(settings, heldout=str(text), texts=(str(text),))
         trainer = TrainerProcess(_on_chance(based, text), run_id=spec.run_id, peer_id="plan", settings=told)
@@ -378,13 +375,13 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
                     "nothing is learned: lower [inner] lr or clip, or look for what makes nan in the task"
                 )
             weight = trainer.weight or Weight(trainer.layout.parameters)
-            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began, trainer.free
+            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began
             nursery.cancel_scope.cancel()
-        return measured
+        return measured, {"device": trainer.free, "has": trainer.has}
 
     with _told_why(), tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
-        weight, step, loss, device = trio.run(main, Path(folder, "text"))
-    return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)), device=device)
+        measured, here = trio.run(main, Path(folder, "text"))
+    return Pace(*measured, **_arithmetic(spec, min(measured[0].parameters, SAMPLE)), **here)
 
 
 def _on_chance(spec: RunSpec, file: Path) -> RunSpec:

@@ -32,6 +32,7 @@ BUILT_IN = {
     "image": "swarmnode.training.image:DigitImages",
     "rollouts": "swarmnode.training.rl.trainee:Trainee",
 }
+MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # methods of a task
 WITHOUT_TEXT = (*ROLLOUT_TASKS, "image")  # of these, those whose classes say `needs_text = False`
 
 

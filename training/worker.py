@@ -139,7 +139,7 @@ class Worker:
         from swarmnode.training.optimizer import with_moments
         from swarmnode.training.probes import Probes
         from swarmnode.training.runspec import decode
-        from swarmnode.training.tasks import Assignment, load_task
+        from swarmnode.training.tasks import MAY_LACK, Assignment, load_task
 
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
@@ -213,6 +213,7 @@ class Worker:
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
         here = {"device": self._device, "why": why, "sandbox": asdict(self._confined), "states": told}
+        here["has"] = [name for name in MAY_LACK if hasattr(self._task, name)]
         return {"layout": shape, "moments": moments, **here}
 
     def do_remember(self) -> None:

@@ -122,6 +122,7 @@ class TrainerProcess(Trainer):
         self._changed = trio.lowlevel.ParkingLot()  # a child is ready, or what was asked of it changed
         self.restarts = 0
         self.device, self.ranks = settings.device, settings.ranks
+        self.has: tuple[str, ...] = ()  # of what its task may lack
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, a `SandboxReport`
         self.sampling: dict[str, str] | None = None  # what writes answers, an `EngineStatus`; None where nobody does
         self._spent_before = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of children that ended
@@ -419,7 +420,7 @@ class TrainerProcess(Trainer):
             await child.call("feed", Empty, texts=list(more))
         if answer.why and answer.device != self.device:  # told once
             logger.warning("%s", answer.why)
-        self.device = answer.device
+        self.device, self.has = answer.device, answer.has
         self._tell_sandbox(answer.sandbox)
         if (disk := answer.states) is not None and disk.free * FREE_SHARE < disk.wanted:
             logger.warning(

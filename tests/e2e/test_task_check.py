@@ -23,7 +23,8 @@ def sine(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_task_that_trains_is_told_with_what_its_run_will_have(sine: Path, tmp_path: Path) -> None:
-    done = swarmnode("task", "check", f"{sine}:Sine", "--json", "--data-dir", tmp_path / "node", timeout=120)
+    sine.write_text(f"{sine.read_text()}\n\nclass Mine(Sine):\n    pass\n")  # what it inherits, it has
+    done = swarmnode("task", "check", f"{sine}:Mine", "--json", "--data-dir", tmp_path / "node", timeout=120)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["parameters"] > 100 and answer["step_seconds"] > 0 and len(answer["code_sha256"]) == 64
