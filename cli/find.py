@@ -31,8 +31,6 @@ SEED_PEERS = 256  # of a seed, where everybody comes first
 
 
 class RunNotFound(ExpectedError):
-    """No run of that name answered."""
-
     exit_code = RUN_UNAVAILABLE
 
 
@@ -160,7 +158,6 @@ def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any])
 
 
 def _whose(run: dict[str, Any]) -> str:
-    """Who signed for a run that was found, when, and whose it is."""
     owner = run["owner"]
     signed = [peer for peer in run["signed_by"] if peer != owner] if owner else run["signed_by"]
     said = [f"its owner {short_peer(owner)}"] * run["by_owner"] + [short_peer(peer) for peer in signed]

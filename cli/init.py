@@ -107,9 +107,30 @@ def is_brought(task: str) -> bool:
 
 def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Tables:
     """The settings of a run that learns `task`, whichever kind it is of. Raises UsageMistake."""
-    asked = _asked_by(task)
-    tables = _tables(name, "rollouts" if asked else task, data, size)
-    tables["rollouts"] |= {"task": asked} if asked else {}
+    if asked := _asked_by(task):
+        task = "rollouts"
+    for option, value in (("size", size), ("data", data), ("task", task)):
+        _check(option, value)
+    layers, heads, width, context, vocabulary, batch, steps = SIZES[size]
+    tables: Tables = {table: {} for table in SECTIONS}
+    tables["run"] = {"name": name, "seed": 1}
+    tables["task"] = {"name": task.rpartition(":")[2].lower() if ":" in task else task}
+    if task in HAS_TEXT:
+        tables["task"]["corpus"] = Path(data).name if data else STANDARD
+    if task in ROLLOUT_TASKS:
+        tables["rollouts"] = {"task": asked} if asked else {}
+        return tables
+    tables["inner"] = {"batch": batch, "steps": steps}
+    match task:
+        case "hf-lm":
+            tables["model"] = {"lora_rank": 16, "context": 256}
+            tables["inner"] = {"lr": 2e-4, "weight_decay": 0.0, "batch": 4, "steps": 40}
+        case "gpt":
+            tables["data"] = {"vocabulary": vocabulary}
+            tables["inner"]["optimizer"] = "muon"
+            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context, "tied": True}
+        case _:
+            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
     return tables
 
 
@@ -151,32 +172,6 @@ def _check(option: str, value: str) -> None:
             )
         case "trust" if value not in ("known", "open"):
             raise UsageMistake(f"--trust {value}: is neither known nor open")
-
-
-def _tables(name: str, task: str, data: str, size: str) -> Tables:
-    """The settings that a file names. Raises UsageMistake."""
-    for option, value in (("size", size), ("data", data), ("task", task)):
-        _check(option, value)
-    layers, heads, width, context, vocabulary, batch, steps = SIZES[size]
-    tables: Tables = {table: {} for table in SECTIONS}
-    tables["run"] = {"name": name, "seed": 1}
-    tables["task"] = {"name": task.rpartition(":")[2].lower() if ":" in task else task}
-    if task in HAS_TEXT:
-        tables["task"]["corpus"] = Path(data).name if data else STANDARD
-    if task in ROLLOUT_TASKS:
-        return tables
-    tables["inner"] = {"batch": batch, "steps": steps}
-    match task:
-        case "hf-lm":
-            tables["model"] = {"lora_rank": 16, "context": 256}
-            tables["inner"] = {"lr": 2e-4, "weight_decay": 0.0, "batch": 4, "steps": 40}
-        case "gpt":
-            tables["data"] = {"vocabulary": vocabulary}
-            tables["inner"]["optimizer"] = "muon"
-            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context, "tied": True}
-        case _:
-            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
-    return tables
 
 
 def _written(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

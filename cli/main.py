@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "state": ("swarmnode.cli.state", "state"),
     "scores": ("swarmnode.cli.scores", "scores"),
     "rollouts": ("swarmnode.cli.rollouts", "rollouts"),
-    "task": ("swarmnode.cli.task", "task"),
+    "task": ("swarmnode.cli.configure", "task"),
     "steer": ("swarmnode.cli.steer", "steer"),
     "successor": ("swarmnode.cli.steer", "successor"),
     "provenance": ("swarmnode.cli.provenance", "provenance"),
@@ -70,8 +70,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyCommands(typer.core.TyperGroup):
-    """The commands of COMMANDS, each imported when it is asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -146,7 +144,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The exit code of an expected error; None for a bug."""
     from swarmnode.training.options import SettingError
 
     if isinstance(error, exitcodes.ExpectedError):

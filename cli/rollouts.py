@@ -167,7 +167,6 @@ def stats() -> None:
 
 
 def _by_task(courses: dict[str, list[list[float]]]) -> list[str]:
-    """The course of the reward of each task, where there are several."""
     rewards = {plain(task, 32): [reward for _, reward in course] for task, course in sorted(courses.items())}
     wide = max(map(len, rewards), default=0)
     return [
@@ -185,5 +184,4 @@ def _sampler(each: dict[str, Any]) -> str:
 
 
 def _explained(reasons: set[str]) -> list[str]:
-    """What the words for why groups or answers were refused mean."""
     return [f"  {reason}: {WHY[reason]}" for reason in sorted(reasons) if reason in WHY]

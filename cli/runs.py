@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from swarmnode.cli.history import measured
 from swarmnode.cli.provenance import export
 from swarmnode.cli.steer import STOP_TIMEOUT
 from swarmnode.cli.terminal import (
@@ -174,7 +175,7 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
         "owner": spec.owner if spec is not None else "",
         "rounds": max([last.get("round", -1) + 1, *saved]),
         "checkpoint": max(saved, default=None),
-        "last": next((value for each in reversed(rounds) if (value := _value(each)) is not None), None),
+        "last": ([None] + [value for _, value in measured(rounds)])[-1],
         "unit": spec.loss_unit if spec is not None else "",
         "time": last.get("time", folder.stat().st_mtime),
         "bytes": _bytes_in(folder),
@@ -192,32 +193,23 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _end(home: DataDir, run_id: str) -> dict[str, Any]:
-    """Where the curve of a run ends."""
     rounds = _rounds(home, run_id)
-    measured = [value for each in rounds if (value := _value(each)) is not None]
+    values = [value for _, value in measured(rounds)]
     best = max if any("reward" in each for each in rounds) else min
     return {
         "rounds": rounds[-1]["round"] + 1 if rounds else 0,
-        "last": measured[-1] if measured else None,
-        "best": best(measured, default=None),
+        "last": values[-1] if values else None,
+        "best": best(values, default=None),
         "hours": round((rounds[-1]["time"] - rounds[0]["time"]) / 3600, 3) if rounds else None,
         "tokens_here": sum(each.get("tokens", 0) for each in rounds),
     }
 
 
 def _rounds(home: DataDir, run_id: str) -> list[dict[str, Any]]:
-    """The rounds that this node saw end. Raises DataDirError."""
     return figures(home.run(run_id) / HISTORY, most=ALL)
 
 
-def _value(round: dict[str, Any]) -> float | None:
-    """Its loss, or its reward in a run by rollouts."""
-    value: float | None = round.get("reward", round.get("loss"))
-    return value
-
-
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    """By table and key, as in inner.lr."""
     return {
         f"{name}.{key}": getattr(getattr(spec, name), key)
         for name, section in SECTIONS.items()

@@ -226,23 +226,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-@contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Say what is done in the block, on a terminal with the time that it has taken so far."""
-    if not sys.stderr.isatty():
-        say(what)
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-    from rich.table import Column
-
-    columns = (TimeElapsedColumn(Column(min_width=7)), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as shown:
-        shown.add_task(what, total=None)
-        yield
-
-
 def be_sure(question: str, act: str, yes: bool) -> None:
     """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
     if yes:
@@ -259,7 +242,6 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def colours() -> bool:
-    """Whether standard output is a terminal that wants colours."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -307,7 +289,6 @@ def count(number: float) -> str:
 
 
 def why_held(hold: dict[str, Any]) -> str:
-    """Why a node does not train, and until when."""
     until = hold["until"]
     when = f"; it goes on {time.strftime('%a %H:%M', time.localtime(until))}" if until is not None else ""
     return f"{plain(hold['why'])}{when}"

@@ -231,7 +231,6 @@ class NodeConfig:
 
     @property
     def directory(self) -> Path:
-        """`data_dir` as an absolute path."""
         return Path(self.data_dir).expanduser().absolute()
 
     @property
@@ -357,7 +356,6 @@ def flag_name(key: str) -> str:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Settings from SWARMNODE_* variables."""
     values: dict[str, Any] = {}
     for key in describe(NodeConfig):
         text = environ.get(variable := ENVIRONMENT + key.upper())

@@ -51,7 +51,6 @@ def look_around(config: NodeConfig, wanted: str, within: float) -> list[dict[str
 
 
 def told(found: FoundRun) -> dict[str, Any]:
-    """A run that was found, for people and programs."""
     spec, listing = found.spec, found.entry.listing
     return {
         "run_id": spec.run_id,

@@ -150,7 +150,6 @@ class RunSession(Observer):
         self._here: set[PeerId] = set()  # other members that were connected at the end of the last round
 
     def measure(self, metrics: Metrics) -> None:
-        """Show the run's progress."""
         self.method.measure(metrics)
         metrics.show(ROUND, lambda: self.place.round if self.place is not None else None)
         metrics.show(ROUND_AGE, lambda: self.round_age)
@@ -588,7 +587,6 @@ def _what_came(result: RoundResult, unit: str) -> str:
 
 
 def told(learned: Learned) -> str:
-    """What an update from rollouts came to, for people."""
     groups, peers = number_of(learned.taken, "group"), number_of(learned.authors, "peer")
     text = f"reward {learned.reward:.3f}, learned from {groups} of {peers}"
     if learned.sampled:

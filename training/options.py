@@ -57,7 +57,6 @@ def option(
     choices: tuple[str, ...] = (),
     form: tuple[str, str] = ("", ""),
 ) -> Any:
-    """A dataclass field with an `Option` in its metadata."""
     described = Option(help, unit, between, choices, form)
     return dataclasses.field(default=default, metadata={"option": described})
 
@@ -68,7 +67,6 @@ def describe(section: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Opti
 
 
 def type_of(section: type[Any], key: str) -> Any:
-    """The type of a setting."""
     if section not in _types:
         _types[section] = get_type_hints(section)
     return _types[section][key]
@@ -159,7 +157,6 @@ def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
 
 
 def as_toml(value: Any) -> str:
-    """A setting's value as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):

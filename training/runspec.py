@@ -235,7 +235,6 @@ class InnerSection:
         return self.steps_before(round + 1) - self.steps_before(round)
 
     def steps_before(self, round: int) -> int:
-        """Inner steps in all rounds before this one."""
         if self.interval != "growing":
             return round * self.steps
         begun = _grown(self.steps)

@@ -213,8 +213,8 @@ class Worker:
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
         here = {"device": self._device, "why": why, "sandbox": asdict(self._confined), "states": told}
-        here["has"] = [name for name in MAY_LACK if hasattr(self._task, name)]
-        return {"layout": shape, "moments": moments, **here}
+        has = [name for name in MAY_LACK if hasattr(self._task, name)]
+        return {"layout": shape, "moments": moments, **here, "has": has}
 
     def do_remember(self) -> None:
         """Go on with the moments in the memory; with fresh ones where it died in an audit of others, or diverged."""
@@ -486,7 +486,6 @@ class Worker:
             raise Closed from error
 
     def _obey(self, command: dict[str, Any]) -> Any:
-        """Do what a command says; what came of it."""
         arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         return getattr(self, f"do_{command['op']}")(**arguments)
 
@@ -507,8 +506,6 @@ class Worker:
 
 
 class Follower(Worker):
-    """A rank that does what rank 0 tells it, and says nothing."""
-
     def reply(self, command: dict[str, Any]) -> None:
         try:
             self._obey(command)

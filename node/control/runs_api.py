@@ -103,7 +103,6 @@ class RunsApi:
         return {"groups": listed, "more": len(chosen) > limit}
 
     async def rollouts_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """One group with its question, answers and what they earn."""
         _, rollouts = self._sharing()
         wanted = str(params.get("id", ""))
         held = [*rollouts.pool.own(), *(held.signed for held in rollouts.pool)]
@@ -183,7 +182,6 @@ class RunsApi:
     # --- successor -------------------------------------------------------------------------------------------------
 
     async def successor_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What the owner of this node's run said."""
         spec, state = self._run()
         said = read(await state.get(spec.owner, KEY), spec) if spec.owner else None
         return {"run_id": spec.run_id, "owner": spec.owner or None, **_told(said)}
@@ -202,7 +200,6 @@ class RunsApi:
         return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))
 
     async def successor_end(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Say that the run has ended."""
         self._owned()
         return await self._say(Succession("", self._node.rounds_done(), str(params.get("reason") or "")))
 
@@ -290,7 +287,6 @@ def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
 
 
 def _audit(audit: Audit) -> dict[str, Any]:
-    """One audit with all that is needed to repeat it."""
     told = {name: value.hex() if isinstance(value, bytes) else value for name, value in vars(audit).items()}
     return told | {
         "verdict": audit.verdict.value,

@@ -373,7 +373,6 @@ class TrainerChild:
             self._stop_or_go()
 
     def _cpu_used(self) -> float:
-        """CPU seconds of this process and of all ranks."""
         with suppress(OSError):  # it has ended
             ranks = [self.process.pid]
             with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as children:

@@ -41,8 +41,6 @@ class WeighReply:
 
 @dataclass(frozen=True)
 class StateRoom:
-    """Disk for the states that auditors may ask for."""
-
     wanted: Bytes
     free: Bytes
 

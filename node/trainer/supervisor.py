@@ -139,7 +139,6 @@ class TrainerProcess(Trainer):
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all children so far."""
         return self._cpu_before + (self._process.cpu_seconds if self._process is not None else 0.0)
 
     def cap_cpu(self, cores: float) -> None:

@@ -41,7 +41,7 @@ def test_all_that_would_harm_a_swarm_is_told_at_once(sine: Path, tmp_path: Path)
         good.replace("torch.manual_seed(spec.run.seed)", "").replace("(samples, generator)", "(samples, None)")
     )
     done = swarmnode("task", "check", f"{sine}:Sine", "--data-dir", tmp_path / "node", timeout=120)
-    assert done.returncode == ERROR and "- parameter 0.weight begins" in done.stderr and "- draw gives" in done.stderr
+    assert done.returncode == ERROR and "- parameter 0.weight begins" in done.stderr and "- draw differs" in done.stderr
     later = "def loss(self, batch):\n        self.losses = getattr(self, 'losses', 0) + 1"
     grown = ".square().mean() * (float('inf') if self.losses > 20 else 1)"
     sine.write_text(good.replace("def loss(self, batch):", later).replace(".square().mean()", grown))
