@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, duration, flags, group, loaded, plain, say, show, table
+from swarmnode.cli.terminal import ConfigOption, duration, flags, group, loaded, plain, show, table, waits
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
 from swarmnode.training.rl.section import asks_questions
@@ -101,14 +101,14 @@ def check_task(
 
     config = loaded().config
     if task_file.startswith("text:") or asks_questions(task_file):
-        say(f"asking {task_file} some questions, once torch has started")
+        waits(f"asking {task_file} some questions, once torch has started")
         told = plan.check_questions(task_file, run_file, config)
         lines = [f"{task_file} asks questions, {1000 * told['seconds']:.0f} ms for one with two answers"]
         for each in told["asked"]:
             earns = f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}"
             lines += [f"  {plain(each['question'], 100)}", earns]
     else:
-        say(f"trying {task_file}: {plan.STEPS_FOR:g} s of steps, once torch has started")
+        waits(f"trying {task_file}: {plan.STEPS_FOR:g} s of steps, once torch has started")
         told = plan.check_task(task_file, run_file, config)
         rows = [(name, "yes" if told["has"][name] else "no", GIVES[name][not told["has"][name]]) for name in GIVES]
         trains = f"{task_file} trains: {told['parameters']:,} parameters, {told['step_seconds']:.3g} s a step, "

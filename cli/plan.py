@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import ask, duration, loaded, say, show, size, table
+from swarmnode.cli.terminal import ask, duration, loaded, show, size, table, waits
 from swarmnode.node.config import MEGABIT
 
 UP, DOWN, ROUND_TRIP = 20.0, 100.0, 40.0  # Mbit/s, Mbit/s and ms of a home, where nothing else is known
@@ -52,7 +52,7 @@ def plan(
         round_trip = min(ask("ping", timeout=40.0, peer=peer, count=3)["rtts_ms"])
     up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
-    say(f"measuring {run_file}: {STEPS_FOR:g} s of steps, once torch has started")
+    waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, once torch has started")
     found = planned(run_file, config, {k: v for k, v in given.items() if v is not None}, link=link, members=nodes)
     rows = [
         [

@@ -226,6 +226,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def waits(text: str) -> None:
+    """What a person waits for from now on; a program, which reads an error as JSON there, is told nothing."""
+    if not as_json():
+        say(text)
+
+
 def be_sure(question: str, act: str, yes: bool) -> None:
     """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
     if yes:

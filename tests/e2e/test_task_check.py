@@ -56,5 +56,7 @@ def test_a_task_that_fails_is_told_as_it_fails(sine: Path, tmp_path: Path) -> No
     done = swarmnode("task", "check", f"{sine}:Sine", "--data-dir", tmp_path / "node", timeout=120)
     assert done.stderr.startswith(f"trying {sine}:Sine: 6 s of steps"), "nobody is left to wonder for 15 s"
     assert done.returncode != 0 and "OSError" in done.stderr and "Traceback" not in done.stderr
+    told = swarmnode("task", "check", f"{tmp_path / 'none.py'}:Sine", "--json", "--data-dir", tmp_path / "node")
+    assert json.loads(told.stderr)["error"]["exit_code"] == CONFIG, "a program reads an error and nothing else"
     missing = swarmnode("task", "check", f"{tmp_path / 'none.py'}:Sine", "--data-dir", tmp_path / "node")
     assert missing.returncode == CONFIG and "none.py" in missing.stderr
