@@ -1,4 +1,4 @@
-"""`swarmnode config`: check a file, show what is in force."""
+"""`swarmnode config` and `swarmnode task`: check a file of settings, or a task of one's own; show what is in force."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import ConfigOption, flags, group, say, show, table
+from swarmnode.cli.terminal import ConfigOption, duration, flags, group, loaded, plain, show, table, waits
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
+from swarmnode.training.rl.section import asks_questions
+
+GIVES = {  # what a task may leave out, and what a run then has with it and without it
+    "needs_text": ("its creator publishes the text", "the task brings its data along"),
+    "sample": ("swarmnode sample asks it", "swarmnode sample is refused"),
+    "skeleton": ("memory is told before it trains", "memory is known when it trains"),
+    "heldout": ("judged cheaply in open runs", "judged in open runs at several times the cost"),
+    "places": ("audited in open runs", "nobody's steps are repeated in open runs"),
+}
 
 config = group("Check a file of settings, or show those in force.")
 
@@ -65,7 +74,45 @@ def show_settings(file: ConfigOption = None) -> None:
     Example: swarmnode config show
     """
     found = load_config(file, os.environ, flags())
-    for warning in found.warnings:
-        say(f"warning: {warning}")
     rows = [(key, as_toml(each["value"]), each["origin"]) for key, each in found.settings.items()]
-    show({"settings": found.settings, "warnings": found.warnings}, table(("KEY", "VALUE", "FROM"), rows))
+    show({"settings": found.settings}, table(("KEY", "VALUE", "FROM"), rows))
+
+
+# -- a task of one's own
+
+task = group("Check a task of your own.")
+
+
+@task.command("check")
+def check_task(
+    task_file: Annotated[str, typer.Argument(metavar="FILE.py:CLASS", help="The task, or text:FILE.jsonl: questions.")],
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="A run of it. [default: all settings as they are usual]")
+    ] = None,
+) -> None:
+    """Try a task of your own in the trainer's sandbox.
+
+    It says what would harm a swarm, or takes some steps, on data by chance where it trains on text.
+
+    Then it says parameters, time of a step, and what a run of it will have; of questions for a run by rollouts some,
+    and what their keys earn. Example: swarmnode task check sine.py:Sine
+    """
+    from swarmnode.node import plan
+
+    config = loaded().config
+    if task_file.startswith("text:") or asks_questions(task_file):
+        waits(f"asking {task_file} some questions, once torch has started")
+        told = plan.check_questions(task_file, run_file, config)
+        lines = [f"{task_file} asks questions, {1000 * told['seconds']:.0f} ms for one with two answers"]
+        for each in told["asked"]:
+            earns = f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}"
+            lines += [f"  {plain(each['question'], 100)}", earns]
+    else:
+        waits(f"trying {task_file}: {plan.STEPS_FOR:g} s of steps, once torch has started")
+        told = plan.check_task(task_file, run_file, config)
+        rows = [(name, "yes" if told["has"][name] else "no", GIVES[name][not told["has"][name]]) for name in GIVES]
+        trains = f"{task_file} trains: {told['parameters']:,} parameters, {told['step_seconds']:.3g} s a step, "
+        trains += f"{duration(told['loss_seconds'])} for the held-out loss"
+        lines = [trains, table(("IT HAS", "", "SO THAT"), rows)]
+    same = f"Everybody who joins needs this very file (sha-256 {told['code_sha256'][:16]}…): --task {task_file}"
+    show(told, [*lines, same])

@@ -164,7 +164,6 @@ def struck(text: str, secrets: list[str], runs: list[str]) -> str:
 
 
 def _pack(files: dict[str, str], out: BinaryIO) -> None:
-    """Write a tar.gz of them, in a folder of its own."""
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for name, text in sorted(files.items()):
             content = text.encode()

@@ -168,7 +168,6 @@ def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any])
 
 
 def _whose(run: dict[str, Any]) -> str:
-    """Who signed for a run that was found, when, and whose it is."""
     owner = run["owner"]
     signed = [peer for peer in run["signed_by"] if peer != owner] if owner else run["signed_by"]
     said = [f"its owner {short_peer(owner)}"] * run["by_owner"] + [short_peer(peer) for peer in signed]

@@ -118,7 +118,7 @@ def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
     """As the daemon's method `history` answers. Raises DataDirError."""
     name = unit = ""
     if (spec := spec_of(home, run_id)) is not None:  # else the rounds can be read all the same
-        name, unit = spec.run.name, spec.loss_unit if spec.needs_data else "reward"
+        name, unit = spec.run.name, spec.loss_unit
     rounds = figures(home.run(run_id) / HISTORY, since, most=ALL)
     return {"run_id": run_id, "name": name, "unit": unit, "rounds": rounds}
 
@@ -155,7 +155,6 @@ def _write(
 
 
 def _numbers(each: dict[str, Any]) -> dict[str, float]:
-    """The figures of a round that make curves."""
     numbers = {name: value for name, value in each.items() if isinstance(value, int | float)}
     return {name: numbers[name] for name in numbers if name not in ("round", "time")}
 
@@ -239,7 +238,6 @@ def _table(answer: dict[str, Any], last: int) -> Iterator[str]:
 
 
 def _given(rounds: Sequence[dict[str, Any]]) -> str:
-    """What this node gave to the run in these rounds."""
     tokens, trained, came, went = (
         sum(each.get(name, 0) for each in rounds) for name in ("tokens", "trained_s", "bytes_in", "bytes_out")
     )
@@ -269,5 +267,4 @@ def _row(each: dict[str, Any], stages: Sequence[str]) -> list[str]:
 
 
 def _steered(each: dict[str, Any]) -> str:
-    """What the run's owner had changed in this round."""
     return plain(" ".join(f"{key}={value}" for key, value in each.get("steered", {}).items()), 80)

@@ -74,14 +74,14 @@ def init(
     if file.exists() and not force:
         raise UsageMistake(f"{file} is there already; name another file, or replace it with --force")
     asks = sys.stdin.isatty() and not yes and not as_json()
-    task = task or _asked(asks, f"What is learned? {', '.join(BUILT_IN_TASKS)}, {OTHERS}", "byte-lm")
-    if task == BASE_TASK and not (base := base or _asked(asks, "Which model to begin from, a folder or a name", "")):
-        raise UsageMistake(f"--task {BASE_TASK} begins from a model: name it with --base MODEL")
+    task = task or _asked(asks, "task", f"What is learned? {', '.join(BUILT_IN_TASKS)}, {OTHERS}", "byte-lm")
+    if task == BASE_TASK:
+        base = base or _asked(asks, "base", "Which model to begin from, a folder or a name", "")
     if task in HAS_TEXT:
-        data = data or _asked(asks, "Which text, a file or a folder?", STANDARD)
+        data = data or _asked(asks, "data", "Which text, a file or a folder?", STANDARD)
     if task not in (BASE_TASK, *ROLLOUT_TASKS) and not _asked_by(task):
-        size = size or _asked(asks, f"How large? {SIZE_WORDS}", "tiny")
-    trust = trust or _asked(asks, "Who takes part: known (people whom you trust) or open (anybody)?", "known")
+        size = size or _asked(asks, "size", f"How large? {SIZE_WORDS}", "tiny")
+    trust = trust or _asked(asks, "trust", "Who takes part: known (people whom you trust) or open (anybody)?", "known")
     tables = tables_of(task, name=name or file.stem.lower(), data=data, size=size or "tiny")
     tables["run"]["trust"] = trust
     tables["model"] |= {"base": base} if base else {}
@@ -107,38 +107,10 @@ def is_brought(task: str) -> bool:
 
 def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Tables:
     """The settings of a run that learns `task`, whichever kind it is of. Raises UsageMistake."""
-    asked = _asked_by(task)
-    tables = _tables(name, "rollouts" if asked else task, data, size)
-    tables["rollouts"] |= {"task": asked} if asked else {}
-    return tables
-
-
-def _asked_by(task: str) -> str:
-    """`[rollouts] task` of a run that asks questions: gym:, text:, or a class with `generate` and `verify`; else ""."""
-    kind, _, rest = task.partition(":")
-    if kind in ("gym", "text"):
-        return task if kind == "gym" else f"text:{Path(rest).name}"
-    file, _, named = task.rpartition(":")
-    return f"{Path(file).name}:{named}" if asks_questions(task) else ""
-
-
-def _asked(asks: bool, question: str, usual: str) -> str:
-    if not asks:
-        return usual
-    say(f"{question} [{usual}]" if usual else question)
-    return input("> ").strip() or usual
-
-
-def _tables(name: str, task: str, data: str, size: str) -> Tables:
-    """The settings that a file names. Raises UsageMistake."""
-    if size not in SIZES:
-        raise UsageMistake(f"--size {size}: is none of {', '.join(SIZES)}")
-    if data not in ("", STANDARD) and not data.startswith("datasets:") and not Path(data).expanduser().exists():
-        raise UsageMistake(f"--data {data}: there is no such file or folder")
-    if ":" not in task and task not in BUILT_IN_TASKS:
-        raise UsageMistake(
-            f"--task {task}: is none of {', '.join(BUILT_IN_TASKS)}, nor gym:NAME, text:FILE.jsonl or FILE.py:CLASS"
-        )
+    if asked := _asked_by(task):
+        task = "rollouts"
+    for option, value in (("size", size), ("data", data), ("task", task)):
+        _check(option, value)
     layers, heads, width, context, vocabulary, batch, steps = SIZES[size]
     tables: Tables = {table: {} for table in SECTIONS}
     tables["run"] = {"name": name, "seed": 1}
@@ -146,6 +118,7 @@ def _tables(name: str, task: str, data: str, size: str) -> Tables:
     if task in HAS_TEXT:
         tables["task"]["corpus"] = Path(data).name if data else STANDARD
     if task in ROLLOUT_TASKS:
+        tables["rollouts"] = {"task": asked} if asked else {}
         return tables
     tables["inner"] = {"batch": batch, "steps": steps}
     match task:
@@ -159,6 +132,46 @@ def _tables(name: str, task: str, data: str, size: str) -> Tables:
         case _:
             tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
     return tables
+
+
+def _asked_by(task: str) -> str:
+    """`[rollouts] task` of a run that asks questions: gym:, text:, or a class with `generate` and `verify`; else ""."""
+    kind, _, rest = task.partition(":")
+    if kind in ("gym", "text"):
+        return task if kind == "gym" else f"text:{Path(rest).name}"
+    file, _, named = task.rpartition(":")
+    return f"{Path(file).name}:{named}" if asks_questions(task) else ""
+
+
+def _asked(asks: bool, option: str, question: str, usual: str) -> str:
+    """What a person answers, asked again until it makes a run; the usual one elsewhere. Raises UsageMistake."""
+    while True:
+        answer = typer.prompt(question, default=usual or None, err=True).strip() if asks else usual
+        try:
+            _check(option, answer)
+            return str(answer)
+        except UsageMistake as error:
+            if not asks:
+                raise
+            say(str(error))
+
+
+def _check(option: str, value: str) -> None:
+    """Raises UsageMistake where it makes no run."""
+    match option:
+        case "base" if not value:
+            raise UsageMistake(f"--task {BASE_TASK} begins from a model: name it with --base MODEL")
+        case "data" if value not in ("", STANDARD) and not value.startswith("datasets:"):
+            if not Path(value).expanduser().exists():
+                raise UsageMistake(f"--data {value}: there is no such file or folder")
+        case "size" if value not in SIZES:
+            raise UsageMistake(f"--size {value}: is none of {', '.join(SIZES)}")
+        case "task" if ":" not in value and value not in BUILT_IN_TASKS:
+            raise UsageMistake(
+                f"--task {value}: is none of {', '.join(BUILT_IN_TASKS)}, gym:NAME, text:FILE.jsonl or FILE.py:CLASS"
+            )
+        case "trust" if value not in ("known", "open"):
+            raise UsageMistake(f"--trust {value}: is neither known nor open")
 
 
 def _written(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -20,8 +20,9 @@ import typer.core
 import typer.main
 
 from swarmnode import __version__
-from swarmnode.cli.terminal import UsageMistake, group
+from swarmnode.cli.terminal import UsageMistake, group, say
 from swarmnode.node import exitcodes
+from swarmnode.node.config import misspelt
 
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -59,7 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "state": ("swarmnode.cli.state", "state"),
     "scores": ("swarmnode.cli.scores", "scores"),
     "rollouts": ("swarmnode.cli.rollouts", "rollouts"),
-    "task": ("swarmnode.cli.task", "task"),
+    "task": ("swarmnode.cli.configure", "task"),
     "steer": ("swarmnode.cli.steer", "steer"),
     "successor": ("swarmnode.cli.steer", "successor"),
     "provenance": ("swarmnode.cli.provenance", "provenance"),
@@ -69,8 +70,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyCommands(typer.core.TyperGroup):
-    """The commands of COMMANDS, each imported when it is asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -119,11 +118,15 @@ def swarmnode(
     Start with: swarmnode local (a swarm on this machine), or swarmnode run RUN.toml, or swarmnode join LINK.
     Exit codes are listed in docs/cli.md.
     """
+    for warning in misspelt(os.environ):
+        say(f"warning: {warning}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="swarmnode", standalone_mode=False)
         return result if isinstance(result, int) else exitcodes.OK
@@ -141,7 +144,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The exit code of an expected error; None for a bug."""
     from swarmnode.training.options import SettingError
 
     if isinstance(error, exitcodes.ExpectedError):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import ask, duration, loaded, show, size, table
+from swarmnode.cli.terminal import ask, duration, loaded, show, size, table, waits
 from swarmnode.node.config import MEGABIT
 
 UP, DOWN, ROUND_TRIP = 20.0, 100.0, 40.0  # Mbit/s, Mbit/s and ms of a home, where nothing else is known
@@ -39,13 +39,12 @@ def plan(
 ) -> None:
     """Say what a run would take, by some steps on this machine.
 
-    Memory, time and bytes are told for each way to train together.
-
-    Memory, time of a round, share of the time that is spent in inner steps, bytes a day; one way is recommended.
+    Of each way to train together: memory, time of a round, share of the time in inner
+    steps, bytes a day. One is recommended.
 
     Example: swarmnode plan my-run.toml --nodes 16 --up 20 --down 100
     """
-    from swarmnode.node.plan import planned
+    from swarmnode.node.plan import STEPS_FOR, planned
 
     config = loaded().config
     given = {"task": task, "device": device, "threads": threads}
@@ -53,6 +52,7 @@ def plan(
         round_trip = min(ask("ping", timeout=40.0, peer=peer)["rtt_ms"] for _ in range(3))
     up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
+    waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, once torch has started")
     found = planned(run_file, config, {k: v for k, v in given.items() if v is not None}, link=link, members=nodes)
     rows = [
         [

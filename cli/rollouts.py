@@ -41,7 +41,10 @@ rollouts = group("Look at the answers that policies share with one another.")
 @rollouts.command("ls")
 def ls(
     author: Annotated[
-        str | None, typer.Option("--author", metavar="PEER", help="Only this peer's; me is this node. [default: all]")
+        str | None,
+        typer.Option(
+            "--author", metavar="PEER", help="This peer's, by its id or as listed; me is this node. [default: all]"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="COUNT", help="How many at most.")] = 20,
 ) -> None:
@@ -164,7 +167,6 @@ def stats() -> None:
 
 
 def _by_task(courses: dict[str, list[list[float]]]) -> list[str]:
-    """The course of the reward of each task, where there are several."""
     rewards = {plain(task, 32): [reward for _, reward in course] for task, course in sorted(courses.items())}
     wide = max(map(len, rewards), default=0)
     return [
@@ -182,5 +184,4 @@ def _sampler(each: dict[str, Any]) -> str:
 
 
 def _explained(reasons: set[str]) -> list[str]:
-    """What the words for why groups or answers were refused mean."""
     return [f"  {reason}: {WHY[reason]}" for reason in sorted(reasons) if reason in WHY]

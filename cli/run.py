@@ -153,8 +153,6 @@ def run(
         load_runspec(runspec)  # a mistake in it is said before anything starts
     loaded = load_config(config_file, os.environ, given)
     DataDir(loaded.config.directory).check_free()
-    for warning in loaded.warnings:
-        say(f"warning: {warning}")
     if loaded.config.log_format != "json":
         say(f"swarmnode starts, with its data in {loaded.config.directory}; some seconds")
     gc.disable()  # while modules are imported, which stay

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,17 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
+from swarmnode.cli.history import measured
 from swarmnode.cli.provenance import export
 from swarmnode.cli.steer import STOP_TIMEOUT
 from swarmnode.cli.terminal import (
-    UsageMistake,
+    YesOption,
     as_json,
+    be_sure,
     current_run,
     directory,
     group,
     plain,
     run_meant,
-    say,
     short_peer,
     show,
     size,
@@ -56,7 +56,7 @@ def list_runs() -> None:
             plain(one["name"] or "(damaged)", 32),
             one["run_id"][:12],
             str(one["rounds"]),
-            _measured(one["last"]),
+            _measured(one),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(one["time"])),
             size(one["bytes"]),
             short_peer(one["owner"]) or "nobody",
@@ -64,10 +64,8 @@ def list_runs() -> None:
         ]
         for one in found
     ]
-    heads = ("NAME", "ID", "ROUNDS", "LOSS", "LAST ROUND", "SIZE", "OWNER", "")
-    text = (
-        table(heads, rows, right=frozenset({2, 3, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
-    )
+    heads = ("NAME", "ID", "ROUNDS", "LAST RESULT", "LAST ROUND", "SIZE", "OWNER", "")
+    text = table(heads, rows, right=frozenset({2, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
     show({"runs": found, "running": current}, text)
 
 
@@ -87,10 +85,9 @@ def show_run(
     if toml and not as_json():
         print(to_toml(spec), end="")
         return
-    last = _measured(told["last"])
     text = (
         f"{plain(spec.run.name)}  {run_id}",
-        f"{told['rounds']} rounds, last loss {last} {spec.loss_unit}, {size(told['bytes'])} in {home.run(run_id)}",
+        f"{told['rounds']} rounds, last result {_measured(told)}, {size(told['bytes'])} in {home.run(run_id)}",
         f"owner {plain(spec.owner) or 'nobody'}; newest checkpoint "
         + ("none" if told["checkpoint"] is None else f"after {told['checkpoint']} rounds"),
         table(("SETTING", "VALUE"), [(key, plain(as_toml(value), 80)) for key, value in settings.items()]),
@@ -108,7 +105,7 @@ def compare(first: RunArgument, second: RunArgument) -> None:
     ids = [run_meant(home, name) for name in (first, second)]
     one, other = (_settings(_spec(home, run_id)) for run_id in ids)
     differing = {key: [value, other[key]] for key, value in one.items() if value != other[key]}
-    ends = [_end(home, run_id) for run_id in ids]
+    ends = [{"unit": _spec(home, run_id).loss_unit} | _end(home, run_id) for run_id in ids]
     rows = [(key, *(plain(as_toml(value), 40) for value in values)) for key, values in differing.items()]
     rows += [(what.replace("_", " "), *(_shown(end[what]) for end in ends)) for what in ends[0]]
     heads = ("", *(f"{plain(_spec(home, run_id).run.name, 24)} {run_id[:8]}" for run_id in ids))
@@ -121,7 +118,7 @@ def leave(
         str | None,
         typer.Argument(metavar="RUN", help="The run's name, or how its id begins. [default: the only one there is]"),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Forget a run and delete its checkpoints on this machine.
 
@@ -130,24 +127,16 @@ def leave(
     """
     home = DataDir(directory())
     chosen = run_meant(home, run_id)
-    if not yes:
-        _confirm(home, chosen)
+    question = (
+        f"Leave run {chosen[:12]} and delete {home.run(chosen)}? Its checkpoints on this machine are lost, and a node "
+        "that runs it is stopped."
+    )
+    be_sure(question, "Delete it", yes)
     try:
         answer = ControlClient(home.path).call("leave", timeout=STOP_TIMEOUT, run_id=chosen)
     except NotRunning:
         answer = {"run_id": chosen, "deleted": _delete(home, chosen)}
     show(answer, f"left {answer['run_id'][:12]}; deleted {', '.join(answer['deleted']) or 'nothing'}")
-
-
-def _confirm(home: DataDir, run_id: str) -> None:
-    question = (
-        f"Leave run {run_id[:12]} and delete {home.run(run_id)}? Its checkpoints on this machine are lost, and a node "
-        "that runs it is stopped."
-    )
-    if not sys.stdin.isatty():
-        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
-    say(question)
-    typer.confirm("Delete it", abort=True, err=True)
 
 
 def _delete(home: DataDir, run_id: str) -> list[str]:
@@ -186,7 +175,8 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
         "owner": spec.owner if spec is not None else "",
         "rounds": max([last.get("round", -1) + 1, *saved]),
         "checkpoint": max(saved, default=None),
-        "last": _value(next((each for each in reversed(rounds) if _value(each) is not None), {})),
+        "last": ([None] + [value for _, value in measured(rounds)])[-1],
+        "unit": spec.loss_unit if spec is not None else "",
         "time": last.get("time", folder.stat().st_mtime),
         "bytes": _bytes_in(folder),
     }
@@ -203,32 +193,23 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _end(home: DataDir, run_id: str) -> dict[str, Any]:
-    """Where the curve of a run ends."""
     rounds = _rounds(home, run_id)
-    measured = [value for each in rounds if (value := _value(each)) is not None]
+    values = [value for _, value in measured(rounds)]
     best = max if any("reward" in each for each in rounds) else min
     return {
         "rounds": rounds[-1]["round"] + 1 if rounds else 0,
-        "last": measured[-1] if measured else None,
-        "best": best(measured, default=None),
+        "last": values[-1] if values else None,
+        "best": best(values, default=None),
         "hours": round((rounds[-1]["time"] - rounds[0]["time"]) / 3600, 3) if rounds else None,
         "tokens_here": sum(each.get("tokens", 0) for each in rounds),
     }
 
 
 def _rounds(home: DataDir, run_id: str) -> list[dict[str, Any]]:
-    """The rounds that this node saw end. Raises DataDirError."""
     return figures(home.run(run_id) / HISTORY, most=ALL)
 
 
-def _value(round: dict[str, Any]) -> float | None:
-    """Its loss, or its reward in a run by rollouts."""
-    value: float | None = round.get("reward", round.get("loss"))
-    return value
-
-
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    """By table and key, as in inner.lr."""
     return {
         f"{name}.{key}": getattr(getattr(spec, name), key)
         for name, section in SECTIONS.items()
@@ -241,9 +222,11 @@ def _usual(setting: str) -> Any:
     return describe(SECTIONS[name])[key][0].default
 
 
-def _measured(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _measured(told: dict[str, Any]) -> str:
+    return "-" if told["last"] is None else f"{told['last']:.4f} {told['unit']}".rstrip()
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

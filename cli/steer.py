@@ -10,7 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import UsageMistake, absolute, ask, directory, group, loaded, plain, show, table, why_held
+from swarmnode.cli.terminal import (
+    UsageMistake,
+    YesOption,
+    absolute,
+    ask,
+    be_sure,
+    directory,
+    group,
+    loaded,
+    plain,
+    show,
+    table,
+    why_held,
+)
 from swarmnode.node.config import CAPS_FILE, caps_told, changed_caps
 from swarmnode.node.control.client import ControlError, NotRunning
 from swarmnode.node.storage.datadir import DataDir, caps_with, write_atomic
@@ -177,13 +190,15 @@ def publish(
 
 
 @successor.command("end")
-def end(reason: ReasonOption = "") -> None:
+def end(reason: ReasonOption = "", yes: YesOption = False) -> None:
     """Tell every node that the run has ended.
 
     Each goes on until its owner stops it. The word lasts a week.
 
     Example: swarmnode successor end --reason "it has converged"
     """
+    run_id = ask("successor_show")["run_id"]
+    be_sure(f"End run {run_id[:12]}? All of its members are told that it is over.", "End it", yes)
     _told(ask("successor_end", reason=reason))
 
 

@@ -52,7 +52,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"),
 ]
-
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
 LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
 
@@ -226,13 +226,28 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def waits(text: str) -> None:
+    """What a person waits for from now on; a program, which reads an error as JSON there, is told nothing."""
+    if not as_json():
+        say(text)
+
+
+def be_sure(question: str, act: str, yes: bool) -> None:
+    """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
+    say(question)
+    typer.confirm(act, abort=True, err=True)
+
+
 _BARS = "▁▂▃▄▅▆▇█"
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a braille character: left, right, from the top
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 def colours() -> bool:
-    """Whether standard output is a terminal that wants colours."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -280,7 +295,6 @@ def count(number: float) -> str:
 
 
 def why_held(hold: dict[str, Any]) -> str:
-    """Why a node does not train, and until when."""
     until = hold["until"]
     when = f"; it goes on {time.strftime('%a %H:%M', time.localtime(until))}" if until is not None else ""
     return f"{plain(hold['why'])}{when}"

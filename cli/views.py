@@ -75,7 +75,6 @@ def labelled(
 
 
 def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
-    """The lines of a screen, each with its label."""
     run, role = status.get("run"), status.get("role", "train")
     if run is not None:
         yield from _run(run, status, colour)
@@ -112,7 +111,6 @@ def sandboxed(told: dict[str, Any] | None) -> str:
 
 
 def head_of(status: dict[str, Any], colour: bool, width: int = WIDTH) -> str:
-    """The first line: version, who this is, since when."""
     left = f"swarmnode {plain(status['version'], 16)}"
     peer = called(status)
     right = f"up {duration(status['uptime_s'])}"
@@ -209,7 +207,6 @@ def sampled(told: dict[str, Any]) -> str:
 
 
 def reasons(counted: dict[str, Any]) -> str:
-    """How many groups were refused for what, in one line."""
     return ", ".join(f"{number} {plain(reason, 24)}" for reason, number in sorted(counted.items()))
 
 
@@ -304,7 +301,6 @@ def render_trace(answer: dict[str, Any], *, colour: bool = False) -> str:
 
 
 def path_of(peer: dict[str, Any]) -> str:
-    """How a peer of `peers` is reached."""
     return f"via {short_peer(peer['relay'])}" if peer["relay"] else plain(peer["path"], 12)
 
 

@@ -36,8 +36,6 @@ class InvalidEnvelope(ValueError):
 
 
 class Envelope(NamedTuple):
-    """A payload and its signature."""
-
     payload: bytes
     signature: bytes
 
@@ -72,7 +70,6 @@ class Domain:
         return f"swarmnode/{self.purpose}/{self.version}".encode() + b"\0"
 
     def message(self, payload: bytes, about: str = "") -> bytes:
-        """What is signed, and hashed."""
         return self.tag + about.encode() + b"\0" + payload if about else self.tag + payload
 
     def seal(self, value: Value, sign: Sign, about: str = "") -> Envelope:

@@ -261,7 +261,10 @@ def _text(expression: ast.expr) -> str:
     if isinstance(expression, ast.FormattedValue) and isinstance(expression.value, ast.Call):
         call = expression.value
         if ast.unparse(call.func) == "installing":  # by whichever tool made the environment
-            return f'pip install "{_text(call.args[0])}"'
+            package = _text(call.args[0])
+            if package.startswith("swarmnode["):
+                return f"pip install --constraint constraints.txt -e '{package.replace('swarmnode', '.', 1)}'"
+            return f'pip install "{package}"'
     return "…"
 
 

@@ -491,7 +491,6 @@ def rendezvous(addresses: Sequence[str]) -> str:
 
 
 def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSettings:
-    """Where the host listens and what it may use."""
     return HostSettings(
         listen=listening(config.listen, config.port),
         announce=config.announce,
@@ -547,7 +546,7 @@ def make_trainer(chosen: ChosenRun, config: NodeConfig, *, me: PeerId, data: Dat
     return TrainerProcess(spec, run_id=chosen.run_id, peer_id=me, settings=settings, keeping=keeping)
 
 
-def of_trainer(config: NodeConfig) -> dict[str, int]:
+def of_trainer(config: NodeConfig) -> dict[str, Any]:
     """What the owner may change while the node runs, and the trainer is started again for."""
     memory, device_memory = int(config.memory * GIGABYTE), int(config.device_memory * GIGABYTE)
     return {"threads": config.threads, "nice": config.nice, "memory": memory, "device_memory": device_memory}
@@ -559,5 +558,4 @@ def cores_of(config: NodeConfig) -> float:
 
 
 def now_ms() -> int:
-    """Real time in ms since the epoch."""
     return time.time_ns() // 1_000_000

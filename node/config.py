@@ -11,7 +11,7 @@ from the descriptions here and in `training/runspec.py`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -231,7 +231,6 @@ class NodeConfig:
 
     @property
     def directory(self) -> Path:
-        """`data_dir` as an absolute path."""
         return Path(self.data_dir).expanduser().absolute()
 
     @property
@@ -260,13 +259,11 @@ CAPS_FILE = "caps.toml"  # in the data directory: what was changed so
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration, the origin of each value by key (`default`, `env NAME`, `flag --name` or a file's path), and
-    what was odd but not wrong."""
+    """A configuration, and the origin of each value by key: `default`, `env NAME`, `flag --name` or a file's path."""
 
     config: NodeConfig
     origins: dict[str, str]
     uncapped: NodeConfig  # as it would be without CAPS_FILE
-    warnings: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -289,7 +286,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(describe(NodeConfig), "default")
-    from_environment, warnings = _environment(environ)
+    from_environment = _environment(environ)
     given = {key: coerce(NodeConfig, key, value, where=f"flag {flag_name(key)}") for key, value in flags.items()}
 
     def home() -> Path:
@@ -320,7 +317,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     above = {**from_environment, **given, "data_dir": str(home())}
     config = NodeConfig(**{**values, **above})
     _check_together(config, origins)
-    return Loaded(config, origins, NodeConfig(**{**below, **above}), tuple(warnings))
+    return Loaded(config, origins, NodeConfig(**{**below, **above}))
 
 
 def parse_node_table(table: Mapping[str, Any], *, source: str) -> dict[str, Any]:
@@ -368,22 +365,22 @@ def flag_name(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Settings from SWARMNODE_* variables, and a warning for each variable of that name that is no setting."""
-    known = describe(NodeConfig)
-    names = {ENVIRONMENT + key.upper(): key for key in known}
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    warnings: list[str] = []
-    for variable in sorted(v for v in environ if v.startswith(ENVIRONMENT) and v not in SECRETS):
-        if variable not in names:
-            near = get_close_matches(variable, [*names, *SECRETS], n=1)
-            hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the names"
-            warnings.append(f"environment variable {variable} is not a setting and is ignored; {hint}")
-        elif environ[variable] != "" or type_of(NodeConfig, names[variable]) is str:
-            key = names[variable]
-            where = f"environment variable {variable}"
-            values[key] = coerce(NodeConfig, key, _from_text(key, environ[variable]), where=where)
-    return values, warnings
+    for key in describe(NodeConfig):
+        text = environ.get(variable := ENVIRONMENT + key.upper())
+        if text or (text is not None and type_of(NodeConfig, key) is str):
+            values[key] = coerce(NodeConfig, key, _from_text(key, text), where=f"environment variable {variable}")
+    return values
+
+
+def misspelt(environ: Iterable[str]) -> Iterator[str]:
+    """A warning for each SWARMNODE_* variable that is no setting."""
+    names = [*SECRETS, *(ENVIRONMENT + key.upper() for key in describe(NodeConfig))]
+    for variable in sorted(v for v in environ if v.startswith(ENVIRONMENT) and v not in names):
+        near = get_close_matches(variable, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the names"
+        yield f"environment variable {variable} is not a setting and is ignored; {hint}"
 
 
 def _from_text(key: str, text: str) -> Any:

@@ -52,8 +52,6 @@ print(json.dumps(told))
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found of one thing."""
-
     what: str
     verdict: str  # ok, warn or bad
     says: str

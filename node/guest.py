@@ -33,8 +33,6 @@ IDLE_COMMAND = ("loginctl", "show-seat", "seat0", "--property=IdleHint", "--prop
 
 @dataclass(frozen=True)
 class Hold:
-    """Why this node does not train for now."""
-
     cause: str
     why: str  # for people
     until: float | None = None  # seconds since the epoch, where that is known

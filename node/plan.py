@@ -19,7 +19,6 @@ The formulas are those of a swarm of `n` members alike, of which each has this m
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import math
 import tempfile
@@ -27,7 +26,7 @@ import time
 import timeit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ from swarmnode.training.rl.section import asked_by
 from swarmnode.training.rl.tasks import TaskRef, tasks_of_run
 from swarmnode.training.rl.vocabulary import BYTES
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
-from swarmnode.training.tasks import BUILT_IN, needs_text, task_file, task_source
+from swarmnode.training.tasks import BUILT_IN, MAY_LACK, needs_text, task_file, task_source
 from swarmnode.training.tokens import dtype_of
 
 STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …
@@ -72,14 +71,11 @@ FRAMES = 1.01  # bytes on the wire for one of the vector's
 DAY = 86_400.0  # seconds
 WAYS = (("diloco", "int8"), ("diloco", "fp16"), ("btard", "int8"), ("open", "topk"), ("open", "sign3"))
 QUESTIONS = 5  # that are asked to see whether a task can
-MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # of a task
 ALIKE = 0.02  # of the time: so near two ways compute as much
 
 
 @dataclass(frozen=True)
 class Link:
-    """What each member has."""
-
     up: float  # bytes a second
     down: float
     round_trip: float  # seconds
@@ -98,12 +94,11 @@ class Pace:
     clip: float  # CenteredClip and what its encoding leaves, for each member
     check: float  # checksums of an own part
     device: float | None = None  # bytes that are free there; None: it trains on the CPU
+    has: tuple[str, ...] = ()  # of MAY_LACK
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """One way to train, on this machine."""
-
     method: str
     codec: str
     round_seconds: float
@@ -235,81 +230,58 @@ def planned(
     spec = load_runspec(file)
     if not spec.needs_data:
         raise SettingError(f"{file}: rollouts are shared as they come, so a run by them has no rounds to plan")
-    chosen = replace(config, **given)
-    settings = TrainerSettings(
-        threads=chosen.threads,
-        nice=chosen.nice,
-        device=chosen.device,
-        base=chosen.base,
-        task=chosen.task,
-        sandbox=chosen.sandbox,
-        readable=chosen.sandbox_read,
-    )
-    pace = measure(spec, settings)
+    pace = measure(spec, _settings(replace(config, **given)))
     where = next(path for path in (config.directory, *config.directory.parents) if path.is_dir())
     machine = Machine.here(str(where), pace.device)
     found = tuple(predict(way, pace, Link(*link), members, machine) for way in ways(spec))
     return Advice(pace, found, *recommend(found, spec))
 
 
-@dataclass(frozen=True)
-class TaskCheck:
-    """What a task of somebody's own came to on this machine."""
-
-    name: str
-    code_sha256: str  # of its file: a run takes only members who have the same
-    pace: Pace
-    has: dict[str, bool]  # by what a task may leave out, whether its class has it
+def _settings(config: NodeConfig, **others: Any) -> TrainerSettings:
+    """Those of this node's trainer that hold beside a run as well."""
+    same = {name: getattr(config, name) for name in ("threads", "nice", "device", "base", "task", "sandbox")}
+    return TrainerSettings(**{**same, "readable": config.sandbox_read, **others})
 
 
-def check_task(task: str, file: Path | None, config: NodeConfig) -> TaskCheck:
+def check_task(task: str, file: Path | None, config: NodeConfig) -> dict[str, Any]:
     """Take some steps of the task FILE.py:CLASS in the trainer's sandbox, with a run file's settings if one is given.
 
-    Raises SettingError, ExpectedError.
+    What `swarmnode task check --json` tells. Raises SettingError, ExpectedError.
     """
-    source, named = task_source(task), task.rpartition(":")[2]
-    tables = {"run": {"name": "check"}, "task": {"name": named.lower()}}
+    tables = {"run": {"name": "check"}, "task": {"name": task.rpartition(":")[2].lower()}}
     spec = load_runspec(file) if file is not None else parse_runspec(tables, source=task)
     if spec.task.name in BUILT_IN or not spec.needs_data:
         raise SettingError(f"{file or task}: the task {spec.task.name} is built in; give [task] name another one")
-    settings = TrainerSettings(
-        threads=config.threads, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
-    )
-    pace = measure(spec, settings)
-    bodies = [each.body for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == named]
-    defined = {line.name for body in bodies for line in body if isinstance(line, ast.FunctionDef)}
-    has = {"needs_text": needs_text("", task)} | {name: name in defined for name in MAY_LACK}
-    return TaskCheck(spec.task.name, hashlib.sha256(source).hexdigest(), pace, has)
+    code = hashlib.sha256(task_source(task)).hexdigest()
+    pace = measure(spec, _settings(config, task=task, check=True))
+    return {
+        "task": spec.task.name,
+        "parameters": pace.weight.parameters,
+        "step_seconds": pace.step,
+        "loss_seconds": pace.loss,
+        "weight": asdict(pace.weight),
+        "code_sha256": code,
+        "has": {"needs_text": needs_text("", task)} | {name: name in pace.has for name in MAY_LACK},
+    }
 
 
-@dataclass(frozen=True)
-class QuestionsCheck:
-    """What questions of somebody's own, for a run by rollouts, came to on this machine."""
-
-    name: str
-    code_sha256: str  # of the file: a run takes only members who have the same
-    seconds: float  # to make a question and check two answers, mean
-    asked: tuple[dict[str, Any], ...]  # question, key, what the key earns; NaN where there is none
-
-
-def check_questions(task: str, file: Path | None, config: NodeConfig) -> QuestionsCheck:
+def check_questions(task: str, file: Path | None, config: NodeConfig) -> dict[str, Any]:
     """Ask text:FILE.jsonl or FILE.py:CLASS a few questions in the trainer's sandbox, and check the keys as answers.
 
-    Raises SettingError, ExpectedError.
+    What `swarmnode task check --json` tells: `seconds` are the mean to make a question and check two answers; a key
+    `earns` NaN where there is none. Raises SettingError, ExpectedError.
     """
-    source = task_source(task)
     label = f"text:{task_file(task).name}" if task.startswith("text:") else f"x.py:{task.rpartition(':')[2]}"
     tables = {"run": {"name": "check"}, "task": {"name": "rollouts"}, "rollouts": {"task": label}}
     spec = load_runspec(file) if file is not None else parse_runspec(tables, source=task)
     if asked_by(spec.rollouts.task).kind != asked_by(task).kind:
         raise SettingError(f"{file}: [rollouts] task = {spec.rollouts.task!r} is no file such as {task}")
     spec = spec.updated(rollouts={"warm_up": min(1, spec.rollouts.warm_up)})
-    settings = TrainerSettings(
-        threads=1, nice=config.nice, task=task, sandbox=config.sandbox, readable=config.sandbox_read
-    )
+    settings = _settings(config, task=task, threads=1, check=True)
+    code = hashlib.sha256(task_source(task)).hexdigest()
     ((name, difficulty),) = tasks_of_run(spec.rollouts)
 
-    async def main() -> tuple[list[dict[str, Any]], float]:
+    async def main() -> dict[str, Any]:
         trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="check", settings=settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(trainer.run)
@@ -330,11 +302,10 @@ def check_questions(task: str, file: Path | None, config: NodeConfig) -> Questio
                 asked.append({"question": told["question"], "key": told["key"], "earns": right})
             took = (trio.current_time() - began) / QUESTIONS
             nursery.cancel_scope.cancel()
-        return asked, took
+        return {"task": name, "code_sha256": code, "seconds": took, "asked": asked}
 
     with _told_why(f"{task}: "):
-        found, seconds = trio.run(main)
-    return QuestionsCheck(name, hashlib.sha256(source).hexdigest(), seconds, tuple(found))
+        return trio.run(main)
 
 
 @contextmanager
@@ -356,7 +327,7 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
     They are taken on tokens by chance, of which none takes longer than another.
     """
 
-    async def main(text: Path) -> tuple[Weight, float, float, float | None]:
+    async def main(text: Path) -> tuple[tuple[Weight, float, float], dict[str, Any]]:
         based, _ = await with_base(spec, settings.base)
         told = replace(settings, heldout=str(text), texts=(str(text),))
         trainer = TrainerProcess(_on_chance(based, text), run_id=spec.run_id, peer_id="plan", settings=told)
@@ -366,19 +337,23 @@ def measure(spec: RunSpec, settings: TrainerSettings) -> Pace:
             done = await trainer.train(round=0, steps=10**9, seconds=STEPS_FOR)
             await trainer.evaluate(thorough=False)
             began = time.perf_counter()
-            await trainer.evaluate(thorough=False)
+            lost = await trainer.evaluate(thorough=False)
+            if not math.isfinite(done.loss + lost):
+                raise ExpectedError(
+                    f"after {WARM_UP + done.steps} steps the loss is {done.loss:g}, and {lost:g} held out, so that "
+                    "nothing is learned: lower [inner] lr or clip, or look for what makes nan in the task"
+                )
             weight = trainer.weight or Weight(trainer.layout.parameters)
-            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began, trainer.free
+            measured = weight, done.seconds / max(1, done.steps), time.perf_counter() - began
             nursery.cancel_scope.cancel()
-        return measured
+        return measured, {"device": trainer.free, "has": trainer.has}
 
     with _told_why(), tempfile.TemporaryDirectory(prefix="swarmnode-plan-") as folder:
-        weight, step, loss, device = trio.run(main, Path(folder, "text"))
-    return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)), device=device)
+        (weight, step, loss), here = trio.run(main, Path(folder, "text"))
+    return Pace(weight, step, loss, **_arithmetic(spec, min(weight.parameters, SAMPLE)), **here)
 
 
 def _on_chance(spec: RunSpec, file: Path) -> RunSpec:
-    """Fill the file with tokens by chance, and have the run measure its loss on them."""
     tokens = np.random.default_rng(0).integers(spec.data.vocabulary, size=TEXT + 8 * spec.model.context)
     text = tokens.astype(dtype_of(spec.data.vocabulary)).tobytes()
     file.write_bytes(text)

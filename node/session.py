@@ -134,7 +134,6 @@ class RunSession(Observer):
         self._here: set[PeerId] = set()  # other members that were connected at the end of the last round
 
     def measure(self, metrics: Metrics) -> None:
-        """Show the run's progress."""
         self.method.measure(metrics)
         metrics.show(ROUND, lambda: self.place.round if self.place is not None else None)
         metrics.show(ROUND_AGE, lambda: self.round_age)

@@ -208,21 +208,17 @@ class TrioNode:
         self.ready = node.ready
 
     async def rounds(self) -> AsyncIterator[Event]:
-        """The rounds as they end. Raises NodeEnded."""
         rounds = self._node.rounds()
         while (found := await trio.to_thread.run_sync(next, rounds, None, abandon_on_cancel=True)) is not None:
             yield found
 
     async def call(self, method: str, **params: Any) -> Any:
-        """What the node answers to a control method. Raises NotRunning or ControlError."""
         return await trio.to_thread.run_sync(lambda: self._node.call(method, **params), abandon_on_cancel=True)
 
     async def status(self) -> dict[str, Any]:
-        """As `swarmnode status --json`."""
         return await trio.to_thread.run_sync(self._node.status, abandon_on_cancel=True)
 
     async def sample(self, prompt: str, *, length: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-        """What the model writes after `prompt`."""
         how = {"length": length, "temperature": temperature, "seed": seed}
         return str((await self.call("sample", prompt=prompt, **how))["text"])
 

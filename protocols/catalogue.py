@@ -76,8 +76,6 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class DatedListing:
-    """What is signed."""
-
     listing: ListedRun
     signed: int  # ms since 1970, by the author's clock; it is good for LIFETIME from then on
 

@@ -237,7 +237,6 @@ class Spelling:
         return tokens.Encoder(self._tokenizer, self.vocabulary).encode([text])[0]
 
     def bytes_in(self, text: Tokens) -> int:
-        """How many bytes these tokens stand for."""
         return int(self._lengths[text].sum())
 
     def prompt(self, text: bytes) -> list[int]:

@@ -118,7 +118,6 @@ class InnerLoop:
         return State(mapped.copied(now.parameters), mapped.copied(now.moments), now.updates)
 
     def fits(self, state: State) -> bool:
-        """Whether a state is one of this model and optimizer."""
         moments = self.optimizer.moments.numel() if state.updates else 0
         return state.parameters.shape == self._vector.shape and state.moments.shape == (moments,)
 

@@ -51,8 +51,6 @@ class Weight:
 
 @dataclass(frozen=True)
 class Keeping:
-    """What a node's owner has it keep."""
-
     checkpoints: int = 3
     hours: float = 24.0  # as `checkpoint_hours`
     members: int = 2  # n
@@ -85,8 +83,6 @@ class Machine:
 
 @dataclass(frozen=True)
 class Held:
-    """One row of the table."""
-
     by: str  # trainer or daemon
     where: str  # memory, device, mapped (the disk, and spare memory), disk, or older (disk that a run takes in time)
     what: str
@@ -114,7 +110,6 @@ class Needs:
         return self.of("mapped", "disk", "older")
 
     def told(self) -> dict[str, object]:
-        """For events and `--json`."""
         rows = [{"by": p.by, "where": p.where, "what": p.what, "bytes": p.size} for p in self.parts if p.size]
         return {"memory": self.memory, "device": self.device, "disk": self.disk, "parts": rows}
 
@@ -223,7 +218,6 @@ def _disk(spec: RunSpec, weight: Weight, keeping: Keeping) -> Iterator[Held]:
 
 
 def in_words(table: Needs, machine: Machine) -> str:
-    """What a node says before it trains."""
     on_device = f" and {_gb(table.device)} on the device" if table.device else ""
     return (
         f"this run needs {_gb(table.memory)} of memory (trainer {_gb(table.of('memory', by='trainer'))}, daemon "

@@ -8,10 +8,12 @@ the node's own configuration are both built on it, and `--help` texts quote it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -55,7 +57,6 @@ def option(
     choices: tuple[str, ...] = (),
     form: tuple[str, str] = ("", ""),
 ) -> Any:
-    """A dataclass field with an `Option` in its metadata."""
     described = Option(help, unit, between, choices, form)
     return dataclasses.field(default=default, metadata={"option": described})
 
@@ -66,7 +67,6 @@ def describe(section: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Opti
 
 
 def type_of(section: type[Any], key: str) -> Any:
-    """The type of a setting."""
     if section not in _types:
         _types[section] = get_type_hints(section)
     return _types[section][key]
@@ -147,6 +147,9 @@ def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingError(f"{path}: no such file; {hint}") from None
+    except IsADirectoryError:
+        within = ", such as ".join(["name a file in it", *map(str, sorted(path.glob("*.toml"))[:1])])
+        raise SettingError(f"{path}: is a folder and no file; {within}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{path}: cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number or nesting beyond what Python reads
@@ -154,7 +157,6 @@ def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
 
 
 def as_toml(value: Any) -> str:
-    """A setting's value as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
@@ -172,6 +174,15 @@ def number_of(count: int, what: str) -> str:
 
 def installing(package: str) -> str:
     """The command that adds a package, or an extra as in swarmnode[hf], to the environment of this program."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote
+
     python = quote(sys.executable)
     tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"  # as of `uv tool`
+    name, *extra = package.partition("[")
+    with suppress(PackageNotFoundError):
+        told = json.loads(distribution(name).read_text("direct_url.json") or "{}")  # PEP 610
+        if all(extra) and told.get("dir_info", {}).get("editable"):  # from a checkout, as docs/quickstart.md has it
+            folder = unquote(told["url"].removeprefix("file://"))
+            return f"{tool} --constraint {quote(f'{folder}/constraints.txt')} -e {quote(''.join((folder, *extra)))}"
     return f'{tool} "{package}"'

@@ -235,7 +235,6 @@ class InnerSection:
         return self.steps_before(round + 1) - self.steps_before(round)
 
     def steps_before(self, round: int) -> int:
-        """Inner steps in all rounds before this one."""
         if self.interval != "growing":
             return round * self.steps
         begun = _grown(self.steps)
@@ -407,8 +406,8 @@ class RunSpec:
 
     @property
     def loss_unit(self) -> str:
-        """What a held-out loss is counted in; of a task of somebody's own, nobody else knows more than that."""
-        return LOSS_UNITS.get(self.task.name, "in the task's unit")
+        """What is measured: the reward, or what a held-out loss is counted in, as far as the task is a built-in one."""
+        return LOSS_UNITS.get(self.task.name, "in the task's unit") if self.needs_data else "reward"
 
     @property
     def needs_data(self) -> bool:

@@ -43,8 +43,6 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # the first whole number in a tensor's
 
 @dataclass(frozen=True)
 class Fragment:
-    """Some elements of the flat vector."""
-
     ranges: tuple[tuple[int, int], ...]  # (start, stop) each, ascending
 
     @property

@@ -32,6 +32,7 @@ BUILT_IN = {
     "image": "swarmnode.training.image:DigitImages",
     "rollouts": "swarmnode.training.rl.trainee:Trainee",
 }
+MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # methods of a task
 WITHOUT_TEXT = (*ROLLOUT_TASKS, "image")  # of these, those whose classes say `needs_text = False`
 
 
@@ -55,55 +56,36 @@ class Assignment:
 
 
 class Task(Protocol):
-    """Something to learn. Built as `Task(spec, assignment, device)`.
+    """Something to learn. Built as `Task(spec, assignment, device)`; docs/tasks.md says what each part is.
 
-    The constructor must leave in `model` the run's initial parameters, a function of `spec` alone, in float32. `feed`,
-    `places`, `on`, `heldout` and `sample` may be left out; docs/tasks.md says what each buys.
+    `feed`, `skeleton`, `places`, `on`, `heldout` and `sample` may be left out.
     """
 
     needs_text: bool  # whether the run's creator publishes its corpus for it; a constant in the body of the class
     model: torch.nn.Module
     tokens_per_sample: int
+    # and perhaps accuracy: float, what share of its sample `evaluate` predicted
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None: ...
 
-    def feed(self, texts: Sequence[str]) -> None:
-        """Train on these files as well; called between steps, only where the assignment has `texts`."""
+    def feed(self, texts: Sequence[str]) -> None: ...  # between steps, only where the assignment has `texts`
 
     @classmethod
-    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> torch.nn.Module:
-        """The model, in a block that makes tensors without memory (`with torch.device("meta")`): its shapes alone.
+    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> torch.nn.Module: ...  # in `with torch.device("meta")`
 
-        With it, and a `loss(batch)` of the model on tokens, a node knows before it trains whether the run fits.
-        """
+    def draw(self, samples: int, generator: torch.Generator) -> torch.Tensor: ...  # on its device, by a CPU generator
 
-    def draw(self, samples: int, generator: torch.Generator) -> torch.Tensor:
-        """A training batch on the task's device; all of its chance comes from `generator` (a CPU one)."""
+    def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]: ...  # start, stop
 
-    def places(self, samples: int, generator: torch.Generator, size: int) -> list[tuple[int, int]]:
-        """Where `draw` with this generator reads, (start, stop), if there were `size` bytes of text; for audits."""
+    def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> AbstractContextManager[None]: ...
 
-    def on(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> AbstractContextManager[None]:
-        """Draw from a text of `size` bytes for as long as the block lasts, of which these, by offset, are known."""
+    def loss(self, batch: torch.Tensor) -> torch.Tensor: ...
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Mean training loss of a batch in bits per byte (or the task's own unit), a scalar with a gradient."""
+    def evaluate(self, *, thorough: bool, seed: int | None = None) -> float: ...  # a larger sample if `thorough`
 
-    def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:
-        """Held-out loss of the model in the unit of `loss`, always on the same sample, a larger one if `thorough`.
+    def heldout(self, seed: int) -> torch.Tensor: ...  # SEQUENCES of them (`training.open_step`)
 
-        With `seed`, which only runs among strangers give: on a few samples that it draws, the same on every machine.
-        A task may leave in `accuracy` what share of the sample it predicted, 0 to 1: people see it beside the loss.
-        """
-
-    def heldout(self, seed: int) -> torch.Tensor:
-        """SEQUENCES (`training.open_step`) held-out samples that `seed` draws, for `loss`; along the first dimension.
-
-        The same on every machine. A task without it is judged by `evaluate` alone, at several times the cost.
-        """
-
-    def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes:
-        """What the model writes after `prompt`."""
+    def sample(self, prompt: bytes, *, length: int, temperature: float, seed: int) -> bytes: ...
 
 
 def needs_text(name: str, local: str) -> bool:

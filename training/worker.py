@@ -139,7 +139,7 @@ class Worker:
         from swarmnode.training.optimizer import with_moments
         from swarmnode.training.probes import Probes
         from swarmnode.training.runspec import decode
-        from swarmnode.training.tasks import Assignment, load_task
+        from swarmnode.training.tasks import MAY_LACK, Assignment, load_task
 
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
@@ -161,6 +161,10 @@ class Worker:
         same = ("heldout", "tokenizer", "base", "policy", "sampling", "task")
         given = {name: settings[name] for name in same}
         assignment = Assignment(run_id, peer_id, texts=tuple(settings["texts"]), **given)
+        if settings["check"]:
+            from swarmnode.training.trial import look
+
+            look(run, assignment, settings["task"], self._device)
         self._task = load_task(run.task.name, settings["task"])(run, assignment, self._device)
         gc.freeze()
         gc.enable()
@@ -209,7 +213,8 @@ class Worker:
         self._push()
         shape = [[slot.name, list(slot.shape)] for slot in layout.slots]
         here = {"device": self._device, "why": why, "sandbox": asdict(self._confined), "states": told}
-        return {"layout": shape, "moments": moments, **here}
+        has = [name for name in MAY_LACK if hasattr(self._task, name)]
+        return {"layout": shape, "moments": moments, **here, "has": has}
 
     def do_remember(self) -> None:
         """Go on with the moments in the memory; with fresh ones where it died in an audit of others, or diverged."""
@@ -481,7 +486,6 @@ class Worker:
             raise Closed from error
 
     def _obey(self, command: dict[str, Any]) -> Any:
-        """Do what a command says; what came of it."""
         arguments = {name: value for name, value in command.items() if name not in ("id", "op")}
         return getattr(self, f"do_{command['op']}")(**arguments)
 
@@ -502,8 +506,6 @@ class Worker:
 
 
 class Follower(Worker):
-    """A rank that does what rank 0 tells it, and says nothing."""
-
     def reply(self, command: dict[str, Any]) -> None:
         try:
             self._obey(command)

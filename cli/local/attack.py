@@ -30,8 +30,6 @@ EXCHANGING = ("open", "diloco", "btard")  # methods in which pseudo-gradients ar
 
 @dataclass(frozen=True)
 class Lie:
-    """One lie."""
-
     name: str
     told: str  # what it does, for a person
     methods: tuple[str, ...]  # exchange methods in whose runs it has a meaning
@@ -69,7 +67,6 @@ class AttackError(UsageMistake):
 
 
 def listing() -> str:
-    """Every lie with what it does, a line each."""
     wide = max(map(len, LIES))
     return "\n".join(f"{name:<{wide}}  {lie.told} ({', '.join(lie.methods)})" for name, lie in LIES.items())
 
@@ -153,7 +150,6 @@ class Onlooker:
                 node.tally.refused[verdict] += 1
 
     def _ask_scores(self) -> None:
-        """Ask the honest nodes how they score everybody."""
         told = [answer for node in self._honest if (answer := node.ask("scores"))]
         for node in self._nodes:
             lines = [line for answer in told for line in answer["peers"] if line["peer_id"] == node.peer_id]

@@ -111,7 +111,6 @@ def summarize(
 
 
 def hashes_by_round(reports: Sequence[Sequence[RoundReport]]) -> dict[int, set[str]]:
-    """The different state hashes reported for each round."""
     found: dict[int, set[str]] = defaultdict(set)
     for node in reports:
         for report in node:
@@ -133,7 +132,6 @@ def curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, float], 
 
 
 def by_rollouts(reports: Sequence[Sequence[RoundReport]]) -> bool:
-    """Whether these are rounds of a run by rollouts."""
     return any(report.reward is not None for node in reports for report in node)
 
 
@@ -256,8 +254,6 @@ def _agreement(summary: Summary) -> str:
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
-    """The summary as names and values for people."""
-
     def number(value: float | None, form: str, unit: str = "") -> str:
         return "not measured" if value is None else f"{value:{form}}{unit}"
 

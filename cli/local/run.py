@@ -254,7 +254,6 @@ def _write_report(folder: Path, results: Results, view: Lines) -> Path | None:
 
 
 def _show(console: Console, summary: Summary, page: Path | None) -> None:
-    """The summary for people."""
     shown = Table.grid(padding=(0, 2))
     for name, value in figures(summary):
         shown.add_row(name, value)

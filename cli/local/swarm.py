@@ -111,12 +111,10 @@ class RoundReport:
 
     @property
     def measured(self) -> float | None:
-        """The loss, or the reward in a run by rollouts."""
         return self.loss if self.reward is None else self.reward
 
 
 def round_report(event: Mapping[str, Any], *, ended_at: float) -> RoundReport:
-    """The record of a node's `round` event."""
     learned = event.get("learned") or {}
     told = ("round", "loss", "seconds", "bytes_in", "bytes_out", "compute_seconds", "tokens")
     return RoundReport(
@@ -139,8 +137,6 @@ class Attack:
 
 @dataclass
 class WorkTally:
-    """What became of one node's work so far."""
-
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # by reason
     last: str = ""  # what the last round said of it
@@ -150,8 +146,6 @@ class WorkTally:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """The command line of `swarmnode local`."""
-
     nodes: int
     rounds: int
     run_file: Path | None = None  # None is the built-in byte-lm run
@@ -248,7 +242,6 @@ class NodeProcess:
         self.frozen = frozen
 
     def ask(self, method: str, **params: Any) -> dict[str, Any] | None:
-        """What the node answers; None where it does not."""
         if not self.alive or self.frozen:
             return None
         try:
@@ -290,7 +283,6 @@ class NodeProcess:
         return "\n".join(f"    {line}" for line in lines[-LOG_TAIL:]) or "    (its log is empty)"
 
     def how_it_ended(self) -> str:
-        """In words, for an error message."""
         code = None if self.process is None else self.process.poll()
         if code is None:
             return "is still running"
@@ -343,13 +335,11 @@ class LocalSwarm:
 
     @property
     def loss_unit(self) -> str:
-        """What losses are counted in, as the nodes said."""
         said = (node.ready["loss_unit"] for node in self.nodes if node.ready and node.ready.get("loss_unit"))
         return str(next(said, BYTES_UNIT))
 
     @property
     def reports(self) -> list[list[RoundReport]]:
-        """Each node's rounds."""
         return [node.reports for node in self.nodes]
 
     @property

@@ -98,12 +98,10 @@ def _hash_style(last: RoundReport | None, hashes: dict[int, set[str]]) -> str:
 
 
 def bits(value: float | None) -> str:
-    """A loss in bits per byte, or a reward."""
     return "–" if value is None else f"{value:.3f}"
 
 
 def peers_of(report: RoundReport | None) -> str:
-    """How many peers' answers were learned from in the round."""
     if report is None:
         return "–"
     return f"{report.learned_from} peer{'' if report.learned_from == 1 else 's'}" if report.learned_from else "itself"
@@ -150,7 +148,6 @@ class Lines:
         self.note(text)
 
     def show(self, swarm: LocalSwarm) -> None:
-        """The nodes as they are now."""
         for node in swarm.nodes:
             before, state = self._states.get(node.label), node.state
             if before == "starting" and state == "training":

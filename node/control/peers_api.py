@@ -279,16 +279,23 @@ class PeersApi:
             raise Declined(f"{target} cannot be reached: {error}. Try each way: swarmnode netcheck {target}") from error
 
 
-def which_peer(network: Libp2pNetwork, name: str, *, itself: bool = False) -> PeerId:
-    """A peer by its id, how that of a known one begins or ends, or its multiaddr; this node only where `itself`."""
-    known = {*map(str, network.swarm.peerstore.peer_ids()), *(view.peer for view in network.peers())}
-    known |= {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())}
-    pattern = name.replace("…", "*")  # as `swarmnode peers` prints it
-    fitting = [p for p in known if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
-    if len(fitting) > 1:
-        raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode peers)")
+def fitting(name: str, known: Iterable[PeerId]) -> list[PeerId]:
+    """Those whose id begins or ends so, or is printed so by `swarmnode peers`."""
+    pattern = name.replace("…", "*")
+    return [p for p in {*known} if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+
+
+def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = (), *, itself: bool = False) -> PeerId:
+    """A peer by its id, how that of a known one or of the `others` begins or ends, or its multiaddr.
+
+    It is this node only where `itself`.
+    """
+    known = {*others, *map(str, network.swarm.peerstore.peer_ids()), *(view.peer for view in network.peers())}
+    found = fitting(name, known | {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())})
+    if len(found) > 1:
+        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode peers)")
     try:
-        peer = fitting[0] if fitting else peer_of(name) if name.startswith("/") else name
+        peer = found[0] if found else peer_of(name) if name.startswith("/") else name
         public_key(peer)
     except ValueError:
         raise Declined(

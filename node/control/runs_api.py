@@ -12,6 +12,7 @@ import numpy as np
 from swarmnode.node.assembly import Node
 from swarmnode.node.choice import wanted_by
 from swarmnode.node.control import Declined, absolute_path, number_in
+from swarmnode.node.control.peers_api import fitting, which_peer
 from swarmnode.node.exitcodes import USAGE
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
@@ -81,11 +82,9 @@ class RunsApi:
             raise Declined(f"since: {since!r} is no round; it is a whole number", exit_code=USAGE)
         if chosen is None:
             raise Declined("this node is in no run yet, so there is no history; swarmnode history ID shows another's")
-        path, unit = self._node.folder / HISTORY, "reward"
-        if chosen.spec.needs_data:
-            unit = chosen.spec.loss_unit
+        path, spec = self._node.folder / HISTORY, chosen.spec
         rounds = await in_thread(lambda: figures(path, since))
-        return {"run_id": chosen.run_id, "name": chosen.spec.run.name, "unit": unit, "rounds": rounds}
+        return {"run_id": chosen.run_id, "name": spec.run.name, "unit": spec.loss_unit, "rounds": rounds}
 
     # --- rollouts --------------------------------------------------------------------------------------------------
 
@@ -93,16 +92,17 @@ class RunsApi:
         """The groups that are here, own ones and others', the newest first."""
         _, rollouts = self._sharing()
         limit, author = max(1, min(number_in(params, "limit", 20), LISTED)), params.get("author")
-        wanted = rollouts.pool.me if author == "me" else author
         held = [(group, None) for group in rollouts.pool.own()]
         held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
+        wanted = rollouts.pool.me if author == "me" else author
+        if author not in (None, "me"):
+            wanted = which_peer(self._node.network, str(author), (group.author for group, _ in held), itself=True)
         chosen = [(group, used) for group, used in held if wanted in (None, group.author)]
         chosen.sort(key=lambda pair: pair[0].made_at, reverse=True)
         listed = [{**_group(group), "used": used} for group, used in chosen[:limit]]
         return {"groups": listed, "more": len(chosen) > limit}
 
     async def rollouts_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """One group with its question, answers and what they earn."""
         _, rollouts = self._sharing()
         wanted = str(params.get("id", ""))
         held = [*rollouts.pool.own(), *(held.signed for held in rollouts.pool)]
@@ -182,7 +182,6 @@ class RunsApi:
     # --- successor -------------------------------------------------------------------------------------------------
 
     async def successor_show(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What the owner of this node's run said."""
         spec, state = self._run()
         said = read(await state.get(spec.owner, KEY), spec) if spec.owner else None
         return {"run_id": spec.run_id, "owner": spec.owner or None, **_told(said)}
@@ -201,7 +200,6 @@ class RunsApi:
         return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))
 
     async def successor_end(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Say that the run has ended."""
         self._owned()
         return await self._say(Succession("", self._node.rounds_done(), str(params.get("reason") or "")))
 
@@ -237,12 +235,12 @@ def learning_of(session: RunSession | None) -> dict[str, Any]:
 
 
 def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
-    fitting = [peer for peer in view if peer.startswith(name) or peer.endswith(name)]
-    if not fitting:
+    found = fitting(name, view)
+    if not found:
         raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
-    if len(fitting) > 1:
-        raise Declined(f"{name} fits {len(fitting)} peers; give more of the peer id (swarmnode scores)")
-    return view[fitting[0]]
+    if len(found) > 1:
+        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode scores)")
+    return view[found[0]]
 
 
 def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
@@ -289,7 +287,6 @@ def _evidence(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
 
 
 def _audit(audit: Audit) -> dict[str, Any]:
-    """One audit with all that is needed to repeat it."""
     told = {name: value.hex() if isinstance(value, bytes) else value for name, value in vars(audit).items()}
     return told | {
         "verdict": audit.verdict.value,

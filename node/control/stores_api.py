@@ -77,7 +77,6 @@ class StoresApi:
         return {"id": shard.hex(), "size": size, "seconds": round(took, 3), "path": str(target) if target else None}
 
     async def shards_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a file into the store and offer it to peers."""
         source = absolute_path(params.get("path"))
         shard = await self._node.shards.put(source)
         if params.get("pin"):
@@ -97,7 +96,6 @@ class StoresApi:
         return {"deleted": [shard.hex() for shard in collected.shards], "bytes": collected.size}
 
     async def shards_providers(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The peers that say they have chunks of a shard."""
         shard = self._meant(params)
         providers = await self._node.shards.providers(shard)
         return {
@@ -183,7 +181,6 @@ class StoresApi:
         return {"run_id": state.run_id, **told, "clock_ahead_s": ahead, "cutoff": cutoff, "state_hash": digest}
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Write all elements into a file."""
         target = absolute_path(params.get("path"))
         count = await export(self._open(), target, now=now_ms(), runner=in_thread)
         return {"path": str(target), "elements": count}

@@ -292,7 +292,6 @@ class BoundedProviderStore(ProviderStore):
             self._keys_of[name] += 1
 
     def withdraw(self, key: bytes, peer: ID) -> None:
-        """Forget that `peer` provides `key`."""
         providers = self.providers.get(key, {})
         if providers.pop(str(peer), None) is not None:
             self._recount()

@@ -83,15 +83,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of it."""
-
     answered: bool
 
 
 @dataclass
 class _Silent:
-    """A protocol that does not answer."""
-
     places: set[str | None] = field(default_factory=set)  # of the peers that say so
     seen: bool = False  # here as well
 

@@ -75,8 +75,6 @@ class PathChange:
 
 @dataclass
 class _Peer:
-    """A connected peer."""
-
     connections: dict[int, Connection] = field(default_factory=dict)  # by the id of py-libp2p's, the oldest first
     leaving: bool = False  # it makes room for another and is not gone yet
 
@@ -249,7 +247,6 @@ class Connections(INotifee):
         return max(came)[1] if came else None
 
     def hang_up(self, peer: PeerId) -> None:
-        """Close all connections to `peer`."""
         for connection in self.of(peer):
             self._close(connection.conn)
 

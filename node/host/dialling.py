@@ -316,8 +316,6 @@ class _Dial:
 
 
 class _Failed(Exception):
-    """No address worked."""
-
     def __init__(self, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = reasons

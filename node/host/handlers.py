@@ -19,8 +19,6 @@ from swarmnode.protocols.network import PeerId
 
 @dataclass(eq=False)
 class _Running:
-    """A stream that a handler has."""
-
     stream: MuxedStream
     since: float  # trio time
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)

@@ -52,8 +52,6 @@ class PortTaken(NetworkError):
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How a host faces the network."""
-
     listen: tuple[str, ...]  # multiaddrs, "/ip4/0.0.0.0/tcp/4077"; port 0 takes any free one
     announce: tuple[str, ...] = ()  # multiaddrs told to others instead of those of the interfaces
     mdns: bool = False  # find peers on the local network

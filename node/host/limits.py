@@ -72,8 +72,6 @@ class RelayLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """All limits of one node."""
-
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     rates: RateLimits = field(default_factory=RateLimits)
     dht: DhtLimits = field(default_factory=DhtLimits)

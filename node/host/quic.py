@@ -303,8 +303,6 @@ class QuicLink:
 
 
 class QuicSession(MuxedSession):
-    """The streams of a QUIC connection."""
-
     def __init__(self, link: QuicLink, peer: PeerId) -> None:
         self.link = link
         self._quic = link.quic

@@ -196,8 +196,6 @@ class QuicListener(IListener):
 
 
 class UdpSocket:
-    """One UDP socket and the connections on it."""
-
     def __init__(
         self,
         transport: QuicTransport,

@@ -44,7 +44,6 @@ class RunStore:
         return self._datadir.run(run_id)
 
     def known(self) -> tuple[str, ...]:
-        """Run ids with a readable specification."""
         return tuple(r for r in self._datadir.known_runs() if (self.folder(r) / "run.spec").exists())
 
     def encoded(self, run_id: str) -> bytes | None:

@@ -379,7 +379,6 @@ def set_aside(path: Path) -> Path:
 
 
 def size_on_disk(path: Path) -> int:
-    """Bytes of the database and its log."""
     total = 0
     for suffix in ("", "-wal"):
         with contextlib.suppress(OSError):

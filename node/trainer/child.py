@@ -84,6 +84,7 @@ class TrainerSettings:
     shared: bool = True  # whether others can have these files, so that they can repeat what was done with them
     tokenizer: str = ""  # file with the tokenizer.json of the run's data; empty where tokens are bytes
     task: str = ""  # file.py:Class of a task that is not built in
+    check: bool = False  # whether what would harm a swarm is looked for in it first (training/trial.py)
     base: str = ""  # where the run's base model lies, or its name; empty takes the run's
     policy: str = ""  # of this node in a run by rollouts; empty takes the run's
     sampling: str = "auto"  # what writes the answers of an hf policy: auto, torch or vllm
@@ -373,7 +374,6 @@ class TrainerChild:
             self._stop_or_go()
 
     def _cpu_used(self) -> float:
-        """CPU seconds of this process and of all ranks."""
         with suppress(OSError):  # it has ended
             ranks = [self.process.pid]
             with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as children:

@@ -41,8 +41,6 @@ class WeighReply:
 
 @dataclass(frozen=True)
 class StateRoom:
-    """Disk for the states that auditors may ask for."""
-
     wanted: Bytes
     free: Bytes
 
@@ -55,6 +53,7 @@ class InitReply(Message):
     why: str  # it is not another device, for people; empty where nothing is amiss
     sandbox: SandboxReport
     states: StateRoom | None  # None where none are kept
+    has: tuple[str, ...]  # of what its task may lack
 
     def __post_init__(self) -> None:
         super().__post_init__()

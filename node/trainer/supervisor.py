@@ -131,6 +131,7 @@ class TrainerProcess(Trainer):
         self.ended = ""  # why the last one did, until the next is ready or has other caps
         self._least = 0  # bytes of its own that one with these caps had when it was ready
         self.device, self.ranks = settings.device, settings.ranks
+        self.has: tuple[str, ...] = ()  # of what its task may lack
         self.sandbox: dict[str, Any] | None = None  # what of it holds the child, a `SandboxReport`
         self.sampling: dict[str, str] | None = None  # what writes answers, an `EngineStatus`; None where nobody does
         self._spent_before = {"train": 0.0, "evaluate": 0.0, "audit": 0.0}  # seconds, of children that ended
@@ -147,7 +148,6 @@ class TrainerProcess(Trainer):
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all children so far."""
         return self._cpu_before + (self._process.cpu_seconds if self._process is not None else 0.0)
 
     def cap_cpu(self, cores: float) -> None:
@@ -457,7 +457,7 @@ class TrainerProcess(Trainer):
             await child.call("feed", Empty, texts=list(more))
         if answer.why and answer.device != self.device:  # told once
             logger.warning("%s", answer.why)
-        self.device = answer.device
+        self.device, self.has = answer.device, answer.has
         self._tell_sandbox(answer.sandbox)
         if (disk := answer.states) is not None and disk.free * FREE_SHARE < disk.wanted:
             logger.warning(

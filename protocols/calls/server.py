@@ -149,8 +149,6 @@ class _Job:
 
 
 class ServerConnection:
-    """One stream of a caller."""
-
     def __init__(self, server: CallServer, stream: Stream) -> None:
         self.peer = stream.peer
         self.scope = trio.CancelScope()

@@ -249,8 +249,6 @@ class Scores(_OfRound):
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one commit."""
-
     commit: Id  # of the record
     verdict: Annotated[int, _integer(0, len(VERDICTS) - 1)]  # ACCEPTED or a reason for refusal
     weight: Annotated[int, _integer(0, 1 << 40)]  # of it in the mean, out of the roster's total; 0 unless accepted

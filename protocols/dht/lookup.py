@@ -82,8 +82,6 @@ async def lookup(
 
 @dataclass
 class _Search:
-    """What the paths share."""
-
     key: bytes
     query: Query
     me: PeerId

@@ -46,8 +46,6 @@ class TrainerHeld(TrainerDied):
 
 @dataclass(frozen=True)
 class TrainStats(Message):
-    """What one `train` call did."""
-
     steps: Annotated[int, within(0, MOST)]  # inner steps completed
     samples: Annotated[int, within(0, MOST)]  # sequences seen, steps × batch
     tokens: Annotated[int, within(0, MOST)]

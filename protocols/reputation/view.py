@@ -121,8 +121,6 @@ class Word:
 
 @dataclass(frozen=True)
 class PeerScore:
-    """One peer as this node sees it."""
-
     peer: str
     score: float  # 0 to 1
     low: float  # one standard deviation of the rating below …

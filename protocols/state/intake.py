@@ -59,8 +59,6 @@ NOT_STORED = tuple(verdict.value for verdict in Merged if verdict is not Merged.
 
 @dataclass
 class _Asked:
-    """An element that a peer was asked for."""
-
     at: float  # trio time
     others: list[PeerId] = field(default_factory=list)  # who offers it as well, and was not asked
 

@@ -65,8 +65,6 @@ class Source:
 
 
 class Plan:
-    """What is here, who has what, and who was asked for it."""
-
     def __init__(self, manifest: ShardManifest, here: int, seed: int, *, spare: bool = False) -> None:
         """With `spare`, who has all is asked for what others will not have soon, and for the rest one run at a time."""
         self.manifest = manifest

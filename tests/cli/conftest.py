@@ -178,6 +178,8 @@ class FakeDaemon:
                     "leave",
                     "discover",
                     "link",
+                    "successor_show",
+                    "successor_end",
                 )
                 methods: dict[str, Any] = {"logs": self._logs, **{name: self._method(name) for name in names}}
                 await nursery.start(ControlServer(self.home.prepare_socket(), methods).run)
@@ -215,6 +217,9 @@ class FakeDaemon:
                 return self.discovered
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
+            if name.startswith("successor"):
+                said = {"successor": "", "reason": "", "round": 18, "ended": name == "successor_end"}
+                return {"run_id": RUN_ID, "owner": PEER_ID, **said}
             if name == "leave":
                 return {"run_id": params["run_id"], "deleted": [f"runs/{params['run_id']}"]}
             if name == "stop":

@@ -80,10 +80,13 @@ def test_what_makes_no_run_is_said_and_nothing_written(
 
 def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     file, (ours, theirs) = tmp_path / "a.toml", pty.openpty()
-    os.write(ours, b"gpt\n\nsmall\nopen\n")  # the text as it is offered
+    # The text as it is offered; each answer that makes no run is asked for again.
+    os.write(ours, b"gtp\ngpt\n/none\n\nhuge\nsmall\nanybody\nopen\n")
     program = str(Path(sys.executable).with_name("swarmnode"))
     done = subprocess.run([program, "init", str(file)], stdin=theirs, capture_output=True, text=True, timeout=60)
     assert done.returncode == OK and "How large?" in done.stderr, done.stderr
+    for said in ("gtp: is none of", "/none: there is no such", "huge: is none of tiny", "is neither known nor open"):
+        assert said in done.stderr
     spec = load_runspec(file)
     assert (spec.task.name, spec.task.corpus, spec.model.width) == ("gpt", "python-stdlib", 384)
     assert (spec.run.trust, spec.exchange.method, spec.exchange.codec) == ("open", "open", "sign")

@@ -44,6 +44,19 @@ def test_runs_are_listed_with_what_tells_them_apart(swarmnode: Any, two: list[Ru
     assert second["time"] == 1e9 + 7200 and second["bytes"] > 500
 
 
+def test_what_a_run_by_rollouts_earned_is_called_a_reward(swarmnode: Any, home: Path, two: list[RunSpec]) -> None:
+    spec = parse_runspec({"run": {"name": "digits"}, "task": {"name": "digits-rl"}}, source="test")
+    folder = DataDir(home).run(spec.run_id)
+    folder.mkdir(parents=True)
+    (folder / "run.spec").write_bytes(encode(spec))
+    History(folder / HISTORY).append(PastRound(0, "ab" * 32, (OWNER,), at=2e9, figures={"reward": 0.75}))
+    listed = swarmnode("runs", "ls").stdout.splitlines()
+    assert "LOSS" not in listed[0] and "0.7500 reward" in listed[1] and "bits per byte" in listed[2]
+    assert "last result 0.7500 reward" in swarmnode("runs", "show", "digits").stdout
+    ends = swarmnode("runs", "compare", "rate-1", "digits").stdout.splitlines()[-6:]
+    assert ends[0].split() == ["unit", "bits", "per", "byte", "reward"]
+
+
 def test_a_run_that_has_done_nothing_yet_is_listed_and_shown(swarmnode: Any, home: Path, two: list[RunSpec]) -> None:
     (DataDir(home).run(two[0].run_id) / HISTORY).unlink()
     answer = {one["name"]: one for one in only_json(swarmnode("runs", "ls", "--json").stdout)["runs"]}

@@ -13,7 +13,7 @@ from swarmnode.cli.main import main
 from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
-from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, ExpectedError
+from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
 
@@ -161,7 +161,7 @@ def test_a_node_that_starts_is_alive_and_not_ready(swarmnode: Any, daemon: Any, 
 
 
 def test_plan_takes_the_round_trip_that_the_daemon_measures(
-    home: Any, daemon: Any, answer: Any, monkeypatch: pytest.MonkeyPatch
+    home: Any, daemon: Any, answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     links: list[tuple[float, float, float]] = []
 
@@ -172,6 +172,7 @@ def test_plan_takes_the_round_trip_that_the_daemon_measures(
     monkeypatch.setattr("swarmnode.node.plan.planned", planned)
     assert main(["plan", "run.toml", "--peer", answer["peer_id"], "--data-dir", str(home)]) == ERROR
     assert links[0][2] == 0.0015
+    assert "measuring run.toml: 6 s of steps" in capsys.readouterr().err, "nobody is left to wonder for 15 s"
 
 
 def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daemon: Any, answer: Any) -> None:
@@ -284,6 +285,13 @@ def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, a
     left = swarmnode("leave", "--yes", "--json")
     assert only_json(left.stdout)["run_id"] == answer["run"]["run_id"]
     assert daemon.asked[-1] == ("leave", {"run_id": answer["run"]["run_id"]})
+
+
+def test_a_run_is_ended_only_when_told(swarmnode: Any, daemon: Any) -> None:
+    unsure = swarmnode("successor", "end")
+    assert unsure.returncode == USAGE and "3f9c21ab04de" in unsure.stderr and "--yes" in unsure.stderr
+    assert "successor_end" not in dict(daemon.asked)
+    assert "ended after round 18" in swarmnode("successor", "end", "--yes").stdout
 
 
 def test_figures_are_short_and_right() -> None:

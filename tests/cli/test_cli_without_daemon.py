@@ -236,6 +236,23 @@ def test_a_mistyped_command_is_told_the_next_one_and_none_shows_all(swarmnode: A
     assert swarmnode().stderr.startswith("Usage: ")
 
 
+def test_help_may_be_asked_for_as_a_command(swarmnode: Any) -> None:
+    assert swarmnode("help").stdout == swarmnode("--help").stdout != ""
+    assert swarmnode("help", "runs", "ls").stdout == swarmnode("runs", "ls", "--help").stdout != ""
+
+
+def test_every_command_warns_of_a_mistyped_variable(swarmnode: Any) -> None:
+    said = swarmnode("runs", "ls", SWARMNODE_DATADIR="/somewhere")
+    assert said.returncode == 0 and "SWARMNODE_DATADIR" in said.stderr and "mean SWARMNODE_DATA_DIR?" in said.stderr
+
+
+def test_who_names_a_folder_is_told_of_a_file_in_it(swarmnode: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("")
+    for command in (("run",), ("config", "check")):
+        refused = swarmnode(*command, str(tmp_path))
+        assert refused.returncode == CONFIG and f"such as {tmp_path / 'mine.toml'}" in refused.stderr, refused
+
+
 @pytest.mark.parametrize("arguments", [["none.toml"], ["--port", "70000"], ["--role", "king"], ["--join", "1.2.3.4"]])
 def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home: Path, arguments: list[str]) -> None:
     started = swarmnode("run", *arguments)

@@ -28,7 +28,7 @@ def test_a_run_with_other_settings_begins_from_the_state_of_the_one_it_continues
         join = ("--join", node.ready["multiaddr"], "--run", node.ready["run_id"])
         with Node(joiner_home, *join, corpus=corpus) as joiner:
             assert joiner.ready["run_id"] == node.ready["run_id"]
-            refused = swarmnode("successor", "end", "--data-dir", joiner_home)
+            refused = swarmnode("successor", "end", "--yes", "--data-dir", joiner_home)
             assert refused.returncode == 1 and "only a run's owner" in refused.stderr
             node.command_line("pause")
             told = node.command_line("successor", "publish", str(new), "--reason", "momentum")

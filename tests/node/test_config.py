@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from swarmnode.node.assembly import host_settings
-from swarmnode.node.config import NodeConfig, default_data_dir, load_config
+from swarmnode.node.config import NodeConfig, default_data_dir, load_config, misspelt
 from swarmnode.node.host.limits import Limits
 from swarmnode.training import options
 from swarmnode.training.options import SettingError, describe, installing
@@ -93,11 +96,9 @@ def test_a_wrong_variable_or_flag_is_named() -> None:
         load_config(None, {"XDG_DATA_HOME": "/nonexistent"}, {"max_peers": 0})
 
 
-def test_an_unknown_variable_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
-    environ = {"SWARMNODE_DATA_DIR": str(tmp_path), "SWARMNODE_PROT": "1", "SWARMNODE_PASSPHRASE": "secret"}
-    warnings = load_config(None, environ, {}).warnings
-    assert len(warnings) == 1
-    assert "SWARMNODE_PROT" in warnings[0] and "SWARMNODE_PORT?" in warnings[0]
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
+    (warning,) = misspelt(("SWARMNODE_DATA_DIR", "SWARMNODE_PROT", "SWARMNODE_PASSPHRASE"))
+    assert "SWARMNODE_PROT" in warning and "SWARMNODE_PORT?" in warning
 
 
 def test_variables_carry_lists_and_truth(tmp_path: Path) -> None:
@@ -168,6 +169,12 @@ def test_every_setting_is_described_and_documented() -> None:
 def test_a_missing_package_is_added_by_what_made_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/a venv/bin/python")
     monkeypatch.setattr(options, "find_spec", lambda name: name)
+    told = {"dir_info": {"editable": True}, "url": "file:///a%20checkout"}
+    monkeypatch.setattr(metadata, "distribution", lambda name: SimpleNamespace(read_text=lambda file: json.dumps(told)))
+    assert installing("swarmnode[hf]") == (
+        "'/a venv/bin/python' -m pip install --constraint '/a checkout/constraints.txt' -e '/a checkout[hf]'"
+    )
+    told.clear()
     assert installing("swarmnode[hf]") == "'/a venv/bin/python' -m pip install \"swarmnode[hf]\""
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert installing("swarmnode[hf]") == "uv pip install --python '/a venv/bin/python' \"swarmnode[hf]\""

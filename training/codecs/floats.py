@@ -77,7 +77,6 @@ def to_bf16(values: Vector, *, up: bool = False) -> NDArray[np.uint32]:
 
 
 def from_bf16(halves: NDArray[np.uint16] | NDArray[np.uint32]) -> Vector:
-    """The float32 values of bf16 bits, exactly."""
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -88,7 +88,6 @@ class Suspects:
         self._lately: OrderedDict[str, deque[bool]] = OrderedDict()  # by author, who was read last at the end
 
     def saw(self, author: str, *, refused: bool) -> None:
-        """A group of the author was read."""
         self._lately.setdefault(author, deque(maxlen=self._limits.pooled)).append(refused)
         self._lately.move_to_end(author)
         if len(self._lately) > MAX_AUTHORS:

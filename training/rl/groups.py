@@ -99,7 +99,6 @@ class RolloutGroup:
         }
 
     def only(self, which: NDArray[np.bool_]) -> RolloutGroup:
-        """The group with these of its answers (G,)."""
         if which.all():
             return self
         kept = np.flatnonzero(which).tolist()
@@ -175,8 +174,6 @@ def _is_logprob(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Scored:
-    """A group with what the receiver made of it."""
-
     author: str
     group: RolloutGroup
     question: Question
@@ -245,8 +242,6 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
 
 @dataclass(frozen=True)
 class Learned:
-    """What one update from rollouts came to."""
-
     reward: float  # mean over this node's own answers to questions drawn alike of all that are asked, 0 to 1
     own: int  # groups
     informative: int  # of these, with better and worse answers
@@ -282,7 +277,6 @@ class Learned:
 
 
 def told(scored: Scored) -> dict[str, Any]:
-    """A group as people are shown it."""
     told_of = zip(scored.texts, scored.rewards, scored.advantages, scored.group.answers, strict=True)
     return {
         "question": scored.question.prompt,
@@ -307,7 +301,6 @@ def as_text(group: RolloutGroup) -> RolloutGroup:
 
 
 def reward_by_task(scored: Sequence[Scored]) -> dict[str, float]:
-    """Mean reward of the answers to each task."""
     by_task: dict[str, list[Scored]] = {}
     for group in scored:
         by_task.setdefault(group.question.ref.name, []).append(group)

@@ -55,8 +55,6 @@ class Split:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What may be learned from."""
-
     share: float = 0.25  # of a batch that one author may have; at least one group
     probation: float = 0.125  # of a batch that all authors on probation may have together; at least one group
     filtered: bool = True  # drop external groups without advantage; False only to show what that costs

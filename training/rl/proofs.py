@@ -55,8 +55,6 @@ BF16 = Tolerance(logprobs=0.018, margins=0.4, edge=0.1)  # one of them may compu
 
 @dataclass(frozen=True)
 class Audited:
-    """What a check came to."""
-
     passed: tuple[Scored, ...]
     checked: Mapping[str, int]  # groups looked at, by author
     caught: Mapping[str, str]  # authors whose groups are lies, and by what they are

@@ -33,8 +33,6 @@ NOISE = 1 << 22  # numbers that are made at a time: 32 MiB, some times over
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn."""
-
     max_tokens: int = 8  # of an answer, the end token included
     temperature: float = 1.0  # 0 takes the likeliest token
     top_k: int = 0  # draw among the k likeliest only; 0: among all

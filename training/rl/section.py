@@ -165,8 +165,6 @@ def policy_shape(policy: str, *, where: str) -> tuple[str, int, int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What `[rollouts] task` names."""
-
     kind: str  # digits, gym, text or own
     names: tuple[tuple[str, int | None], ...] = ()  # of tasks with their difficulty, None: that of the run
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of reasoning-gym's, by dataset

@@ -178,16 +178,12 @@ def _factory() -> Any:
 
 @dataclass(frozen=True)
 class FileQuestion:
-    """One question of a file."""
-
     question: str
     answer: str
     match: str = "exact"  # exact, number or regex
 
 
 class QuestionFile(RolloutTask):
-    """The questions of a file of JSON lines."""
-
     def __init__(self, file: Path) -> None:
         """Raises SettingError, which names the line that cannot be used."""
         try:

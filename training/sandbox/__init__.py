@@ -44,16 +44,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class MissingPart:
-    """A part of the sandbox that is not in force."""
-
     part: str
     why: str
 
 
 @dataclass(frozen=True)
 class SandboxReport:
-    """What holds this process now."""
-
     mode: str
     enforced: tuple[str, ...] = ()
     missing: tuple[MissingPart, ...] = ()

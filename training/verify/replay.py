@@ -131,7 +131,6 @@ class Distance:
 
 
 def distance(start: State, claimed: State, replayed: State) -> Distance:
-    """How far `claimed` is from `replayed`, which both began at `start`."""
     second = start.parameters.size  # where second moments begin, if there are any
     if claimed.updates != replayed.updates or claimed.moments.size != replayed.moments.size:
         return Distance(math.inf, math.inf, math.inf)
@@ -269,8 +268,6 @@ def apart(told: Vector, expected: Vector) -> float:
 
 
 class Verdict(Enum):
-    """What came of an audit."""
-
     HELD = "held up"
     LIED = "does not hold up"
     NOT_SHOWN = "not shown"

@@ -343,8 +343,6 @@ def apply() -> None:
 
 
 class YamuxStream(MuxedStream):
-    """One stream of a Yamux session."""
-
     def __init__(self, session: YamuxSession, stream_id: int) -> None:
         super().__init__(session, stream_id)
         self._session = session

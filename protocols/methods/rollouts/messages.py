@@ -64,8 +64,6 @@ class PackedAnswers(Message):
 
 @dataclass(frozen=True)
 class PackedGroup(PackedAnswers):
-    """What the author signs."""
-
     author: Annotated[str, within(1, MAX_AUTHOR)]
     # grows with each group of the author: where samplers draw their work from, prompts follow from it
     counter: Annotated[int, within(0, MAX_COUNTER)]

@@ -37,8 +37,6 @@ LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
 
 @dataclass
 class SamplerTally:
-    """What came of one author."""
-
     sampler: PeerId = ""
     version: int = 0  # the newest that a group of his was written with
     expected: int = -1  # counter of the next group; -1 where none came
@@ -205,7 +203,6 @@ class Samplers:
         return tally.proved > 0 and not tally.caught
 
     def tally(self, peer: PeerId) -> SamplerTally:
-        """How one author stands."""
         author = self._authors.get(peer)
         return author.tally if author is not None else SamplerTally(peer)
 

@@ -78,8 +78,6 @@ REFUSED = Metric("swarmnode_rollouts_refused_total", COUNTER, "rollout groups of
 
 @dataclass
 class _Load:
-    """A group on its way."""
-
     group: SignedGroup
     copies: int  # this node's own included
     known: set[PeerId]  # who has it, as far as is known

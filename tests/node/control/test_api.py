@@ -17,6 +17,7 @@ from swarmnode.cli.terminal import short_peer
 from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.node.control.peers_api import PeersApi, which_peer
+from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId, Unreachable
@@ -24,6 +25,7 @@ from swarmnode.protocols.peers.scoring import Standing
 from swarmnode.testing.simnet import run_simulation
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
+from swarmnode.training.rl.tasks import TaskRef
 
 
 class Sampled(SimTrainer):
@@ -159,6 +161,33 @@ def test_this_node_itself_and_who_is_blocked_are_not_said_to_be_off() -> None:
             await api.ping({"peer": blocked[-6:]})
 
     trio.run(main)
+
+
+def test_an_author_of_rollouts_may_be_named_as_they_are_listed() -> None:
+    """It may have gone; its groups are here."""
+    gone, other = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP", "12D3KooW" + "x" * 44
+
+    class Pool(list[Any]):
+        me, own = other, staticmethod(list)
+
+    pool = Pool(SimpleNamespace(signed=signed_group(peer), used=False) for peer in (gone, other))
+    network = SimpleNamespace(peers=list, scoring=SimpleNamespace(blocked=set()))
+    method = SimpleNamespace(rollouts=SimpleNamespace(pool=pool))
+    daemon: Any = SimpleNamespace(network=network, session=SimpleNamespace(method=method))
+
+    async def main() -> None:
+        for name, author in ((short_peer(gone), gone), (gone[-6:], gone), (gone, gone), ("me", other)):
+            (group,) = (await RunsApi(daemon).rollouts_ls({"author": name}))["groups"]
+            assert group["author"] == author
+        with pytest.raises(Declined, match="nobody"):
+            await RunsApi(daemon).rollouts_ls({"author": "nobody"})
+
+    trio.run(main)
+
+
+def signed_group(author: PeerId) -> Any:
+    group = SimpleNamespace(task=TaskRef("digits/swap", 5, 1), answers=(), version=0)
+    return SimpleNamespace(id=b"1", author=author, group=group, version=0, made_at=0, size=1)
 
 
 @pytest.mark.parametrize(

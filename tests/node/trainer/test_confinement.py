@@ -290,6 +290,7 @@ INIT = {
     "why": "",
     "sandbox": {"mode": "auto", "enforced": ("files",), "missing": ({"part": "limits", "why": "no"},)},
     "states": None,
+    "has": ("places",),
 }
 
 
@@ -322,6 +323,7 @@ INIT = {
                 INIT | {"moments": -1},
                 INIT | {"states": {"free": 1}},
                 INIT | {"sandbox": {}},
+                INIT | {"has": (1,)},
             ),
         ),
         (
