@@ -101,15 +101,15 @@ def check_task(
 
     config = loaded().config
     if task_file.startswith("text:") or asks_questions(task_file):
-        waits(f"asking {task_file} some questions, once torch has started")
-        told = plan.check_questions(task_file, run_file, config)
+        with waits(f"asking {task_file} some questions, once torch has started"):
+            told = plan.check_questions(task_file, run_file, config)
         lines = [f"{task_file} asks questions, {1000 * told['seconds']:.0f} ms for one with two answers"]
         for each in told["asked"]:
             earns = f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}"
             lines += [f"  {plain(each['question'], 100)}", earns]
     else:
-        waits(f"trying {task_file}: {plan.STEPS_FOR:g} s of steps, once torch has started")
-        told = plan.check_task(task_file, run_file, config)
+        with waits(f"trying {task_file}: {plan.STEPS_FOR:g} s of steps, once torch has started"):
+            told = plan.check_task(task_file, run_file, config)
         rows = [(name, "yes" if told["has"][name] else "no", GIVES[name][not told["has"][name]]) for name in GIVES]
         trains = f"{task_file} trains: {told['parameters']:,} parameters, {told['step_seconds']:.3g} s a step, "
         trains += f"{duration(told['loss_seconds'])} for the held-out loss"

@@ -52,8 +52,9 @@ def plan(
         round_trip = min(ask("ping", timeout=40.0, peer=peer)["rtt_ms"] for _ in range(3))
     up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
-    waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, once torch has started")
-    found = planned(run_file, config, {k: v for k, v in given.items() if v is not None}, link=link, members=nodes)
+    given = {k: v for k, v in given.items() if v is not None}
+    with waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, once torch has started"):
+        found = planned(run_file, config, given, link=link, members=nodes)
     rows = [
         [
             way.method,

@@ -226,10 +226,17 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def waits(text: str) -> None:
-    """What a person waits for from now on; a program, which reads an error as JSON there, is told nothing."""
-    if not as_json():
+@contextmanager
+def waits(text: str) -> Iterator[None]:
+    """Say what a person waits for in the block, beside a sign that turns; a program that wants JSON is told nothing."""
+    from rich.console import Console
+
+    if as_json():
+        yield
+    else:
         say(text)
+        with Console(stderr=True).status(""):
+            yield
 
 
 def be_sure(question: str, act: str, yes: bool) -> None:

@@ -327,11 +327,8 @@ class RunSession(Observer):
         """What this comes to. A defect of this program, which a peer may have found, ends a round, never the daemon."""
         try:
             return await doing
-        except LostPlace:
-            raise
         except Exception as error:
-            reason = reason_of(error)
-            if isinstance(reason, ExpectedError):
+            if isinstance(reason := reason_of(error), ExpectedError | LostPlace):
                 raise
             logger.exception("a defect of swarmnode ended what the run did here, and it goes on in %g s", AFTER_DEFECT)
             told = f"a defect of swarmnode: {reason!r}; please report it with the file of swarmnode diag"

@@ -316,10 +316,6 @@ class _Message(_Form):
             for each in fields(self._kind)
         }
 
-    @cached_property
-    def _required(self) -> tuple[str, ...]:
-        return tuple(name for name, default in self._defaults.items() if default is MISSING)
-
 
 class _SentMessage(_Message):
     def convert(self, value: Any) -> Any:
@@ -345,8 +341,8 @@ class _ReceivedMessage(_Message):
             form = forms.get(name)
             if form is not None:  # else a later version's
                 arguments[name] = part if type(part) in form.same else form.convert(part)
-        for name in self._required:
-            if name not in arguments:
+        for name, default in self._defaults.items():
+            if default is MISSING and name not in arguments:
                 raise WireError(f"{self._kind.__name__}.{name}: missing")
         try:
             return self._kind(**arguments)

@@ -1,4 +1,1 @@
-"""Remote procedure calls between two nodes.
-
-Many at a time on one long-lived stream each way, with deadlines and cancellation.
-"""
+"""Remote procedure calls between two nodes: many at a time on one stream each way, with deadlines and cancellation."""

@@ -1,4 +1,1 @@
-"""What a node knows of its peers.
-
-Which version they speak, whether they live, what rules they broke, how diverse they are.
-"""
+"""What a node knows of its peers: which version they speak, whether they live, what rules they broke."""

@@ -1,4 +1,1 @@
-"""Bytes from other nodes, by hash or as they grow, from one peer or many.
-
-Buffers, shards and the state that a late node fetches.
-"""
+"""Bytes from other nodes, from one or many: buffers, shards, and the state that a late node fetches."""

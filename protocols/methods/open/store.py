@@ -417,8 +417,9 @@ class ChainStore:
         """Insert a record of the state; the statement that is new by it, if one is. `named`: ids, and by whom."""
         if not isinstance(element, Record) or not self._admits(element.author):
             return None
-        if element.key == AWAY:
-            self._insert_absence(element)
+        if element.key == AWAY and element.rank > self._away.get(element.author, (b"", False))[0]:
+            self._away[element.author] = (element.rank, not element.tombstone)
+            self.notify()
         if element.tombstone or element.kind not in (*ROUND_KINDS, VOTE_KIND):
             return None
         try:
@@ -438,11 +439,6 @@ class ChainStore:
         self.counts["heard"] += 1
         self.notify()
         return said
-
-    def _insert_absence(self, record: Record) -> None:
-        if record.rank > self._away.get(record.author, (b"", False))[0]:
-            self._away[record.author] = (record.rank, not record.tombstone)
-            self.notify()
 
     def _insert_head(self, record: Record, said: Said[ForkChoiceVote]) -> bool:
         before = self.last_heads.get(said.author)
