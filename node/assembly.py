@@ -422,10 +422,10 @@ class Node:
             return None
 
     def join_line(self) -> str:
-        """A command for another machine, with a link; empty while there is no address."""
+        """A command for another machine, with a link where there is a run to join; empty while there is no address."""
         addresses, place = self.network.addresses, self.place()
-        if not addresses:
-            return ""
+        if not addresses or self.config.role not in TAKES_PART:
+            return f"swarmnode discover --bootstrap {addresses[0]}" if addresses else ""
         run_id = self.chosen.run_id if self.chosen is not None else ""
         roster = place.roster if place is not None else ""
         try:

@@ -75,7 +75,8 @@ def test_nobody_is_told_to_join_by_an_address_that_does_not_reach(address: str, 
 
 def test_a_seed_tells_what_to_give_to_others_and_nothing_of_runs() -> None:
     network, config = SimpleNamespace(addresses=("/ip4/203.0.113.7/tcp/4077",)), NodeConfig(role="relay", data_dir="/x")
-    node: Any = SimpleNamespace(config=config, network=network)
+    node: Any = SimpleNamespace(config=config, network=network, place=lambda: None)
+    assert Node.join_line(node) == "swarmnode discover --bootstrap /ip4/203.0.113.7/tcp/4077", "there is no run to join"
     told = "\n".join(greeting(node))
     assert "relays for nodes that nobody can dial" in told and "swarmnode stop" in told
     assert not re.search("shards|checkpoints|train|pause|memory", told)
