@@ -87,7 +87,8 @@ def test_without_the_library_it_says_which_to_install(swarmnode: Any, home: Path
     (tmp_path / f"{extra}.py").write_text('raise ImportError("it is not here")')
     done = swarmnode("history", f"--{extra}", str(tmp_path / "logs"), "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == CONFIG
-    assert f'install "swarmnode[{extra}]"' in json.loads(done.stderr)["error"]["message"]
+    told = json.loads(done.stderr)["error"]["message"]
+    assert " install " in told and f"[{extra}]" in told
 
 
 def test_who_follows_from_a_later_round_on_gets_none_before_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_a_blocked_peer_stays_out_also_after_a_restart_until_it_is_unblocked(thr
     gone = c.command_line("peers", "disconnect", id_of(b))
     assert gone["peer_id"] == id_of(b) and not gone["blocked"]
     assert c.command_line("peers", "block", id_of(b)) == {
-        **{"peer_id": id_of(b), "blocked": True, "path": "none"},
+        **{"peer_id": id_of(b), "blocked": True, "barred_before": False, "path": "none"},
         **{"relay": None, "transport": "", "address": ""},
     }
     refused = swarmnode("peers", "connect", b.ready["multiaddr"], "--data-dir", c.home)

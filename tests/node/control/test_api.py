@@ -171,7 +171,7 @@ def test_an_author_of_rollouts_may_be_named_as_they_are_listed() -> None:
         me, own = other, staticmethod(list)
 
     pool = Pool(SimpleNamespace(signed=signed_group(peer), used=False) for peer in (gone, other))
-    network = SimpleNamespace(peers=list, scoring=SimpleNamespace(blocked=set()))
+    network = knowing()
     method = SimpleNamespace(rollouts=SimpleNamespace(pool=pool))
     daemon: Any = SimpleNamespace(network=network, session=SimpleNamespace(method=method))
 

@@ -297,14 +297,14 @@ async def test_each_ping_says_its_way_and_the_history_why_the_path_changed() -> 
             liveness=SimpleNamespace(rtts={}),
         )
         api = PeersApi(node)
-        told = await api.ping({"peer": far.me, "count": 1})
-        assert (told["path"], told["relays"]) == ("relayed", [pair.at.me]) and not asked
-        assert told["ways"][0]["transport"] == "tcp", "what carries the connection to the relay"
-        await api.ping({"peer": far.me, "count": 1, "punch": True})
+        way = (await api.ping({"peer": far.me}))["way"]
+        assert (way["path"], way["relay"]) == ("relayed", pair.at.me) and not asked
+        assert way["transport"] == "tcp", "what carries the connection to the relay"
+        await api.ping({"peer": far.me, "punch": True})
         assert asked == [far.me]
         await pair.get_direct()
-        told = await api.ping({"peer": far.me, "count": 1})
-        assert (told["path"], told["relays"]) == ("direct", [None])
+        way = (await api.ping({"peer": far.me}))["way"]
+        assert (way["path"], way["relay"]) == ("direct", None)
         relayed, direct = near.connections.history(far.me)
         assert relayed.path == "relayed" and f"through the relay {pair.at.me}" in relayed.why
         assert direct.path == "direct" and "in the place of a relayed connection" in direct.why
