@@ -159,7 +159,7 @@ class Soak:
     def settle(self) -> float | None:
         """Repair all, and wait until all are in step; how long that took, None where it was too long."""
         for member in self.members:
-            member.repair_at = 0.0
+            member.repair_at = min(member.repair_at, time.monotonic())  # whoever leaves still has END_WITHIN for it
         self._tick()
         repaired = self.now
         settled = None
