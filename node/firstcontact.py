@@ -27,12 +27,8 @@ WITHIN = 20.0  # seconds of a search
 
 async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
     """The runs that a node finds, how many peers it has then, and why join addresses and seeds did not answer."""
-    found = await node.catalogue.search(wanted=wanted, within=within)
-    return {
-        "runs": [*map(_told, found)],
-        "peers": len(node.network.peers()),
-        "unreached": node.discovery.join_failures(),
-    }
+    runs = [*map(_told, await node.catalogue.search(wanted=wanted, within=within))]
+    return {"runs": runs, "peers": len(node.network.peers()), "unreached": node.discovery.join_failures()}
 
 
 def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.seed import Seed
 from swarmnode.protocols.methods.streaming import Streaming
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
-from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId, Traffic
 from swarmnode.training.options import number_of
 
@@ -69,6 +69,7 @@ LOSS = Metric("swarmnode_loss", GAUGE, "held-out loss after the last round, in t
 REWARD = Metric("swarmnode_reward", GAUGE, "mean reward of the last round of a run by rollouts, 0 to 1")
 TOKENS = Metric("swarmnode_tokens_per_second", GAUGE, "tokens trained on a second, over the last 16 rounds")
 MEMBERS = Metric("swarmnode_members", GAUGE, "members of the round in hand, this node included")
+DEFECTS = Metric("swarmnode_defects_total", COUNTER, "rounds and other work that a defect of swarmnode ended")
 PAUSED = Metric("swarmnode_paused", GAUGE, "1 while training is paused, by the owner or by a cap, else 0")
 
 
@@ -126,6 +127,7 @@ class RunSession(Observer):
         self._together_at = math.inf  # trio's time at the end of the last round with another member
         self._last_at: float | None = None  # trio's time at the end of the last round
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
+        self._defects = 0
         self._abandoned: list[str] = []  # why there was no result since the last round
         self._arriving: tuple[int, int] | None = None
         self._arriving_since = 0.0  # trio's time
@@ -142,6 +144,7 @@ class RunSession(Observer):
         metrics.show(REWARD, lambda: self.rewards[-1][1] if self.rewards else None)
         metrics.show(TOKENS, lambda: self.tokens_per_second)
         metrics.show(MEMBERS, lambda: len(self.place.members) if self.place is not None else 0)
+        metrics.show(DEFECTS, lambda: self._defects)
         metrics.show(PAUSED, lambda: self.paused)
 
     # --- the life of a node in a run --------------------------------------------------------------------------------
@@ -154,9 +157,8 @@ class RunSession(Observer):
                 nursery.start_soon(self._writer.run)
             await self._context.membership.announce()
             await self._find_place()
-            if self._is_over() and self.place is not None:
-                done, last = self.place.round, self._begin.last_round
-                logger.warning("the run has done %d rounds, and --rounds is %d: nothing is left to train", done, last)
+            if self._is_over():
+                logger.warning("the run has its %s rounds (--rounds): nothing is left to train", self._begin.last_round)
             await self._take_part()
             self.method.paused = True  # it leads nobody any more, however long the process still lives
             if self._stopping.is_set():
@@ -333,6 +335,7 @@ class RunSession(Observer):
             logger.exception("a defect of swarmnode ended what the run did here, and it goes on in %g s", AFTER_DEFECT)
             told = f"a defect of swarmnode: {reason!r}; please report it with the file of swarmnode diag"
             self.warn("defect", told)
+            self._defects += 1
             await trio.sleep(AFTER_DEFECT)
             raise LostPlace(told) from error
 

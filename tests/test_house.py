@@ -22,7 +22,7 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 65_093,
+    "lines": 65_092,
     "files": 291,
     "small files": 3,
     "parameters that are callbacks": 37,

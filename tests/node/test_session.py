@@ -136,6 +136,9 @@ def test_a_defect_that_a_peer_may_find_ends_a_round_and_not_the_node(
             session.resume()
         await swarm.until(lambda: failed == times and "defect" in session.warnings)
         assert "OverflowError" in session.warnings["defect"] and "swarmnode diag" in session.warnings["defect"]
+        metrics = Metrics()
+        session.measure(metrics)
+        assert f"swarmnode_defects_total {times}" in metrics.text()
         await swarm.round_done(8, "a", "b", "c")
         await swarm.until(swarm.all_stand_together)
         assert "defect" not in session.warnings
@@ -450,7 +453,7 @@ def test_a_run_ends_after_its_last_round_and_late_comers_still_get_its_state(cap
         (caught_up,) = [e for e in swarm.nodes["late"].events if e["event"] == "caught_up"]
         assert caught_up["state_hash"] == swarm.nodes["a"].rounds[3]["state_hash"]
         assert max(swarm.nodes["a"].rounds) == 3
-        assert "the run has done 4 rounds, and --rounds is 4: nothing is left to train" in caplog.text
+        assert "the run has its 4 rounds (--rounds): nothing is left to train" in caplog.text
 
     simulate(body)
 
