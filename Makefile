@@ -65,7 +65,7 @@ ALONE := tests/netlab $(patsubst %,tests/attacks/test_%.py,dht_attacks host_atta
 
 test-all: check typecheck
 	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
-	@test ! -x $(P2PD) || export SWARMNODE_P2PD="$(CURDIR)/$(P2PD)"; \
+	@test ! -x $(P2PD) || export P2PD="$(CURDIR)/$(P2PD)"; \
 	echo "two at once:"; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale and not thorough" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
 	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not scale and not thorough" tests/e2e $(TEST_ARGS); second=$$?; \
@@ -148,7 +148,7 @@ P2PD_SHA256 := acb8f0cf2cdb085259feb1c0a092c530f1953287cbfa4a1ab5e14e8c65359a2c
 P2PD := build/interop/hivemind/hivemind_cli/p2pd
 
 interop: .venv/.installed $(P2PD)
-	SWARMNODE_P2PD="$(CURDIR)/$(P2PD)" $(BIN)/python -m pytest tests/node/host/test_interop_p2pd.py $(TEST_ARGS)
+	P2PD="$(CURDIR)/$(P2PD)" $(BIN)/python -m pytest tests/node/host/test_interop_p2pd.py $(TEST_ARGS)
 
 $(P2PD):
 	@mkdir -p build/interop

@@ -1,6 +1,6 @@
 """A go-libp2p node, the `p2pd` of hivemind's wheel, with swarmnode: connect, identify, ping, Kademlia, bulk, relays.
 
-The binary is not ours to ship. Found in this order: $SWARMNODE_P2PD, beside an installed hivemind, on PATH; else the
+The binary is not ours to ship. Found in this order: $P2PD, beside an installed hivemind, on PATH; else the
 tests are skipped. `make interop` fetches it and runs them.
 """
 
@@ -44,7 +44,7 @@ SAID = 32 << 10  # bytes through a relay
 
 def p2pd() -> str | None:
     """Where the binary is, without importing hivemind."""
-    named = os.environ.get("SWARMNODE_P2PD")
+    named = os.environ.get("P2PD")
     if named:
         return named
     installed = importlib.util.find_spec("hivemind")
@@ -56,7 +56,7 @@ def p2pd() -> str | None:
 
 
 pytestmark = pytest.mark.skipif(
-    p2pd() is None, reason="no p2pd binary: set SWARMNODE_P2PD to the one in hivemind 1.1.12's wheel"
+    p2pd() is None, reason="no p2pd binary: set P2PD to the one in hivemind 1.1.12's wheel"
 )
 
 
