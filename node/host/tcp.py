@@ -198,6 +198,13 @@ class MeteredStream(ExactReader):
             return False
         return True
 
+    def waiting(self) -> int:
+        """How many bytes there are to read, of the first 64."""
+        try:
+            return len(self._socket.recv(64, socket.MSG_PEEK))
+        except OSError:
+            return 0
+
     async def _wait(self, *, writable: bool = False) -> None:
         """Until there is something to read, or room to write."""
         if self._socket.fileno() < 0:

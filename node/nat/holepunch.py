@@ -10,15 +10,17 @@ Both dial from their listening ports, so both NATs have seen a packet go out whe
 dials meet in one TCP connection neither was accepted by a listener: then A speaks first and B answers. B dials once
 more from another port, speaking first: where nothing keeps strangers from A, that reaches A's listener. From the second
 attempt on B speaks first in both: where the dials did not meet, its own may have reached A's listener, which waits for
-that. Tried at most `ATTEMPTS` times; a failure is remembered, so that symmetric pairs stay relayed without trying for
-ever.
+that. Many a go-libp2p has B speak first and A answer (its issue 3171): so A listens for a round trip before it speaks.
+Tried at most `ATTEMPTS` times; a failure is remembered, so that symmetric pairs stay relayed without trying for ever.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import trio
 from libp2p.peer.id import ID
@@ -36,6 +38,7 @@ from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 logger = logging.getLogger(__name__)
 
 DCUTR = "/libp2p/dcutr"
+GREETING = b"\x13/multistream/1.0.0\n"  # of both sides; behind it, who speaks first says what it proposes
 ATTEMPTS = 3  # 97.6 % of the punches that succeed in the wild do so at the first (2510.27500)
 MAX_ADDRESSES = 16  # of the other side that are dialled at once, half of them over UDP
 DIAL_WITHIN = 3.0  # s; a SYN is sent again after 1 s, so this spans two
@@ -88,7 +91,7 @@ class HolePuncher:
             if self._network.is_direct(peer):
                 return True
             try:
-                if await self._attempt(peer, speaks_first=attempt > 1):
+                if await self._attempt(peer, listens=math.inf if attempt == 1 else 0.0):
                     logger.info("direct connection to %s at attempt %d", peer, attempt)
                     self.succeeded += 1
                     self._failures.pop(peer, None)
@@ -104,7 +107,7 @@ class HolePuncher:
         self._network.connections.note(peer, f"no hole was punched: {why}; {later}")
         return False
 
-    async def _attempt(self, peer: PeerId, *, speaks_first: bool) -> bool:
+    async def _attempt(self, peer: PeerId, *, listens: float) -> bool:
         stream = await self._network.open_stream(peer, DCUTR)
         try:
             await self._look()
@@ -116,7 +119,7 @@ class HolePuncher:
                 raise BadMessage(f"{peer} answered no CONNECT")
             await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
             await trio.sleep(round_trip / 2)
-            return await self._dial(peer, self._unpacked(answer), speaks_first=speaks_first, answers=False)
+            return await self._dial(peer, self._unpacked(answer), listens=listens, answers=False)
         finally:
             await stream.aclose()
 
@@ -137,26 +140,27 @@ class HolePuncher:
         if request.type != pb.HolePunch.CONNECT:
             raise BadMessage(f"{peer} began hole punching with no CONNECT")
         await self._look()
+        began = trio.current_time()
         await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
         if (await receive(stream, pb.HolePunch)).type != pb.HolePunch.SYNC:
             raise BadMessage(f"{peer} sent no SYNC")
+        round_trip = min(trio.current_time() - began, DIAL_WITHIN / 3)
         places = self._unpacked(request)  # dialled for want of a connection only: anybody may name any
-        if self._network.is_direct(peer) or await self._dial(peer, places, speaks_first=True, answers=True):
+        if self._network.is_direct(peer) or await self._dial(peer, places, listens=round_trip, answers=True):
             self._failures.pop(peer, None)
 
-    async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, speaks_first: bool, answers: bool) -> bool:
+    async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, listens: float, answers: bool) -> bool:
         """Dial all `places` at once; True as soon as there is a direct connection, also one that came in.
 
-        Over TCP and UDP at once; where UDP was first, TCP has `GRACE` seconds more. `answers`: this side is A.
+        Over TCP and UDP at once; where UDP was first, TCP has `GRACE` seconds more. `listens`: as `_meet`; `answers`:
+        this side is A.
         """
         udp = self._udp if any("/quic-v1" in place for place in places) else None
 
         async def dial(place: Address, done: trio.CancelScope, *, punches: bool = True) -> None:
-            swarm = self._network.swarm
-            dial = swarm.dial_addr if speaks_first or not punches else swarm.dial_addr_as_responder
             try:
                 source = self._network.dial_source(place.split("/")[2]) if punches else None
-                await dial(Multiaddr(place), ID.from_string(peer), source=source)
+                await self._meet(peer, Multiaddr(place), source, listens if punches else 0.0)
             except Exception as error:  # whatever answers there may say anything
                 logger.debug("dial of %s at %s failed: %r", peer, place, error)
             else:
@@ -181,11 +185,29 @@ class HolePuncher:
                 for place in places:
                     if "/tcp/" in place:
                         nursery.start_soon(dial, place, nursery.cancel_scope)
-                        if not speaks_first:  # to the other's listener, where its router lets everybody in
+                        if listens == math.inf:  # to the other's listener, where its router lets everybody in
                             nursery.start_soon(partial(dial, place, nursery.cancel_scope, punches=False))
                 if udp:
-                    nursery.start_soon(partial(udp.punch, peer, places, dials=answers))
+                    speaks = answers or listens == 0.0
+                    nursery.start_soon(partial(udp.punch, peer, places, dials=answers, speaks=speaks))
         return self._network.is_direct(peer)
+
+    async def _meet(self, peer: PeerId, place: Multiaddr, source: tuple[str, int] | None, listens: float) -> None:
+        """Dial; speak, but answer a side that is heard to speak within `listens` s. Infinite: answer in any case."""
+        swarm = self._network.swarm
+        transport: Any = swarm.transport_manager.transport_for_dialing(place)
+        raw = await transport.dial_with_source(place, source)
+        try:
+            if 0.0 < listens < math.inf:
+                with trio.move_on_after(listens):
+                    await raw.stream.speaks()
+            if listens == math.inf or raw.stream.waiting() > len(GREETING):
+                await swarm.upgrade_inbound_raw_conn(raw, place)
+            else:
+                await swarm.upgrade_outbound_raw_conn(raw, ID.from_string(peer))
+        except BaseException:
+            raw.stream.abort()
+            raise
 
     async def _look(self) -> None:
         """Ask once more how the router treats UDP, where too few have told."""

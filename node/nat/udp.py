@@ -124,12 +124,12 @@ class UdpPuncher:
         """Whether one side's port is not known to the other, so that an attempt takes long."""
         return any(len(ports) > 1 or self.is_symmetric for ports in _public(theirs).values())
 
-    async def punch(self, peer: PeerId, theirs: tuple[Address, ...], *, dials: bool) -> None:
-        """Try until cancelled; a connection comes in, or is made here. `dials`: as A."""
+    async def punch(self, peer: PeerId, theirs: tuple[Address, ...], *, dials: bool, speaks: bool) -> None:
+        """Try until cancelled; a connection comes in, or is made here. `dials`: as A; `speaks`: even if as B."""
         async with trio.open_nursery() as nursery:
             for place in theirs:
                 if "/quic-v1" in place:
-                    nursery.start_soon(self._dial, place, peer) if dials else nursery.start_soon(self._open, place)
+                    nursery.start_soon(self._dial, place, peer) if speaks else nursery.start_soon(self._open, place)
             for host, ports in _public(theirs).items():
                 if len(ports) > 1 and not self.is_symmetric:
                     nursery.start_soon(self._probe, host, ports)

@@ -27,10 +27,11 @@ Answer = dict[str, Any]
 
 
 class Agent:
-    """A `netnode.py` on a host. `start` gives it a fresh identity and port each time."""
+    """A `netnode.py` on a host, or a `program` that is told the same. `start` gives it a fresh identity and port."""
 
-    def __init__(self, host: Host, log: Path, *, first_port: int = FIRST_PORT) -> None:
+    def __init__(self, host: Host, log: Path, *, first_port: int = FIRST_PORT, program: Path = NETNODE) -> None:
         self.host = host
+        self._program = program
         self.peer = ""
         self._port = first_port
         self._number = 0
@@ -41,7 +42,7 @@ class Agent:
     def __enter__(self) -> Agent:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*self.host.enter, sys.executable, str(NETNODE)],
+                [*self.host.enter, sys.executable, str(self._program)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -37,7 +37,7 @@ def test_who_names_many_places_has_few_sockets_opened_at_once(monkeypatch: pytes
         for _ in range(2):  # those of the first are given back
             made.clear()
             with trio.move_on_after(0.5):
-                await puncher.punch(PEER, places, dials=True)
+                await puncher.punch(PEER, places, dials=True, speaks=True)
             assert len(made) == OPENED_AT_ONCE * 4 and all(each.fileno() == -1 for each in made)
 
     monkeypatch.setattr(udp, "SOCKETS", 4)
@@ -58,7 +58,7 @@ def test_who_names_many_places_has_few_of_them_probed_at_once() -> None:
         assert not puncher.is_symmetric
         places = tuple(f"/ip4/45.0.0.{host}/udp/{port}/quic-v1" for host in range(8) for port in (4077, 4078))
         with trio.move_on_after(udp.AFTER + udp.PROBES / udp.BATCH * udp.EVERY):
-            await puncher.punch(PEER, places, dials=True)
+            await puncher.punch(PEER, places, dials=True, speaks=True)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(UdpPuncher, "_dial", _nothing)
@@ -82,7 +82,7 @@ def test_a_port_that_is_guessed_for_two_such_routers_is_one(seen: int, monkeypat
             puncher._seen[observer] = f"/ip4/45.80.10.3/udp/{port + 1}/quic-v1"
         places = tuple(f"/ip4/45.0.0.9/udp/{port}/quic-v1" for port in (seen - 1, seen))
         with trio.move_on_after(0.5):
-            await puncher.punch(PEER, places, dials=True)
+            await puncher.punch(PEER, places, dials=True, speaks=True)
 
     monkeypatch.setattr(UdpPuncher, "_dial", _nothing)
     monkeypatch.setattr(udp.socket, "socket", Told)

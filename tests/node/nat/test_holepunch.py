@@ -24,6 +24,7 @@ from swarmnode.node.nat.holepunch import (
     ATTEMPTS,
     DCUTR,
     DIAL_WITHIN,
+    GREETING,
     RETRY_AFTER,
     RETRY_AT_MOST,
     HolePuncher,
@@ -42,26 +43,41 @@ THERE = "/ip4/45.80.10.4/tcp/61044"
 
 @dataclass
 class Dials:
-    """Stands for py-libp2p's swarm: notes what is dialled, when, and in which role."""
+    """Stands for py-libp2p's swarm and for what a dial brings: notes what is dialled, when, and in which role."""
 
     works: bool = False
     raises: Exception | None = None  # else that nobody answers
     direct: bool = False
+    heard: bytes = b""  # from the other side, once it is connected, before this side speaks
     made: list[tuple[float, str, str]] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)  # what is dialled from another port than the listening one
 
-    async def dial_addr(self, place: Multiaddr, peer: ID, *, source: Any) -> None:
+    @property
+    def transport_manager(self) -> Any:
+        return SimpleNamespace(transport_for_dialing=lambda place: self)
+
+    async def dial_with_source(self, place: Multiaddr, source: Any) -> Any:
+        await trio.lowlevel.checkpoint()
         if source is None:
             self.elsewhere.append(str(place))
             await trio.sleep(DIAL_WITHIN)
             raise SwarmException("nobody answers")
-        await self._dial("speaks first", place)
 
-    async def dial_addr_as_responder(self, place: Multiaddr, peer: ID, *, source: Any) -> None:
-        await self._dial("answers", place)
+        async def speaks() -> None:
+            if not self.heard:
+                await trio.sleep_forever()
 
-    async def _dial(self, role: str, place: Multiaddr) -> None:
-        self.made.append((trio.current_time(), role, str(place)))
+        stream = SimpleNamespace(speaks=speaks, waiting=lambda: len(self.heard), abort=lambda: None)
+        return SimpleNamespace(stream=stream, place=place, at=trio.current_time())
+
+    async def upgrade_outbound_raw_conn(self, raw: Any, peer: ID) -> None:
+        await self._upgrade("speaks first", raw)
+
+    async def upgrade_inbound_raw_conn(self, raw: Any, place: Multiaddr) -> None:
+        await self._upgrade("answers", raw)
+
+    async def _upgrade(self, role: str, raw: Any) -> None:
+        self.made.append((raw.at, role, str(raw.place)))
         await trio.lowlevel.checkpoint()
         if not self.works:
             raise self.raises or SwarmException("nobody answers")
@@ -118,7 +134,7 @@ async def two(**how: Any) -> AsyncIterator[tuple[Side, Side]]:
 
 
 async def test_both_dial_the_others_address_at_one_moment() -> None:
-    async with two(works=True) as (b, a):
+    async with two(works=True, heard=GREETING) as (b, a):
         assert await b.puncher.punch(a.network.me)
         ((at_b, _, dialled_by_b),), ((at_a, _, dialled_by_a),) = b.dials.made, a.dials.made
         assert (dialled_by_b, dialled_by_a) == (THERE, HERE)
@@ -132,6 +148,14 @@ async def test_who_dialled_through_the_relay_speaks_first_and_from_the_second_at
         assert [role for _, role, _ in b.dials.made] == ["answers"] + ["speaks first"] * (ATTEMPTS - 1)
         assert [role for _, role, _ in a.dials.made] == ["speaks first"] * ATTEMPTS
         assert (b.dials.elsewhere, a.dials.elsewhere) == ([THERE], []), "a listener that lets all in is met at once"
+
+
+@pytest.mark.parametrize(("heard", "role"), [(GREETING, "speaks first"), (GREETING + b"\x07/noise\n", "answers")])
+async def test_who_dialled_answers_a_side_that_is_heard_to_propose_first(heard: bytes, role: str) -> None:
+    """As go-libp2p does; a greeting alone comes from those as well who answer."""
+    async with two(works=True, heard=heard) as (b, a):
+        assert await b.puncher.punch(a.network.me)
+        assert [made for _, made, _ in a.dials.made] == [role]
 
 
 async def test_a_pair_that_cannot_be_punched_is_tried_a_few_times_and_then_left_alone() -> None:
@@ -160,7 +184,7 @@ async def test_whatever_a_dial_raises_it_has_failed() -> None:
 async def test_an_address_that_libp2p_cannot_read_is_not_told() -> None:
     """An owner may announce a container's name, which may have an underscore."""
 
-    async with two(works=True) as (b, a):
+    async with two(works=True, heard=GREETING) as (b, a):
         reachability: Any = b.puncher._reachability
         reachability.places = lambda own: ("/dns4/my_seed/tcp/4077", HERE)
         assert await b.puncher.punch(a.network.me)
