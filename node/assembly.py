@@ -32,8 +32,9 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.answering import Answering, Renewable, Runnable
+from swarmnode.node.host.libp2p_host import HostSettings
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line

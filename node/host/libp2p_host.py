@@ -30,13 +30,13 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
+from swarmnode.node.exitcodes import CONFIG, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.patches.basic_host import MAX_PLACES
 from swarmnode.node.host.quic_transport import QuicTransport
 from swarmnode.node.host.tcp import MeteredTCP
-from swarmnode.protocols.network import NetworkError
 
 if TYPE_CHECKING:
     from swarmnode.node.identity import Identity
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UPGRADE = ConnectionLimits().handshake  # seconds for the handshakes of a connection
-
-
-class PortTaken(NetworkError):
-    """Another program listens on the port. The text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ def _quiet_libp2p() -> None:
 
 
 def check_free(address: Multiaddr) -> None:
-    """Raise PortTaken where someone listens: upstream binds with SO_REUSEPORT and would share the port in silence."""
+    """Raises ExpectedError where someone listens: upstream binds with SO_REUSEPORT and would share it in silence."""
     _, family, host, _, port = str(address).split("/")[:5]
     if port == "0":
         return
@@ -133,11 +129,13 @@ def check_free(address: Multiaddr) -> None:
             probe.bind((host, int(port)))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise NetworkError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-            raise PortTaken(
+                told = f"cannot listen on {host} port {port}: {error.strerror}; name another address with --listen"
+                raise ExpectedError(told, exit_code=CONFIG) from error
+            raise ExpectedError(
                 f"port {port} is in use by another program, perhaps another swarmnode; "
                 f"choose another with --port, or --port 0 for any free one "
-                f"(`ss -ltnp 'sport = :{port}'` shows who has it)"
+                f"(`ss -ltnp 'sport = :{port}'` shows who has it)",
+                exit_code=PORT_TAKEN,
             ) from error
 
 
