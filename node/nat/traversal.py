@@ -65,7 +65,7 @@ class NatTraversal:
         self.udp = UdpPuncher(network)
         self.puncher = HolePuncher(network, self.reachability, self.udp)
         self.relay = RelayServer(network, network.policy, limits)
-        self.ports = PortMapping(network, self.reachability)
+        self.ports = {family: PortMapping(family, network, self.reachability) for family in ("ip4", "ip6")}
         self.asks_router = upnp
         self._autonat = AutoNat(network)
         self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does
@@ -85,8 +85,8 @@ class NatTraversal:
             nursery.start_soon(self._watch_interfaces)
             nursery.start_soon(let_go_of_circuits, self._network)
             nursery.start_soon(self._punch_again, nursery)
-            if self.asks_router:
-                nursery.start_soon(self.ports.run)
+            for port in self.ports.values() if self.asks_router else ():
+                nursery.start_soon(port.run)
             task_status.started()
             while True:
                 self.reachability.changed = changed = trio.Event()  # before asking: a change meanwhile is not missed
@@ -207,7 +207,8 @@ class NatTraversal:
                 known = self._network.own_addresses
                 logger.info("this machine's addresses changed; finding out again how it can be reached")
                 self.reachability.forget()
-                self.ports.ask_anew()
+                for port in self.ports.values():
+                    port.ask_anew()
                 self.puncher.forget_failures()
                 self.udp.forget()
 

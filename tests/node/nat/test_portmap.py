@@ -144,13 +144,15 @@ class Lab:
         self.listens: tuple[str, int] | None = ("0.0.0.0", PORT)
         self.network = SimpleNamespace(dial_source=lambda host: self.listens, own_addresses=(), sign=lambda what: what)
         network: Any = self.network
-        self.ports = PortMapping(network, self.reachability)
+        self.ports, self.ports_of_ipv6 = (PortMapping(of, network, self.reachability) for of in ("ip4", "ip6"))
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
 
     async def run(self) -> None:
         with self.scope:
-            await self.ports.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.ports.run)
+                nursery.start_soon(self.ports_of_ipv6.run)
         self.ended.set()
 
     async def settled(self) -> Mapping | None:
@@ -494,7 +496,7 @@ def test_over_ipv6_a_hole_in_the_firewall_is_asked_for_at_the_nodes_own_address(
             while "ip6" not in it.reachability.mappings:  # noqa: ASYNC110 (the clock jumps)
                 await trio.sleep(0.25)
             assert it.reachability.mappings["ip6"] == Mapping("PCP", "::1", PORT, PORT)
-            assert it.reachability.mapping is None and it.ports.state_of_ipv6 == "mapped"
+            assert it.reachability.mapping is None and it.ports_of_ipv6.state == "mapped"
             assert it.reachability.places(()) == (f"/ip6/::1/tcp/{PORT}",)
 
     under_jumping_clock(main)
