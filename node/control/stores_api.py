@@ -92,8 +92,8 @@ class StoresApi:
     async def shards_gc(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Delete what nobody needs; with `unpinned`, all that is not pinned."""
         unpinned = bool(params.get("unpinned"))
-        collected = await in_thread(lambda: self._node.shard_store.collect(unpinned=unpinned))
-        return {"deleted": [shard.hex() for shard in collected.shards], "bytes": collected.size}
+        gone = await in_thread(lambda: self._node.shard_store.collect(unpinned=unpinned))
+        return {"deleted": [shard.hex() for shard in gone], "bytes": sum(gone.values())}
 
     async def shards_providers(self, params: Mapping[str, Any]) -> dict[str, Any]:
         shard = self._meant(params)

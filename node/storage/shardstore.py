@@ -58,12 +58,6 @@ BATCH = 32  # chunks that one step of `put` copies: some ms, so that it can be c
 _NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
 
 
-@dataclass(frozen=True)
-class Collected:
-    shards: tuple[ShardId, ...]
-    size: int  # bytes
-
-
 @dataclass
 class ShardEntry:
     shard: ShardId
@@ -179,22 +173,20 @@ class ShardStore:
             if entry is not None and not entry.pinned and not entry.fetches:
                 self._forget(shard)
 
-    def collect(self, *, unpinned: bool = False) -> Collected:
-        """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned."""
+    def collect(self, *, unpinned: bool = False) -> dict[ShardId, int]:
+        """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned.
+
+        Returns what went, with its bytes.
+        """
         with self._lock:
             doomed = [
                 shard
                 for shard, entry in self._entries.items()
                 if not entry.fetches and not entry.pinned and (unpinned or not entry.complete)
             ]
-            size = sum(self._entries[shard].size for shard in doomed)
-            for shard in doomed:
-                self._forget(shard)
+            gone = {shard: self._forget(shard) for shard in doomed}
             excess = self._evictable(max(0, self.used - self.cap)) or []
-            size += sum(self._entries[shard].size for shard in excess)
-            for shard in excess:
-                self._forget(shard)
-        return Collected((*doomed, *excess), size)
+            return gone | {shard: self._forget(shard) for shard in excess}
 
     def _make_room(self, size: int) -> None:
         """Evict until `size` more bytes fit. Raises StoreFull, with nothing evicted, where they cannot."""
@@ -228,11 +220,13 @@ class ShardStore:
             size -= self._entries[shard].size
         return chosen if size <= 0 else None
 
-    def _forget(self, shard: ShardId) -> None:
+    def _forget(self, shard: ShardId) -> int:
+        """Delete a shard; its bytes."""
         with self._lock:
             for suffix in ("shard", "part", "pin", "tree"):  # the tree last: without it the others mean nothing
                 self._file(shard, suffix).unlink(missing_ok=True)
-            self._entries.pop(shard, None)
+            entry = self._entries.pop(shard, None)
+        return entry.size if entry is not None else 0
 
     def _damaged(self, shard: ShardId) -> None:
         """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
