@@ -33,7 +33,7 @@ from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.answering import Answering, Renewable, Runnable
 from swarmnode.node.host.libp2p_host import HostSettings
-from swarmnode.node.host.limits import Limits
+from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
@@ -104,7 +104,7 @@ class Node:
         self.logs = logs
         self.socket = datadir.prepare_socket()
         self.store = RunStore(datadir)
-        self.limits = limits = Limits()
+        self.limits = limits = Limits(connections=ConnectionLimits(peers=config.max_peers))
         self.trust = trust = PeerTrust(relays_for_all=config.role == "relay")
         self.agent = agent(__version__, datadir.name)
         self._blocked = datadir.blocked
@@ -499,7 +499,6 @@ def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSett
         quic=config.quic,
         up=config.up * MEGABIT,
         down=config.down * MEGABIT,
-        max_peers=config.max_peers,
         agent=agent,
         limits=limits,
     )

@@ -11,7 +11,7 @@ import logging
 import math
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from libp2p import new_host
@@ -53,15 +53,9 @@ class HostSettings:
     mdns: bool = False  # find peers on the local network
     up: float = 0.0  # bytes per second at the sockets, all peers together; 0 = no cap
     down: float = 0.0
-    max_peers: int = 64
     quic: bool = False  # listen and dial over UDP as well, at the same port numbers
     agent: str = "swarmnode"
-    limits: Limits = field(default_factory=Limits)  # its `connections.peers` gives way to `max_peers`
-
-    @property
-    def connections(self) -> ConnectionLimits:
-        """The limits on connections, with the owner's number of peers."""
-        return replace(self.limits.connections, peers=self.max_peers)
+    limits: Limits = field(default_factory=Limits)
 
 
 def make_host(
@@ -72,7 +66,7 @@ def make_host(
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
-    limits = settings.connections
+    limits = settings.limits.connections
     most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
     pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
     quic = QuicTransport(identity.private_key, allowance, handshakes)

@@ -82,11 +82,12 @@ class Libp2pNetwork:
         mend_libp2p()
         self._identity = identity
         self._settings = settings
-        self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
+        self._handshakes = Handshakes(settings.limits.connections.handshakes, settings.limits.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
         self.policy = policy or PeerPolicy()
+        limits = settings.limits
         self._allowance = HostAllowance(
-            settings.connections, settings.limits.rates, self.scoring, self.policy, settings.up, settings.down
+            limits.connections, limits.rates, self.scoring, self.policy, settings.up, settings.down
         )
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         # The swarm is for what works below streams: circuits, hole punching.
@@ -328,7 +329,7 @@ class Libp2pNetwork:
                     nursery.start_soon(self._notice_arrivals, events, nursery)
                     nursery.start_soon(self._routing.run)
                     if self._settings.mdns:
-                        nursery.start_soon(advertise_and_listen, self, self._settings.max_peers)
+                        nursery.start_soon(advertise_and_listen, self, self._settings.limits.connections.peers)
                     task_status.started()
         finally:
             self.connections.nursery = None
