@@ -29,7 +29,7 @@ from swarmnode.node.choice import Choice, Wanted
 from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, changed_caps
 from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_of
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
+from swarmnode.node.guest import LOOK_EVERY, Guest
 from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.answering import Answering, Renewable, Runnable
 from swarmnode.node.host.libp2p_host import HostSettings
@@ -45,7 +45,7 @@ from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.cutting import drop_unfinished
-from swarmnode.node.storage.datadir import DataDir, caps_with, write_atomic
+from swarmnode.node.storage.datadir import DataDir, caps_with, weigh, write_atomic
 from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.runs import ChosenRun, RunStore

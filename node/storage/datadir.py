@@ -164,6 +164,16 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
         write_all(file, content)
 
 
+def weigh(directory: Path) -> int:
+    """Bytes of disk that the files below a directory take."""
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            with suppress(OSError):
+                total += 512 * os.lstat(os.path.join(folder, file)).st_blocks
+    return total
+
+
 def caps_with(path: Path, changes: Mapping[str, Any]) -> bytes:
     """What the file of caps at `path` says after these changes, None of which takes one out. Raises SettingError."""
     kept = {**(read_toml(path) if path.exists() else {}), **changes}
