@@ -25,7 +25,8 @@ import typer
 
 from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient, NotRunning
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.exitcodes import UsageMistake as UsageMistake  # for the commands
 from swarmnode.node.invite import is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import SettingError
@@ -55,12 +56,6 @@ ConfigOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
 LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
-
-
-class UsageMistake(ExpectedError):
-    """What was typed has no meaning here. The message says what has."""
-
-    exit_code = USAGE
 
 
 _DATA_DIR = ContextVar[Path | None]("_DATA_DIR", default=None)  # what the command that runs was given

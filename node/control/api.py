@@ -26,7 +26,7 @@ from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi, learning_of
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
-from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, UsageMistake
 from swarmnode.node.firstcontact import WITHIN, look
 from swarmnode.node.identity import named
 from swarmnode.node.logs import levels, set_level
@@ -232,7 +232,7 @@ class Api:
                 set_level(part, level)
             return {"levels": levels("" if level else part)}
         except ValueError as error:
-            raise Declined(str(error), exit_code=USAGE) from error
+            raise UsageMistake(str(error)) from error
 
     def events(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.events.stream(0, follow=True)

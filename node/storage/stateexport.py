@@ -16,19 +16,13 @@ from typing import BinaryIO
 from swarmnode.crdt.envelope import Verify
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.storage.datadir import replacing, unusable, write_all
 from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.state.backend import StateBackend
 
 BATCH = 256  # elements read, verified and merged at once
 _HEAD = "swarmnode-state/1 "
-
-
-class NotAnExport(ExpectedError):
-    """The file is none that `export` wrote, or is cut off."""
-
-    exit_code = USAGE
 
 
 async def export(backend: StateBackend, target: Path, *, now: int, runner: Runner) -> int:
@@ -51,7 +45,7 @@ async def export(backend: StateBackend, target: Path, *, now: int, runner: Runne
 async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner: Runner) -> Counter[str]:
     """Merge the elements of a file; counts by verdict, and "invalid" for those that do not verify.
 
-    Raises NotAnExport, DataDirError, Unwritable; what was merged until then stays.
+    Raises UsageMistake, DataDirError, Unwritable; what was merged until then stays.
     """
     counts: Counter[str] = Counter()
     try:
@@ -59,9 +53,9 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
             head = await runner(lambda: file.readline(len(_HEAD) + 65))
             if head != f"{_HEAD}{backend.run_id}\n".encode():
                 if not head.startswith(_HEAD.encode()):
-                    raise NotAnExport(f"{source} is no file that swarmnode state export wrote")
+                    raise UsageMistake(f"{source} is no file that swarmnode state export wrote")
                 run = head[len(_HEAD) :].decode(errors="replace").strip()
-                raise NotAnExport(
+                raise UsageMistake(
                     f"{source} holds the state of run {run[:12]}…, and this node takes part in {backend.run_id[:12]}…"
                 )
             while batch := await runner(lambda: _read(file, source, verify, backend.run_id)):
@@ -80,7 +74,7 @@ def _read(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Ele
         size = int.from_bytes(head, "big")
         raw = file.read(size) if len(head) == 4 and size <= MAX_SEALED else b""
         if not raw or len(raw) != size:
-            raise NotAnExport(f"{source} is cut off or damaged; what came before that was taken")
+            raise UsageMistake(f"{source} is cut off or damaged; what came before that was taken")
         try:
             element = open_element(raw, verify)
         except InvalidRecord:
