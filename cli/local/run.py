@@ -29,7 +29,7 @@ from rich.table import Table
 from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import Results, Summary, by_rollouts, curve, figures, in_pairs, summarize, write_report
-from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, NodeProcess, SwarmFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node.config import OFF
@@ -90,7 +90,7 @@ def run_local(options: LocalOptions) -> int:
         except KeyboardInterrupt:
             code = FORCED
             view.remark("stopped before the end; the losses are those of the last round")
-        except (StartFailed, AllNodesDied) as error:
+        except SwarmFailed as error:
             code = ERROR
             if heldout is None:
                 failure = error
@@ -159,7 +159,7 @@ def _folder(options: LocalOptions) -> Path:
 
 
 def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, emits: bool = False) -> float | None:
-    """Run one swarm from start to stop; returns its held-out loss. Raises StartFailed, AllNodesDied."""
+    """Run one swarm from start to stop; returns its held-out loss. Raises SwarmFailed."""
     who = "one node alone" if len(swarm.nodes) == 1 else f"{len(swarm.nodes)} nodes"
     with swarm:
         view.phase(f"starting {who}")

@@ -63,7 +63,7 @@ class DataDirBusy(DataDirError):
 
 
 class DataDirVersion(DataDirError):
-    """The directory was laid out by another version of swarmnode."""
+    """What is there was written by another version of swarmnode, or for another run."""
 
     exit_code = DATADIR_VERSION
 

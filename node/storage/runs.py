@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunUnavailable(ExpectedError):
-    """The run cannot be had: nobody answers, nobody knows it, or what they sent is not it."""
+    """The run or its data cannot be had: nobody answers, nobody has it, or what they sent is not it."""
 
     exit_code = RUN_UNAVAILABLE
 

@@ -31,7 +31,7 @@ from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
-from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, RoundReport, StartFailed, round_report
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, SwarmFailed, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
@@ -283,7 +283,7 @@ def test_a_thawed_node_that_never_catches_up_ends_the_wait_in_time(tmp_path, fak
 
 def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp_path, fake, capsys, monkeypatch):
     _break(monkeypatch, **{f"node_{i}": {"dies_at": 2 + i} for i in range(3)})
-    with pytest.raises(AllNodesDied, match="all nodes died") as failed:
+    with pytest.raises(SwarmFailed, match="all nodes died") as failed:
         run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5)
     told, out = str(failed.value), capsys.readouterr()
     assert not any(event["event"] == "summary" for event in _events(out.out))
@@ -293,7 +293,7 @@ def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp
 
 def test_a_node_that_cannot_start_ends_the_command_with_its_log(tmp_path, fake, capsys, monkeypatch):
     _break(monkeypatch, node_1={"fails_to_start": True})
-    with pytest.raises(StartFailed, match="node 1 ended with exit code 1 before it was ready") as failed:
+    with pytest.raises(SwarmFailed, match="node 1 ended with exit code 1 before it was ready") as failed:
         run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5)
     assert "corpus is empty" in str(failed.value) and capsys.readouterr().out == ""
     started = list((tmp_path / "nodes").glob("node-*/pid"))  # node 2 may have been stopped before it wrote its own
@@ -354,7 +354,7 @@ def test_settings_that_would_tie_the_nodes_to_another_swarm_are_not_passed_on(tm
     seen = tmp_path / "environment"
     program = tmp_path / "show.py"
     program.write_text(f"import os; open({str(seen)!r}, 'w').write(os.environ.get('SWARMNODE_JOIN', 'none'))")
-    with pytest.raises(StartFailed):  # the program is no node
+    with pytest.raises(SwarmFailed):  # the program is no node
         run_local(_options(tmp_path, nodes=1), command=[sys.executable, str(program)], measure=lambda _: 2.5)
     assert seen.read_text() == "none"
 
