@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         return exitcodes.OK
     except KeyboardInterrupt:
         return exitcodes.FORCED
-    except Exception as error:
+    except Exception as error:  # what no exit code is known for is a defect, raised again with its traceback
         code = _exit_code(error)
         if code is None:
             raise
