@@ -277,14 +277,11 @@ def bw(
             yield _with_rates(now, before, protocol)
             before = now
 
-    with suppress(KeyboardInterrupt):
-        if watch and not as_json():
-            live(map(_traffic, answers()), 0.0)
-            return
-        for answer in answers():
-            show(answer, _traffic(answer))
-            if not watch:
-                return
+    shown = ((answer, _traffic(answer)) for answer in answers())
+    if watch:
+        live(shown, 0.0)
+    else:
+        show(*next(shown))
 
 
 def _with_rates(now: dict[str, Any], before: dict[str, Any], protocol: str | None) -> dict[str, Any]:

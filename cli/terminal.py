@@ -336,18 +336,25 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     return [(f"{scale[y]:9.4g}" if y in scale else "").rjust(9) + " " + line for y, line in enumerate(lines)]
 
 
-def live(screens: Iterator[str], interval: float) -> None:
-    """Show each of `screens` in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all."""
+def live(answers: Iterator[tuple[Any, str]], interval: float) -> None:
+    """Show each text in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all.
+
+    With --json what each was made of, a line each.
+    """
     with suppress(KeyboardInterrupt):
+        if as_json():
+            for answer, _ in answers:
+                print_json(answer)
+                time.sleep(interval)
         if not sys.stdout.isatty():
-            for text in screens:
+            for _, text in answers:
                 print(text + "\n", flush=True)
                 time.sleep(interval)
         from rich.live import Live
         from rich.text import Text
 
         with _keyboard() as keys, Live(screen=True, auto_refresh=False) as shown:
-            for text in screens:
+            for _, text in answers:
                 lines = Text.from_ansi(text)
                 lines.no_wrap, lines.overflow = True, "crop"
                 shown.update(lines, refresh=True)
