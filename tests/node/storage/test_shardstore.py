@@ -19,8 +19,7 @@ import pytest
 
 from swarmnode.node.exitcodes import NO_SPACE
 from swarmnode.node.storage import shardstore
-from swarmnode.node.storage.shardfiles import StoreFull, Unreadable
-from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.node.storage.shardstore import ShardStore, StoreFull, Unreadable
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import Holding, ShardError, ShardNotHeld
 
