@@ -43,13 +43,12 @@ from swarmnode.node.host.addresses import (
 from swarmnode.node.host.allowances import IN, OUT, HostAllowance, PeerPolicy
 from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
-from swarmnode.node.host.handlers import Handlers
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, check_free, make_host
 from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
-from swarmnode.node.host.stream import agree, multiaddrs_of
+from swarmnode.node.host.stream import Handlers, agree, multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
