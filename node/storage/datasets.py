@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -30,6 +30,7 @@ from swarmnode.node.storage.cutting import (
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.runs import RunUnavailable
 from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
@@ -57,11 +58,6 @@ Emit = Callable[[dict[str, Any]], None]
 
 MB = 1_000_000
 GB = 1_000_000_000
-
-
-class TextReader(Protocol):
-    async def feed(self, texts: Sequence[str]) -> None:
-        """Take further files to train on."""
 
 
 class DataSet(Texts):
@@ -204,7 +200,7 @@ class DataSet(Texts):
         return max(1, count)
 
     async def pass_on(
-        self, trainer: TextReader, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, trainer: TrainerProcess, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Give to the trainer what arrives, until cancelled."""
         task_status.started()

@@ -99,7 +99,9 @@ class StateDatabase:
         self._authors: dict[str, int] = {}  # numbers in the database by name
         self._counts: Counter[Slot] = Counter()  # elements
         self.closed = False
-        _make_file(path)
+        with explaining(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would leave it open to all
         with ExitStack() as files:
             with self._explaining():
                 self._connection = files.enter_context(closing(_connect(path)))
@@ -352,13 +354,6 @@ def _explained(error: sqlite3.Error, path: Path) -> StateError:
             "disk and at who may write there. The node tries again by itself."
         )
     raise error
-
-
-def _make_file(path: Path) -> None:
-    """Raises DataDirError where the directory cannot be used."""
-    with explaining(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would leave it open to others
 
 
 def set_aside(path: Path) -> Path:
