@@ -5,10 +5,7 @@
 
 So what `merge` returned is on disk, what `has` and `snapshot` tell is never more than that, and a burst costs one sync
 for many records. Queries run beside the writer on a connection of their own.
-
-What may fail: a full or failing disk refuses a batch; its callers get `Unwritable`, the owner a warning, and the next
-batch tries again. A damaged database is moved aside and begun anew; the clock goes on from its own file, so nothing is
-signed twice, and repair fetches the rest from peers. A SIGKILL at any moment leaves whole transactions.
+What is promised where the disk or the process fails is in docs/state.md.
 """
 
 from __future__ import annotations
