@@ -112,9 +112,9 @@ def _quiet_libp2p() -> None:
             logging.getLogger(upstream).setLevel(logging.CRITICAL)
 
 
-def check_free(address: Multiaddr) -> None:
+def check_free(place: str) -> None:
     """Raises ExpectedError where someone listens: upstream binds with SO_REUSEPORT and would share it in silence."""
-    _, family, host, _, port = str(address).split("/")[:5]
+    _, family, host, _, port = place.split("/")[:5]
     if port == "0":
         return
     with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:

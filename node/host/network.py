@@ -134,8 +134,8 @@ class Libp2pNetwork:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled. Raises ExpectedError where an address cannot be listened on."""
         listen = [Multiaddr(address) for address in self._settings.listen]
-        for address in listen:
-            check_free(address)
+        for place in self._settings.listen:
+            check_free(place)
         try:
             async with background_trio_service(self.swarm):
                 try:
