@@ -25,7 +25,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance, PeerAllowance, TokenBucket
+from swarmnode.node.host.allowances import IN, OUT, WIDE_PIECE, HostAllowance, PeerAllowance, TokenBucket
 from swarmnode.node.host.handshakes import Handshake, Handshakes
 
 CONGESTION = b"bbr"  # how fast to send, where the kernel has that and lets us choose it
@@ -127,7 +127,7 @@ class MeteredStream(ExactReader):
     async def _write(self, pieces: list[Piece]) -> None:
         size = sum(map(len, pieces))
         if self._allowance is not None:
-            await self._allowance.sending(size)
+            await self._allowance.wait(OUT, size)
         await self.host.up.take(size)
         while pieces := _after(pieces, self._sent(pieces)):
             with trio.move_on_after(WRITE_STALL) as scope:
@@ -167,7 +167,7 @@ class MeteredStream(ExactReader):
             size, self._unpaid = self._unpaid, 0
             await self.host.down.take(size)  # what is not read backs up into the sender's TCP
             if self._allowance is not None:
-                await self._allowance.received(size)
+                await self._allowance.wait(IN, size)
         while True:
             await self._wait()
             piece = self._piece(self.host.down)
