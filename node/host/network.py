@@ -79,7 +79,7 @@ class Libp2pNetwork:
 
     def __init__(self, identity: Identity, settings: HostSettings, policy: PeerPolicy | None = None) -> None:
         mend_libp2p()
-        self._identity = identity
+        self.me: PeerId = identity.peer_id
         self._settings = settings
         self._handshakes = Handshakes(settings.limits.connections.handshakes, settings.limits.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
@@ -105,15 +105,12 @@ class Libp2pNetwork:
         self.scoring.watch(self.kademlia.violations)
         self._routing = ContentRouting(self.kademlia)
         # What a part of the network does by itself.
+        self.sign, self.verify = identity.private_key.sign, verify
         self.watch_peers = self.connections.watch
         self.learn, self.known_addresses = self._dialler.learn, self._dialler.known
         self.dial_each = self._dialler.dial_each
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
         self.find_providers = self._routing.find_providers
-
-    @property
-    def me(self) -> PeerId:
-        return self._identity.peer_id
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -253,12 +250,6 @@ class Libp2pNetwork:
         """Bytes of streams received and sent, by protocol: of a peer while it is connected, of all since the start."""
         of = self._allowance if peer is None else self._allowance.of(peer)
         return of.bytes_of[IN], of.bytes_of[OUT]
-
-    def sign(self, message: bytes) -> bytes:
-        return self._identity.private_key.sign(message)
-
-    def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        return verify(peer, message, signature)
 
     async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
         await trio.lowlevel.checkpoint()

@@ -148,12 +148,12 @@ class NatTraversal:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
         if ipaddress.ip_address(host).is_loopback:
             return
-        if host not in self.reachability.observers:
+        if host not in self.reachability.seen:
             self.reachability.contacted(host)
             session = await self._network.connect_from_listening_port(peer)
             place = await seen_by(session) if session is not None else None
             if place is not None:
-                self.reachability.saw(host, place)
+                self.reachability.seen[host] = place
         await self.udp.look(host, peer)
 
     def _enter(self, nursery: trio.Nursery) -> None:
