@@ -28,10 +28,10 @@ from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.exitcodes import UsageMistake as UsageMistake  # for the commands
 from swarmnode.node.invite import is_link
-from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.training.options import SettingError
 from swarmnode.training.options import number_of as number_of  # for the commands
-from swarmnode.training.runspec import RunSpec, decode
+from swarmnode.training.runspec import RunSpec
 
 DataDirOption = Annotated[
     Path | None,
@@ -171,8 +171,8 @@ def current_run(home: Path) -> str | None:
 def spec_of(home: DataDir, run_id: str) -> RunSpec | None:
     """The specification of a run on this machine; None where it is missing or damaged."""
     try:
-        return decode((home.run(run_id) / "run.spec").read_bytes(), expected_run_id=run_id)
-    except (OSError, SettingError):
+        return RunStore(home).load(run_id)
+    except SettingError:
         return None
 
 

@@ -45,10 +45,9 @@ from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.cutting import drop_unfinished
-from swarmnode.node.storage.datadir import DataDir, caps_with, weigh, write_atomic
+from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, caps_with, weigh, write_atomic
 from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
-from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus

@@ -47,9 +47,8 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_round, newest_whole
-from swarmnode.node.storage.datadir import RUN_ID, DataDir, explain, write_atomic
+from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend, StateError

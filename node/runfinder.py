@@ -31,9 +31,8 @@ from swarmnode.node.process import reason_of, share_arenas
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import finishing, publish
-from swarmnode.node.storage.datadir import RUN_ID, DataDir
+from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.node.storage.datasets import shown
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.trainer.child import with_base
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.catalogue import FoundRun

@@ -27,8 +27,7 @@ from swarmnode.node.storage.cutting import (
     recipe_of,
     take_own,
 )
-from swarmnode.node.storage.datadir import NoSpace
-from swarmnode.node.storage.runs import RunUnavailable
+from swarmnode.node.storage.datadir import NoSpace, RunUnavailable
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.texts import Texts

@@ -14,8 +14,7 @@ from swarmnode.node.choice import Choice, Wanted, wanted_by
 from swarmnode.node.exitcodes import ExpectedError, UsageMistake
 from swarmnode.node.invite import invite
 from swarmnode.node.runfinder import NoRun, RunFinder, kept_runs
-from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
+from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import load_runspec, parse_runspec
 

@@ -19,9 +19,8 @@ from disconnecting import disconnect
 
 from swarmnode.node.storage import datasets
 from swarmnode.node.storage.cutting import keep, publish, read_index, release_forgotten
-from swarmnode.node.storage.datadir import DataDir, NoSpace
+from swarmnode.node.storage.datadir import DataDir, NoSpace, RunStore, RunUnavailable
 from swarmnode.node.storage.datasets import DataSet
-from swarmnode.node.storage.runs import RunStore, RunUnavailable
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import inline
