@@ -1,4 +1,4 @@
-"""Asking the router for a way in: the listening port, by PCP, NAT-PMP or UPnP (`pcp`, `upnp`), over each family.
+"""Asking the router for a way in: the listening port, by PCP, NAT-PMP or UPnP (`routers`), over each family.
 
 Over IPv4 that is a port of the router's address, asked for only while this node is not known to be public and its way
 to the internet leads through a gateway with a private address. Over IPv6 it is a hole in the router's firewall, asked
@@ -21,9 +21,8 @@ import trio
 
 from swarmnode.node.host.addresses import source_towards
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.nat.pcp import Lease, MappingRefused, NatPmp, Pcp, Way
 from swarmnode.node.nat.reachability import Mapping, Reach, Reachability, is_local
-from swarmnode.node.nat.upnp import Pinholes, Upnp
+from swarmnode.node.nat.routers import Lease, MappingRefused, NatPmp, Pcp, Pinholes, Upnp, Way
 
 logger = logging.getLogger(__name__)
 
