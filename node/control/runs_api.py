@@ -77,9 +77,7 @@ class RunsApi:
 
     async def history(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The run's rounds from `since` on, as this node saw them end (node/storage/history.py)."""
-        since, chosen = params.get("since", 0), self._node.chosen
-        if type(since) is not int:
-            raise UsageMistake(f"since: {since!r} is no round; it is a whole number")
+        since, chosen = number_in(params, "since", 0), self._node.chosen
         if chosen is None:
             raise Declined("this node is in no run yet, so there is no history; swarmnode history ID shows another's")
         path, spec = self._node.folder / HISTORY, chosen.spec
