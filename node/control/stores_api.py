@@ -21,7 +21,7 @@ from swarmnode.node.assembly import Node, now_ms
 from swarmnode.node.control import Declined, absolute_path, number_in
 from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.storage.shardstore import ShardEntry
-from swarmnode.node.storage.stateexport import export, import_
+from swarmnode.node.storage.statestore import export, import_
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import HASH, ShardId, chunk_count, parse_id
