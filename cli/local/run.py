@@ -100,13 +100,11 @@ def run_local(options: LocalOptions) -> int:
             view.phase("writing the report")
             summary = summarize(
                 swarm.reports,
+                spec,
                 parameters=swarm.parameters,
                 heldout=_last_loss(swarm) if heldout is None else heldout,
                 solo=_last_loss(lone) if solo is None else solo,
                 seconds=time.monotonic() - began,
-                by_rollouts=not spec.needs_data,
-                in_the_end=spec.exchange.method == "seed",
-                loss_unit=spec.loss_unit,
             )
             if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
                 chance = f"{spec.rollouts.difficulty**-2:.2g}"
