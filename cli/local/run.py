@@ -65,7 +65,8 @@ def run_local(options: LocalOptions) -> int:
     console = Console(stderr=options.json)
     try:
         spec = _runspec(options)
-        options = replace(options, policy=spec.rollouts.policy if hf_folder(spec.rollouts.policy) else "")
+        policy = spec.rollouts.policy if hf_folder(spec.rollouts.policy) else ""
+        options = replace(options, policy=policy, loss_unit=spec.loss_unit)
         options.report.mkdir(parents=True, exist_ok=True)  # better to fail now than after the training
         folder = _folder(options)
         if options.attack is not None:

@@ -155,6 +155,7 @@ class LocalOptions:
     dashboard: str = OFF  # HOST:PORT of the page that shows all nodes
     task: str = ""  # what is learned, or the file with it that each node brings
     policy: str = ""  # of all nodes, where it is a folder of this machine
+    loss_unit: str = BYTES_UNIT
 
 
 class NodeProcess:
@@ -328,11 +329,6 @@ class LocalSwarm:
     def parameters(self) -> int:
         """Parameters of the model as the nodes reported them; 0 until one has."""
         return max((int(node.ready.get("parameters") or 0) for node in self.nodes if node.ready), default=0)
-
-    @property
-    def loss_unit(self) -> str:
-        said = (node.ready["loss_unit"] for node in self.nodes if node.ready and node.ready.get("loss_unit"))
-        return str(next(said, BYTES_UNIT))
 
     @property
     def reports(self) -> list[list[RoundReport]]:
