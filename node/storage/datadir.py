@@ -53,18 +53,18 @@ class DataDirError(ExpectedError):
 
 
 class DataDirBusy(DataDirError):
-    """Another daemon holds the lock. `pid` is its process id, 0 where the lock file does not say."""
+    """Another daemon holds the lock."""
 
     exit_code = DATADIR_BUSY
 
     def __init__(self, path: Path, pid: int) -> None:
+        """`pid`: its process id, 0 where the lock file does not say."""
         who = f"process {pid}" if pid else "another process"
         super().__init__(
             f"{path}: the data directory is in use by {who}: a node runs on it already, and swarmnode status tells in "
             "which run. Two daemons with one key would look like one liar to their peers. To go over to another run, "
             f"stop that one first (swarmnode stop --data-dir {path}); to be in both, give this one its own --data-dir."
         )
-        self.pid = pid
 
 
 class DataDirVersion(DataDirError):
