@@ -407,8 +407,7 @@ class MuxedStream(IMuxedStream):
     async def close(self) -> None:
         self.send_eof_nowait()
 
-    async def reset(self) -> None:
-        self.abort()
+    reset = aclose
 
     def set_deadline(self, ttl: int) -> None:
         raise NotImplementedError("use trio's cancel scopes")
