@@ -288,7 +288,9 @@ class DataDir:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _read_pid(self.lock)
+            with suppress(OSError, ValueError):
+                return int(self.lock.read_text(encoding="ascii"))
+            return 0
         finally:
             os.close(descriptor)
         return None
@@ -361,13 +363,6 @@ class DataDir:
                 f"{folder}: is not a private directory of user {owner}, so the control socket is not safe there. "
                 "Remove it, or choose a --data-dir with a path below 90 characters."
             )
-
-
-def _read_pid(path: Path) -> int:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
