@@ -94,7 +94,9 @@ class MeteredStream(ExactReader):
 
     def __init__(self, stream: trio.SocketStream, host: HostAllowance) -> None:
         super().__init__(host)
-        self._remote = _remote_of(stream)
+        self._remote: tuple[str, int] | None = None
+        with suppress(OSError):  # it is gone already
+            self._remote = stream.socket.getpeername()[:2]  # of IPv6 four values, where upstream finds no address
         self._unpaid = 0  # bytes read for which nobody waited yet
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
@@ -228,15 +230,6 @@ def _after(pieces: list[Piece], size: int) -> list[Piece]:
             return [memoryview(piece)[size:], *pieces[index + 1 :]]
         size -= len(piece)
     return []
-
-
-def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:
-    """IPv6 sockets name their peer with four values; upstream (`io/trio.py:103`) then says that it has no address."""
-    try:
-        host, port, *_ = stream.socket.getpeername()
-    except OSError:
-        return None  # gone already
-    return str(host), int(port)
 
 
 class MeteredTCP(TCP):
