@@ -178,13 +178,13 @@ class StoresApi:
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
         target = absolute_path(params.get("path"))
-        count = await export(self._open(), target, now=now_ms(), runner=in_thread)
+        count = await export(self._open(), target, now=now_ms())
         return {"path": str(target), "elements": count}
 
     async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the elements of such a file, verified one by one."""
         source = absolute_path(params.get("path"))
-        counts = await import_(self._open(), source, verify=self._node.network.verify, runner=in_thread)
+        counts = await import_(self._open(), source, verify=self._node.network.verify)
         return {"path": str(source), "stored": counts[Merged.STORED.value], "verdicts": dict(counts)}
 
     async def state_watch(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -409,7 +409,7 @@ class StateStore(StateBackend):
 # --- the state as one file -------------------------------------------------------------------------------------------
 
 
-async def export(backend: StateBackend, target: Path, *, now: int, runner: Runner) -> int:
+async def export(backend: StateBackend, target: Path, *, now: int) -> int:
     """Write all that has not expired by `now`, ms; how many elements. The file appears whole or not at all.
 
     Raises DataDirError, Unwritable.
@@ -421,12 +421,12 @@ async def export(backend: StateBackend, target: Path, *, now: int, runner: Runne
             sealed = await backend.sealed(ranks[at : at + PORTION])
             written += len(sealed)
             framed = b"".join(len(raw).to_bytes(4, "big") + raw for raw in sealed)
-            await runner(partial(write_all, file, framed))
-        await runner(partial(os.fsync, file.fileno()))  # so that closing it holds up nothing
+            await in_thread(partial(write_all, file, framed))
+        await in_thread(partial(os.fsync, file.fileno()))  # so that closing it holds up nothing
     return written
 
 
-async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner: Runner) -> Counter[str]:
+async def import_(backend: StateBackend, source: Path, *, verify: Verify) -> Counter[str]:
     """Merge the elements of a file; counts by verdict, and "invalid" for those that do not verify.
 
     Raises UsageMistake, DataDirError, Unwritable; what was merged until then stays.
@@ -434,7 +434,7 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
     counts: Counter[str] = Counter()
     try:
         with source.open("rb") as file:
-            head = await runner(lambda: file.readline(len(EXPORT) + 65))
+            head = await in_thread(lambda: file.readline(len(EXPORT) + 65))
             if head != f"{EXPORT}{backend.run_id}\n".encode():
                 if not head.startswith(EXPORT.encode()):
                     raise UsageMistake(f"{source} is no file that swarmnode state export wrote")
@@ -442,7 +442,7 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify, runner
                 raise UsageMistake(
                     f"{source} holds the state of run {run[:12]}…, and this node takes part in {backend.run_id[:12]}…"
                 )
-            while batch := await runner(lambda: _next_of(file, source, verify, backend.run_id)):
+            while batch := await in_thread(lambda: _next_of(file, source, verify, backend.run_id)):
                 elements = [element for element in batch if element is not None]
                 counts["invalid"] += len(batch) - len(elements)
                 counts.update(verdict.value for verdict in await backend.merge(elements))
