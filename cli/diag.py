@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
@@ -93,7 +93,11 @@ def diag(
     try:
         with path.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
-            _pack(clean, out)
+            with tarfile.open(fileobj=out, mode="w:gz") as archive:
+                for name, text in sorted(clean.items()):
+                    content, member = text.encode(), tarfile.TarInfo(f"swarmnode-diag/{name}")
+                    member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
+                    archive.addfile(member, io.BytesIO(content))
     except FileExistsError:
         raise UsageMistake(f"{path}: there is a file already; name another, or delete it") from None
     except OSError as error:
@@ -161,12 +165,3 @@ def struck(text: str, secrets: list[str], runs: list[str]) -> str:
     for run in runs:
         text = text.replace(run, f"{run[:12]}…")
     return IN_URL.sub(STRUCK, LINK.sub(STRUCK, text))
-
-
-def _pack(files: dict[str, str], out: BinaryIO) -> None:
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for name, text in sorted(files.items()):
-            content = text.encode()
-            member = tarfile.TarInfo(f"swarmnode-diag/{name}")
-            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
-            archive.addfile(member, io.BytesIO(content))

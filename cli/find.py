@@ -161,7 +161,7 @@ def _found(wanted: str, within: float, file: Path | None, given: dict[str, Any])
     try:
         return dict(ask("discover", timeout=within + 10, wanted=wanted, within=within))
     except NotRunning:
-        from swarmnode.node.firstcontact import look_around
+        from swarmnode.node.runfinder import look_around
 
         say(f"looking for runs, for {within:g} s at the most")
         return look_around(load_config(file, os.environ, given).config, wanted, within)

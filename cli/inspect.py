@@ -63,12 +63,7 @@ def status(
         show(answer, render_status(answer, colour=colours()))
         return
     answers = iter(lambda: client.call("status", timeout=10.0), None)
-    if not as_json():
-        live((render_status(answer, colour=colours()) for answer in answers), interval)
-        return
-    for answer in answers:
-        print_json(answer)
-        time.sleep(interval)
+    live(((answer, render_status(answer, colour=colours())) for answer in answers), interval)
 
 
 def health(

@@ -135,45 +135,37 @@ def main(arguments: list[str] | None = None) -> int:
         return exitcodes.OK
     except KeyboardInterrupt:
         return exitcodes.FORCED
-    except Exception as error:
-        code = _exit_code(error)
-        if code is None:
+    except Exception as error:  # what `_told` does not know is a defect, raised again with its traceback
+        if (told := _told(error)) is None:
             raise
-        _say(error, code, as_json="--json" in arguments)
-        return code
+        _say(*told, as_json="--json" in arguments)
+        return told[0]
 
 
-def _exit_code(error: Exception) -> int | None:
+def _told(error: Exception) -> tuple[int, str] | None:
+    """The exit code of what may happen to careful people, and what to tell them."""
     from swarmnode.training.options import SettingError
 
     if isinstance(error, exitcodes.ExpectedError):
-        return error.exit_code
+        return error.exit_code, str(error)
     if isinstance(error, SettingError):
-        return exitcodes.CONFIG
+        return exitcodes.CONFIG, str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return exitcodes.NO_SPACE
+        return exitcodes.NO_SPACE, f"{error.filename or 'the disk'}: no space left; free some and try again"
     if isinstance(error, typer.Abort):
-        return exitcodes.FORCED
+        return exitcodes.FORCED, "nothing was changed"
     # Usage errors are click's, and typer ships its own copy of click in newer versions: told by what they can do.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return int(error.exit_code)
+        context = getattr(error, "ctx", None)
+        hint = f"\nTry: {context.command_path} --help" if context is not None else ""
+        return int(error.exit_code), error.format_message() + hint
     return None
 
 
-def _say(error: Exception, code: int, *, as_json: bool) -> None:
+def _say(code: int, text: str, *, as_json: bool) -> None:
     """The error on standard error; with --json as an object, so that a program can read it."""
     from swarmnode.node.logs import for_terminal
 
-    text = str(error)
-    if isinstance(error, typer.Abort):
-        text = "nothing was changed"
-    elif isinstance(error, OSError):
-        text = f"{error.filename or 'the disk'}: no space left; free some and try again"
-    elif hasattr(error, "format_message"):
-        context = getattr(error, "ctx", None)
-        text = error.format_message()
-        if context is not None:
-            text += f"\nTry: {context.command_path} --help"
     if not text:
         return
     if as_json:

@@ -165,7 +165,7 @@ def run(
 
 
 def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[list[str], str | None, str | None]:
-    """Addresses, run and roster, with those of links. Raises NotAnInvitation or UsageMistake."""
+    """Addresses, run and roster, with those of links. Raises UsageMistake."""
     from swarmnode.node.invite import decode, is_link
 
     addresses: list[str] = []

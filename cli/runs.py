@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +29,7 @@ from swarmnode.cli.terminal import (
 )
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.storage.datadir import DataDir, explain
+from swarmnode.node.storage.datadir import DataDir, explain, weigh
 from swarmnode.node.storage.history import ALL, HISTORY, figures
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.runspec import SECTIONS, RunSpec, to_toml
@@ -178,18 +176,8 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
         "last": ([None] + [value for _, value in measured(rounds)])[-1],
         "unit": spec.loss_unit if spec is not None else "",
         "time": last.get("time", folder.stat().st_mtime),
-        "bytes": _bytes_in(folder),
+        "bytes": weigh(folder),
     }
-
-
-def _bytes_in(folder: Path) -> int:
-    """Of all files below it, but for those that a running node deletes meanwhile."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += os.stat(os.path.join(path, name)).st_size
-    return total
 
 
 def _end(home: DataDir, run_id: str) -> dict[str, Any]:

@@ -25,12 +25,13 @@ import typer
 
 from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient, NotRunning
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.exitcodes import UsageMistake as UsageMistake  # for the commands
 from swarmnode.node.invite import is_link
-from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.training.options import SettingError
 from swarmnode.training.options import number_of as number_of  # for the commands
-from swarmnode.training.runspec import RunSpec, decode
+from swarmnode.training.runspec import RunSpec
 
 DataDirOption = Annotated[
     Path | None,
@@ -55,12 +56,6 @@ ConfigOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
 LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
-
-
-class UsageMistake(ExpectedError):
-    """What was typed has no meaning here. The message says what has."""
-
-    exit_code = USAGE
 
 
 _DATA_DIR = ContextVar[Path | None]("_DATA_DIR", default=None)  # what the command that runs was given
@@ -176,8 +171,8 @@ def current_run(home: Path) -> str | None:
 def spec_of(home: DataDir, run_id: str) -> RunSpec | None:
     """The specification of a run on this machine; None where it is missing or damaged."""
     try:
-        return decode((home.run(run_id) / "run.spec").read_bytes(), expected_run_id=run_id)
-    except (OSError, SettingError):
+        return RunStore(home).load(run_id)
+    except SettingError:
         return None
 
 
@@ -341,18 +336,25 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     return [(f"{scale[y]:9.4g}" if y in scale else "").rjust(9) + " " + line for y, line in enumerate(lines)]
 
 
-def live(screens: Iterator[str], interval: float) -> None:
-    """Show each of `screens` in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all."""
+def live(answers: Iterator[tuple[Any, str]], interval: float) -> None:
+    """Show each text in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all.
+
+    With --json what each was made of, a line each.
+    """
     with suppress(KeyboardInterrupt):
+        if as_json():
+            for answer, _ in answers:
+                print_json(answer)
+                time.sleep(interval)
         if not sys.stdout.isatty():
-            for text in screens:
+            for _, text in answers:
                 print(text + "\n", flush=True)
                 time.sleep(interval)
         from rich.live import Live
         from rich.text import Text
 
         with _keyboard() as keys, Live(screen=True, auto_refresh=False) as shown:
-            for text in screens:
+            for _, text in answers:
                 lines = Text.from_ansi(text)
                 lines.no_wrap, lines.overflow = True, "crop"
                 shown.update(lines, refresh=True)

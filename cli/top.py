@@ -11,14 +11,12 @@ import typer
 
 from swarmnode.cli.history import STAGES, measured
 from swarmnode.cli.terminal import (
-    as_json,
     called,
     colours,
     curve,
     directory,
     live,
     plain,
-    print_json,
     short_peer,
     style,
     table,
@@ -46,13 +44,11 @@ def top(
     Of a round's bar, █ is training, ▓ the exchange (in an open run commit, reveal and judging), ░ waiting. --json
     prints a snapshot a line: time, status, peers, and the newest rounds. Example: swarmnode top --interval 5
     """
-    snapshots = _snapshots(ControlClient(directory()))
-    if not as_json():
-        live((screen(each, *get_terminal_size(), colour=colours()) for each in snapshots), interval)
-        return
-    for each in snapshots:
-        print_json({**each, "rounds": each["rounds"][-TOLD:]})
-        time.sleep(interval)
+    shown = (
+        ({**each, "rounds": each["rounds"][-TOLD:]}, screen(each, *get_terminal_size(), colour=colours()))
+        for each in _snapshots(ControlClient(directory()))
+    )
+    live(shown, interval)
 
 
 def _snapshots(client: ControlClient) -> Iterator[dict[str, Any]]:

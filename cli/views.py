@@ -262,7 +262,8 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     mapped = f"{mapping['address']}, by {mapping['way']}" if mapping["way"] else f"none: {mapping['state']}"
     hole = [f"{mapping['pinhole']}, through the IPv6 firewall"] if mapping.get("pinhole") else []
     yield "port mapping", [mapped, *hole]
-    yield "relays", [f"{short_peer(r['peer_id'])}  {_milliseconds(r['rtt_ms'])}" for r in answer["relays"]]
+    timed = ((r["peer_id"], r["rtt_ms"]) for r in answer["relays"])
+    yield "relays", [f"{short_peer(it)}  {'not measured yet' if rtt is None else f'{rtt:.0f} ms'}" for it, rtt in timed]
     peers = answer["peers"]
     punched = f"; {answer['punched']} of {answer['punched'] + answer['not_punched']} holes punched"
     yield "peers", [f"{peers['connected']} connected: {peers['direct']} direct, {peers['relayed']} relayed{punched}"]
@@ -309,7 +310,3 @@ def _place(address: str) -> str:
     place, circuit, _ = address.partition("/p2p-circuit")
     place, _, relay = place.partition("/p2p/")
     return f"{place} through {short_peer(relay)}" if circuit else place
-
-
-def _milliseconds(rtt: float | None) -> str:
-    return "not measured yet" if rtt is None else f"{rtt:.0f} ms"

@@ -29,11 +29,12 @@ from swarmnode.node.choice import Choice, Wanted
 from swarmnode.node.config import CAPS_FILE, GIGABYTE, MEGABIT, NodeConfig, changed_caps
 from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_of
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
+from swarmnode.node.guest import LOOK_EVERY, Guest
 from swarmnode.node.host.addresses import listening
 from swarmnode.node.host.answering import Answering, Renewable, Runnable
-from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import HostSettings, Libp2pNetwork
+from swarmnode.node.host.libp2p_host import HostSettings
+from swarmnode.node.host.limits import ConnectionLimits, Limits
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
@@ -44,10 +45,9 @@ from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.cutting import drop_unfinished
-from swarmnode.node.storage.datadir import DataDir, caps_with, write_atomic
+from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, caps_with, weigh, write_atomic
 from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
-from swarmnode.node.storage.runs import ChosenRun, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
@@ -103,7 +103,7 @@ class Node:
         self.logs = logs
         self.socket = datadir.prepare_socket()
         self.store = RunStore(datadir)
-        self.limits = limits = Limits()
+        self.limits = limits = Limits(connections=ConnectionLimits(peers=config.max_peers))
         self.trust = trust = PeerTrust(relays_for_all=config.role == "relay")
         self.agent = agent(__version__, datadir.name)
         self._blocked = datadir.blocked
@@ -498,7 +498,6 @@ def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSett
         quic=config.quic,
         up=config.up * MEGABIT,
         down=config.down * MEGABIT,
-        max_peers=config.max_peers,
         agent=agent,
         limits=limits,
     )

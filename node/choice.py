@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.invite import WHERE, decode, is_link
 from swarmnode.node.storage.datadir import RUN_ID
@@ -28,12 +28,6 @@ from swarmnode.training.runspec import RunSpec, parse_runspec
 BEGUN = ("byte-lm", "digits-rl")  # built-in runs that need nothing of the owner's
 ADDRESSES = 8  # at the most, of one choice
 SOURCE = "the run file"
-
-
-class NoChoice(ExpectedError):
-    """What was sent is no choice, or none is waited for."""
-
-    exit_code = USAGE
 
 
 @dataclass(frozen=True)
@@ -62,11 +56,11 @@ class Choice:
         return await self._made.receive()
 
     def make(self, wanted: Wanted) -> None:
-        """Raises NoChoice where nothing is waited for, or a choice is being followed."""
+        """Raises UsageMistake where nothing is waited for, or a choice is being followed."""
         try:
             self._make.send_nowait(wanted)
         except trio.WouldBlock:
-            raise NoChoice(
+            raise UsageMistake(
                 "this node has its run, or is looking for the one that was chosen: for another one, stop it and start "
                 "it anew (swarmnode stop, swarmnode open)"
             ) from None
@@ -77,7 +71,7 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
     """What the page asks for: `where`, `run_id` with or without `addresses`, `file`, or `task`.
 
     `file` is the text of a run file; `task` one of BEGUN, with or without a `name` and whether it is `open` to anybody.
-    Raises NoChoice, NotAnInvitation or SettingError.
+    Raises UsageMistake or SettingError.
     """
     if where := str(params.get("where") or "").strip():
         where, *options = where.removeprefix("swarmnode join").split() or [""]  # of the whole line that was pasted
@@ -86,12 +80,12 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
             found = decode(where)
             return Wanted(run_id=found.run_id or None, join=found.addresses, roster=found.roster)
         if parse(where) is None:
-            raise NoChoice(f"{where[:80]!r} is neither a link (swarm1...) nor a multiaddr: {WHERE}")
+            raise UsageMistake(f"{where[:80]!r} is neither a link (swarm1...) nor a multiaddr: {WHERE}")
         return Wanted(run_id=named.get("--run"), join=(where,), roster=named.get("--roster", ""))
     if run_id := str(params.get("run_id") or ""):
         addresses = params.get("addresses") or []
         if not RUN_ID.fullmatch(run_id) or not isinstance(addresses, list):
-            raise NoChoice(f"run_id: {run_id[:80]!r} is no run id; it has 64 hex digits")
+            raise UsageMistake(f"run_id: {run_id[:80]!r} is no run id; it has 64 hex digits")
         return Wanted(run_id=run_id, join=tuple(str(address) for address in addresses[:ADDRESSES]))
     if text := str(params.get("file") or ""):
         try:
@@ -104,7 +98,7 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
 
 def _built_in(task: str, name: str, open_to_all: bool) -> RunSpec:
     if task not in BEGUN:
-        raise NoChoice(f"task: {task[:80]!r} is none of {', '.join(BEGUN)}")
+        raise UsageMistake(f"task: {task[:80]!r} is none of {', '.join(BEGUN)}")
     tables: dict[str, Any] = {"run": {"name": task, "seed": 1}}
     if task != BEGUN[0]:
         tables = tomllib.loads(files("swarmnode.training.rl").joinpath(f"{task}.toml").read_text(encoding="utf-8"))

@@ -22,16 +22,13 @@ from swarmnode.training.options import SettingError, coerce, describe, option, p
 
 ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
-ROLES = ("train", "rollout", "relay", "watch")
 DEVICES = ("auto", "cpu", "cuda")
 GIGABYTE = 1e9  # bytes
 MEGABIT = 1e6 / 8  # bytes
 CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
 SPAN = f"{CLOCK}-{CLOCK}"
-SANDBOX = ("auto", "require", "off")
 OFF = "off"  # no dashboard
 LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("plain", "json")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class NodeConfig:
         "train",
         "what the node does: train; in a run by rollouts, only sample answers for a policy that another node trains "
         "(rollout); or only help others find one another (relay, watch: both run without a trainer)",
-        choices=ROLES,
+        choices=("train", "rollout", "relay", "watch"),
     )
     device: str = option("auto", "where to train; auto takes a CUDA GPU for all but small policies", choices=DEVICES)
     ranks: int = option(
@@ -121,7 +118,7 @@ class NodeConfig:
         "auto",
         "the trainer's sandbox: auto, all that this kernel can enforce, and the node says what it cannot; require, all "
         "of it or no training; off, none",
-        choices=SANDBOX,
+        choices=("auto", "require", "off"),
     )
     sandbox_read: tuple[str, ...] = option(
         (), "further files and directories that the trainer may read, for a task of your own"
@@ -223,7 +220,7 @@ class NodeConfig:
         "plain",
         "how log lines look on standard error: plain, for people; or json, an object a line as in the log file, for "
         "collectors of logs",
-        choices=LOG_FORMATS,
+        choices=("plain", "json"),
     )
     passphrase_file: str = option(
         "", "file whose first line is the key's passphrase; empty takes SWARMNODE_PASSPHRASE, or none"

@@ -23,6 +23,7 @@ from typing import Any
 
 from swarmnode import __version__
 from swarmnode.node.config import NodeConfig
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.host.addresses import listening, source_towards
 from swarmnode.training.memory import Machine
 from swarmnode.training.options import number_of
@@ -147,15 +148,13 @@ def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
     if status is not None:
         told = len(status["addresses"])
         return Diagnosis("port", OK, f"the node listens; it tells others {told} address{'es' * (told != 1)}")
-    for place in listening(config.listen, config.port):
-        host = place.split("/")[2]
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((host, config.port))
-            except OSError as error:
-                says = f"TCP port {config.port} on {host} cannot be used: {error.strerror}"
-                return Diagnosis("port", BAD, says, "end the program that has it, or choose another one: --port")
+    from swarmnode.node.host.libp2p_host import check_free  # which loads the network library
+
+    try:
+        for place in listening(config.listen, config.port):
+            check_free(place)
+    except ExpectedError as error:
+        return Diagnosis("port", BAD, *str(error).split("; ", 1))
     return Diagnosis("port", OK, f"TCP port {config.port} on {config.listen} is free")
 
 

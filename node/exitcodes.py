@@ -31,3 +31,9 @@ class ExpectedError(Exception):
         super().__init__(text)
         if exit_code is not None:
             self.exit_code = exit_code
+
+
+class UsageMistake(ExpectedError):
+    """What was typed, pasted or sent has no meaning here. The message says what has."""
+
+    exit_code = USAGE

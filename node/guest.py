@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 
 from swarmnode.node.config import GIGABYTE, NodeConfig
+from swarmnode.node.storage.datadir import weigh
 
 LOOK_EVERY = 5.0  # seconds between two looks
 WEIGH_EVERY = 30.0  # seconds between two looks at the size of a data directory without a cap
@@ -174,16 +175,6 @@ def next_allowed(hours: str, moment: float) -> float | None:
 
 
 # --- files that may lie or be missing --------------------------------------------------------------------------------
-
-
-def weigh(directory: Path) -> int:
-    """Bytes of disk that the files below a directory take."""
-    total = 0
-    for folder, _, files in os.walk(directory):
-        for file in files:
-            with suppress(OSError):
-                total += 512 * os.lstat(os.path.join(folder, file)).st_blocks
-    return total
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.host.addresses import BEGINS, FINGERPRINT, Endpoint, parse, public_key
 from swarmnode.node.identity import peer_id_of
 
@@ -36,12 +36,6 @@ CHECK = 6  # characters
 BECH32M = 0x2BC830A3
 GENERATORS = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
 WHERE = "swarmnode id --join prints it on the machine that invites; copy all of it"
-
-
-class NotAnInvitation(ExpectedError):
-    """What was pasted cannot be read; the message says what is wrong with it."""
-
-    exit_code = USAGE
 
 
 @dataclass(frozen=True)
@@ -87,22 +81,22 @@ def is_link(text: str) -> bool:
 
 
 def decode(text: str) -> Invitation:
-    """The invitation that begins with PREFIX. Raises NotAnInvitation."""
+    """The invitation that begins with PREFIX. Raises UsageMistake."""
     word = re.sub(r"[\s-]", "", text).lower().removeprefix(PREFIX)
     shown = f"{PREFIX}{word[:18]}…"
     if wrong := sorted(set(word) - set(CHARACTERS)):
-        raise NotAnInvitation(f"the link {shown} has {wrong[0]!r} in it, which none has. {WHERE}")
+        raise UsageMistake(f"the link {shown} has {wrong[0]!r} in it, which none has. {WHERE}")
     values = [CHARACTERS.index(character) for character in word]
     data = values[:-CHECK]
     if len(values) <= CHECK or _check(data) != values[-CHECK:]:
-        raise NotAnInvitation(f"the link {shown} is cut off, or a character of it is wrong. {WHERE}")
+        raise UsageMistake(f"the link {shown} is cut off, or a character of it is wrong. {WHERE}")
     try:
         content = _regroup(data, 5, 8)
         if content[0] >> 4 != VERSION:
-            raise NotAnInvitation("the link is of a newer version of swarmnode; upgrade this one")
+            raise UsageMistake("the link is of a newer version of swarmnode; upgrade this one")
         return _read(content)
     except (IndexError, ValueError) as error:
-        raise NotAnInvitation(f"the link names no place that this version understands: {error}") from error
+        raise UsageMistake(f"the link names no place that this version understands: {error}") from error
 
 
 def _read(content: bytes) -> Invitation:

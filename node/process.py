@@ -29,9 +29,8 @@ from typing import Any, Protocol
 import trio
 
 from swarmnode import __version__
-from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
+from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, ExpectedError
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import PortTaken
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.golden import GoldenMismatch
@@ -150,12 +149,7 @@ def resident_bytes() -> float:
 
 
 # Errors of parts that know no exit codes.
-EXIT_CODES: dict[type[Exception], int] = {
-    KeyInUse: KEY_IN_USE,
-    PortTaken: PORT_TAKEN,
-    GoldenMismatch: ERROR,
-    CorpusError: CONFIG,
-}
+EXIT_CODES: dict[type[Exception], int] = {KeyInUse: KEY_IN_USE, GoldenMismatch: ERROR, CorpusError: CONFIG}
 
 
 def reason_of(error: BaseException) -> BaseException:

@@ -47,9 +47,8 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_round, newest_whole
-from swarmnode.node.storage.datadir import RUN_ID, DataDir, explain, write_atomic
+from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend, StateError
@@ -302,13 +301,13 @@ def _checks(record: dict[str, Any], signature: bytes, path: Path) -> Iterator[Ch
     rounds = tuple(PastRound(r, h, tuple(peers[i] for i in who), roster, at) for r, h, roster, at, who in told)
     yield from _history(record, rounds)
     try:
-        found = read_tensors(path)
+        tensors, sha256 = read_tensors(path)
     except (OSError, NotTensors) as error:
         yield Check("model", False, f"{path.name} cannot be read: {error}")
         return
-    yield Check("model", found.sha256 == model["sha256"], f"{path.name} has sha-256 {found.sha256[:16]}…")
+    yield Check("model", sha256 == model["sha256"], f"{path.name} has sha-256 {sha256[:16]}…")
     layout = Layout.of([(str(name), tuple(int(axis) for axis in shape)) for name, shape in model["layout"]])
-    shapes = {name: tensor.shape for name, tensor in found.tensors.items() if name != MOMENTUM}
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name != MOMENTUM}
     names = [slot.name if spec is None else file_name(spec.model, slot.name) for slot in layout.slots]
     fits = shapes == {name: slot.shape for name, slot in zip(names, layout.slots, strict=True)}
     yield Check("tensors", fits, f"{layout.parameters:,} parameters in {len(layout.slots)} tensors")
@@ -316,8 +315,8 @@ def _checks(record: dict[str, Any], signature: bytes, path: Path) -> Iterator[Ch
         why = "its hash covers an outer momentum that the file does not contain (export --momentum)"
         yield Check("state", None, why)
     elif fits:
-        parameters = np.concatenate([found.tensors[name].reshape(-1) for name in names])
-        momentum = found.tensors.get(MOMENTUM, np.zeros_like(parameters))
+        parameters = np.concatenate([tensors[name].reshape(-1) for name in names])
+        momentum = tensors.get(MOMENTUM, np.zeros_like(parameters))
         hash = state_hash(int(model["round"]), layout, OuterState(parameters, momentum))
         yield Check("state", hash == model["state_hash"], f"the file is the state with hash {hash[:16]}…")
 
@@ -345,7 +344,7 @@ def _sealed(record: dict[str, Any], model: Path, sealed: Path, *, whole: bool, h
     else:
         from swarmnode.training.byte_lm import loss_on
 
-        tensors = read_tensors(model).tensors
+        tensors, _ = read_tensors(model)
         names = [file_name(spec.model, str(name)) for name, _ in record["model"]["layout"]]
         parameters = np.concatenate([tensors[name].reshape(-1) for name in names])
         try:
@@ -533,10 +532,10 @@ def tokenizer_beside(weights: str) -> str:
 def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray[np.float32]:
     """The tensors of a file as the run's parameters, (P,). Raises Unfit."""
     try:
-        found = read_tensors(path)
-        if found.sha256 != spec.run.weights:
-            raise ValueError(f"it changed: its sha-256 is now {found.sha256}, and the run's is {spec.run.weights}")
-        tensors = {name: tensor for name, tensor in found.tensors.items() if name != MOMENTUM}
+        tensors, sha256 = read_tensors(path)
+        if sha256 != spec.run.weights:
+            raise ValueError(f"it changed: its sha-256 is now {sha256}, and the run's is {spec.run.weights}")
+        tensors.pop(MOMENTUM, None)
         slots = {file_name(spec.model, slot.name): slot for slot in layout.slots}
         shapes = [
             f"{name} is {tensors[name].dtype} {list(tensors[name].shape)} in place of float32 {list(slot.shape)}"

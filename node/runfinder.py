@@ -1,12 +1,16 @@
 """Which run a node takes part in: one by a TOML file on this machine, one in its data directory, or one of peers.
 
 A specification that a peer sends must hash to the run id, and contains numbers and names only, never code.
+
+And which there are, for `swarmnode discover` and `swarmnode join NAME`: where no daemon runs, `look_around` makes a
+node that lasts as long as the search, with this machine's key, on any free port, in no run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import secrets
 import sys
 import time
@@ -18,20 +22,22 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.assembly import Node
+from swarmnode.node.assembly import Node, RunOptions
+from swarmnode.node.config import NodeConfig
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.logs import show_ahead
-from swarmnode.node.process import reason_of
+from swarmnode.node.identity import load_or_create, read_passphrase
+from swarmnode.node.logs import setup_logs, show_ahead
+from swarmnode.node.process import reason_of, share_arenas
 from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import finishing, publish
-from swarmnode.node.storage.datadir import RUN_ID
+from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.node.storage.datasets import shown
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.trainer.child import with_base
 from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.catalogue import FoundRun
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.peers.hello import Incompatible, greet
+from swarmnode.protocols.peers.hello import Incompatible, greet, serve_hello
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.documents import Meter
@@ -48,6 +54,7 @@ OTHERS_WITHIN = 1.0  # seconds that others have to tell their runs, once one has
 ASK_EVERY = 1.0  # seconds
 RUNS = 4  # of one peer that a person is shown
 NAME = 64  # characters of a run's name that a person is shown
+SEARCH = 20.0  # seconds of a search
 NONCE = 16  # random bytes that tell a run from another one by the same file
 
 
@@ -408,3 +415,61 @@ def _ask_which_run(listings: list[RunListing]) -> RunListing:
         answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
         if answer.isdigit() and 1 <= int(answer) <= len(listings):
             return listings[int(answer) - 1]
+
+
+# --- looking for runs ------------------------------------------------------------------------------------------------
+
+
+async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
+    """The runs that a node finds, how many peers it has then, and why join addresses and seeds did not answer."""
+    runs = [*map(_told_of, await node.catalogue.search(wanted=wanted, within=within))]
+    return {"runs": runs, "peers": len(node.network.peers()), "unreached": node.discovery.join_failures()}
+
+
+def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:
+    """What a node of this configuration finds. Raises ExpectedError."""
+    share_arenas()
+    config = replace(config, role="watch", port=0, upnp=False, log_level="error")
+    with DataDir(config.directory).open() as datadir:
+        identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
+        logs = setup_logs(datadir.logs, config.log_level, config.log_format)
+        options = RunOptions(None, None, None, stay=False, json_events=False)
+
+        async def main() -> dict[str, Any]:
+            node = Node(config, datadir, identity, logs, options)
+            serve_hello(node.network, node.agent)
+            async with trio.open_nursery() as nursery:
+                for part in (node.network.run, node.rpc.run, node.discovery.run):
+                    await nursery.start(part)
+                found = await look(node, wanted, within)
+                nursery.cancel_scope.cancel()
+            return found
+
+        try:
+            return trio.run(main)
+        except BaseExceptionGroup as group:
+            raise reason_of(group) from group
+
+
+def _told_of(found: FoundRun) -> dict[str, Any]:
+    """A run that was found, for people and programs."""
+    spec, listing = found.spec, found.entry.listing
+    return {
+        "run_id": spec.run_id,
+        "name": spec.run.name,
+        "task": spec.task.name,
+        "method": spec.exchange.method,
+        "trust": spec.run.trust,
+        "code_sha256": spec.task.code_sha256 or None,
+        "owner": spec.owner or None,
+        "by_owner": found.by_owner,
+        "signed_by": list(found.witnesses),
+        "networks": len(set(found.witnesses.values())),
+        "round": found.answer.round,
+        "members": found.answer.members,
+        "parameters": listing.parameters,
+        "memory": listing.memory or None,
+        "rate": listing.rate or None,
+        "age_s": round(max(0.0, time.time() - found.entry.signed / 1000), 1),
+        "addresses": list(found.places),
+    }

@@ -69,9 +69,9 @@ ALLOWED_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
         "swarmnode.node.daemon",
         "swarmnode.node.dashboard.server",
         "swarmnode.node.doctor",
-        "swarmnode.node.firstcontact",
         "swarmnode.node.plan",
         "swarmnode.node.provenance",
+        "swarmnode.node.runfinder",
     )
 }
 

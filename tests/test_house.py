@@ -22,8 +22,8 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 700  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 65_092,
-    "files": 291,
+    "lines": 64_785,
+    "files": 284,
     "small files": 3,
     "parameters that are callbacks": 37,
     "class names in several files": 0,

@@ -62,25 +62,21 @@ ACCEPTED = "accepted"
 LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's begins with
 
 
-class AttackError(UsageMistake):
-    """The attack cannot be shown. The message says what can."""
-
-
 def listing() -> str:
     wide = max(map(len, LIES))
     return "\n".join(f"{name:<{wide}}  {lie.told} ({', '.join(lie.methods)})" for name, lie in LIES.items())
 
 
 def parse_attack(text: str, nodes: int) -> Attack:
-    """`NAME` or `NAME:COUNT`. Raises AttackError."""
+    """`NAME` or `NAME:COUNT`. Raises UsageMistake."""
     name, colon, count = text.partition(":")
     if name not in LIES:
-        raise AttackError(f"--attack {name}: no such attack; there are, each as NAME or NAME:COUNT,\n{listing()}")
+        raise UsageMistake(f"--attack {name}: no such attack; there are, each as NAME or NAME:COUNT,\n{listing()}")
     if colon and not re.fullmatch(r"[0-9]{1,3}", count):
-        raise AttackError(f"--attack {text}: {count!r} is no number of nodes; write for example {name}:2")
+        raise UsageMistake(f"--attack {text}: {count!r} is no number of nodes; write for example {name}:2")
     liars = int(count) if colon else 1
     if not 1 <= liars < nodes:
-        raise AttackError(f"--attack {text}: of {nodes} nodes 1 to {nodes - 1} can lie, as node 0 begins the run")
+        raise UsageMistake(f"--attack {text}: of {nodes} nodes 1 to {nodes - 1} can lie, as node 0 begins the run")
     return Attack(name, liars)
 
 
@@ -96,16 +92,16 @@ def make_identities(folder: Path, nodes: int) -> list[str]:
 def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec:
     """The run with a name that is thrown away and, where it has validators and lists none, all nodes as validators.
 
-    Raises AttackError where the lie has no meaning in such a run.
+    Raises UsageMistake where the lie has no meaning in such a run.
     """
     methods = LIES[attack.lie].methods
     if spec.exchange.method not in methods:
-        raise AttackError(
+        raise UsageMistake(
             f"--attack {attack.lie}: the run's exchange method is {spec.exchange.method}, and this is an attack on "
             f"{' or '.join(methods)}; name another run file or another attack (--attack help)"
         )
     if attack.lie in OF_TRAINERS and spec.task.name != "byte-lm":
-        raise AttackError(f"--attack {attack.lie}: there is a trainer that lies so for byte-lm, not {spec.task.name}")
+        raise UsageMistake(f"--attack {attack.lie}: there is a trainer that lies so for byte-lm, not {spec.task.name}")
     name = f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"
     spec = spec.updated(run={"name": name})
     if spec.exchange.method == "open" and not spec.trust.validators:

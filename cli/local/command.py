@@ -59,15 +59,16 @@ def local(
 
     Example: swarmnode local --nodes 3 --rounds 5
     """
-    from swarmnode.cli.local.attack import AttackError, listing, parse_attack
+    from swarmnode.cli.local.attack import listing, parse_attack
     from swarmnode.cli.local.run import run_local
     from swarmnode.cli.local.swarm import LocalOptions
+    from swarmnode.node.exitcodes import UsageMistake
 
     if attack == "help":
         print(listing())
         raise typer.Exit()
     if attack is not None and solo:
-        raise AttackError("--solo and --attack were both given; nobody attacks a node that is alone")
+        raise UsageMistake("--solo and --attack were both given; nobody attacks a node that is alone")
     options = LocalOptions(
         nodes=nodes,
         run_file=run_file,

@@ -72,19 +72,18 @@ class Summary:
 
 def summarize(
     reports: Sequence[Sequence[RoundReport]],
+    spec: RunSpec,
     *,
     parameters: int,
     heldout: float | None,
     solo: float | None,
     seconds: float,
-    by_rollouts: bool = False,
-    in_the_end: bool = False,
-    loss_unit: str = BYTES_UNIT,
 ) -> Summary:
     """The figures of one swarm; `reports` holds each node's rounds in the order in which they ended.
 
-    `heldout` and `solo` are losses, or rewards in a run `by_rollouts`.
+    `heldout` and `solo` are losses, or rewards in a run by rollouts.
     """
+    rewarded, in_the_end = not spec.needs_data, spec.exchange.method == "seed"
     hashes = hashes_by_round(reports)
     last = max((report.round for node in reports for report in node), default=None)
     compared = [hashes.get(last, set())] if in_the_end and last is not None else list(hashes.values())
@@ -94,17 +93,17 @@ def summarize(
         nodes=len(reports),
         rounds=len({report.round for node in reports for report in node}),
         parameters=parameters,
-        heldout_bits_per_byte=None if by_rollouts else heldout,
-        solo_bits_per_byte=None if by_rollouts else solo,
-        hashes_agree=None if by_rollouts or in_pairs(reports) else agree,
+        heldout_bits_per_byte=None if rewarded else heldout,
+        solo_bits_per_byte=None if rewarded else solo,
+        hashes_agree=None if rewarded or in_pairs(reports) else agree,
         bytes_per_parameter_round=_mean(
             sum(each.bytes_out for each in node) / (parameters * len(node)) for node in reports if node and parameters
         ),
         compute_share=_mean(_compute_share(node) for node in finishers),
         seconds=round(seconds, 3),
-        reward=heldout if by_rollouts else None,
-        solo_reward=solo if by_rollouts else None,
-        loss_unit=loss_unit,
+        reward=heldout if rewarded else None,
+        solo_reward=solo if rewarded else None,
+        loss_unit=spec.loss_unit,
         apart=_mean(node[-1].apart for node in finishers) if in_pairs(reports) else None,
         in_the_end=in_the_end,
     )

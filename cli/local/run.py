@@ -29,7 +29,7 @@ from rich.table import Table
 from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import Results, Summary, by_rollouts, curve, figures, in_pairs, summarize, write_report
-from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, NodeProcess, StartFailed
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, NodeProcess, SwarmFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node.config import OFF
@@ -65,7 +65,8 @@ def run_local(options: LocalOptions) -> int:
     console = Console(stderr=options.json)
     try:
         spec = _runspec(options)
-        options = replace(options, policy=spec.rollouts.policy if hf_folder(spec.rollouts.policy) else "")
+        policy = spec.rollouts.policy if hf_folder(spec.rollouts.policy) else ""
+        options = replace(options, policy=policy, loss_unit=spec.loss_unit)
         options.report.mkdir(parents=True, exist_ok=True)  # better to fail now than after the training
         folder = _folder(options)
         if options.attack is not None:
@@ -90,7 +91,7 @@ def run_local(options: LocalOptions) -> int:
         except KeyboardInterrupt:
             code = FORCED
             view.remark("stopped before the end; the losses are those of the last round")
-        except (StartFailed, AllNodesDied) as error:
+        except SwarmFailed as error:
             code = ERROR
             if heldout is None:
                 failure = error
@@ -100,13 +101,11 @@ def run_local(options: LocalOptions) -> int:
             view.phase("writing the report")
             summary = summarize(
                 swarm.reports,
+                spec,
                 parameters=swarm.parameters,
                 heldout=_last_loss(swarm) if heldout is None else heldout,
                 solo=_last_loss(lone) if solo is None else solo,
                 seconds=time.monotonic() - began,
-                by_rollouts=not spec.needs_data,
-                in_the_end=spec.exchange.method == "seed",
-                loss_unit=spec.loss_unit,
             )
             if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
                 chance = f"{spec.rollouts.difficulty**-2:.2g}"
@@ -159,7 +158,7 @@ def _folder(options: LocalOptions) -> Path:
 
 
 def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, emits: bool = False) -> float | None:
-    """Run one swarm from start to stop; returns its held-out loss. Raises StartFailed, AllNodesDied."""
+    """Run one swarm from start to stop; returns its held-out loss. Raises SwarmFailed."""
     who = "one node alone" if len(swarm.nodes) == 1 else f"{len(swarm.nodes)} nodes"
     with swarm:
         view.phase(f"starting {who}")

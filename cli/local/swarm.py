@@ -4,7 +4,7 @@ Each node is an ordinary `swarmnode run` with a data directory of its own. Node 
 others; they join it by its address. One thread a node reads its standard output into one queue, and the caller iterates
 over `LocalSwarm.watch()`. Nobody is restarted:
 
-- a node that dies is dead, the others go on; `AllNodesDied` is raised only when none is left and none reached the end;
+- a node that dies is dead, the others go on; `SwarmFailed` is raised only when none is left and none reached the end;
 - a node that is stopped (SIGSTOP) is waited for `FROZEN_PATIENCE`, a thawed one that catches up for
   `CATCH_UP_PATIENCE`, counted from the moment at which all others are done;
 - every process started here is gone when `stop()` returns, and dies with this process if that is killed.
@@ -80,12 +80,8 @@ def tied_to_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
-class StartFailed(ExpectedError):
-    """A node ended, or said nothing, before it was ready. The text quotes its log."""
-
-
-class AllNodesDied(ExpectedError):
-    """No node is left and none reached the last round. The text quotes the logs."""
+class SwarmFailed(ExpectedError):
+    """A node was not ready in time, or no node is left and none reached the last round. The text quotes the logs."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +155,7 @@ class LocalOptions:
     dashboard: str = OFF  # HOST:PORT of the page that shows all nodes
     task: str = ""  # what is learned, or the file with it that each node brings
     policy: str = ""  # of all nodes, where it is a folder of this machine
+    loss_unit: str = BYTES_UNIT
 
 
 class NodeProcess:
@@ -334,11 +331,6 @@ class LocalSwarm:
         return max((int(node.ready.get("parameters") or 0) for node in self.nodes if node.ready), default=0)
 
     @property
-    def loss_unit(self) -> str:
-        said = (node.ready["loss_unit"] for node in self.nodes if node.ready and node.ready.get("loss_unit"))
-        return str(next(said, BYTES_UNIT))
-
-    @property
     def reports(self) -> list[list[RoundReport]]:
         return [node.reports for node in self.nodes]
 
@@ -358,7 +350,7 @@ class LocalSwarm:
         return median(lengths) * max(0, self.options.rounds - self.done) if lengths else None
 
     def start(self) -> Iterator[NodeProcess]:
-        """Start all nodes; yields each as soon as it is ready. Raises StartFailed."""
+        """Start all nodes; yields each as soon as it is ready. Raises SwarmFailed."""
         creator, *others = self.nodes
         self._start(creator, [str(self._run_file), "--wait-peers", str(len(others))])
         yield from self._until_ready([creator])
@@ -396,18 +388,18 @@ class LocalSwarm:
                 yield node
             for node in waiting:
                 if not node.alive:
-                    raise StartFailed(
+                    raise SwarmFailed(
                         f"node {node.label} {node.how_it_ended()} before it was ready; its log ends:\n{node.log_tail()}"
                     )
                 if time.monotonic() > give_up:
-                    raise StartFailed(
+                    raise SwarmFailed(
                         f"node {node.label} was not ready within {START_LIMIT:.0f} s; try fewer nodes. "
                         f"Its log ends:\n{node.log_tail()}"
                     )
 
     def watch(self) -> Iterator[tuple[NodeProcess, dict[str, Any]] | None]:
         """The nodes' events in the order of their arrival, with None after each batch and each tick without any, until
-        every node that can reach the last round has. Raises AllNodesDied."""
+        every node that can reach the last round has. Raises SwarmFailed."""
         yield from self._held_back
         self._held_back.clear()
         while True:
@@ -420,7 +412,7 @@ class LocalSwarm:
             if events:
                 continue  # an exited node's last events may still be in the queue
             if not any(node.alive or node.finished for node in self.nodes if not node.lie):
-                raise AllNodesDied(
+                raise SwarmFailed(
                     "all nodes died before the last round; their logs end:\n"
                     + "\n".join(f"  node {n.label} {n.how_it_ended()}:\n{n.log_tail()}" for n in self.nodes)
                 )

@@ -233,11 +233,11 @@ def _round_line(swarm: LocalSwarm, at_work: Sequence[NodeProcess], done: int) ->
     reports = [node.last for node in at_work if node.last is not None]
     rewarded = by_rollouts(swarm.reports)
     values = [value for node in at_work if (value := _measured(node)) is not None]
-    lies = [node.tally for node in swarm.nodes if node.lie]
+    lies, options = [node.tally for node in swarm.nodes if node.lie], swarm.options
     left = swarm.seconds_left
     parts = [
-        f"round {done} of {swarm.options.rounds}",
-        f"reward {fmean(values):.3f}" if rewarded else f"loss {bits(values[0] if values else None)} {swarm.loss_unit}",
+        f"round {done} of {options.rounds}",
+        f"reward {fmean(values):.3f}" if rewarded else f"loss {bits(next(iter(values), None))} {options.loss_unit}",
         f"{median(report.seconds for report in reports):.1f} s",
         _agreement(swarm, reports) if len(swarm.nodes) > 1 and not rewarded else "",
         f"lies: {sum(t.accepted for t in lies)} accepted, {sum(t.refused.total() for t in lies)} refused"

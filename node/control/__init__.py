@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.node.exitcodes import ExpectedError, UsageMistake
 
 N = TypeVar("N", int, float)
 
@@ -31,9 +31,9 @@ class Declined(ExpectedError):
 
 
 def number_in(params: Mapping[str, Any], name: str, usual: N) -> N:
-    """A number of a request, of the type of `usual`, which it is where none is given. Raises Declined for what is none.
+    """A number of a request, of the type of `usual`, which it is where none is given.
 
-    It fits 63 bits, and is neither negative nor NaN.
+    It fits 63 bits, and is neither negative nor NaN. Raises UsageMistake for what is none.
     """
     given = params.get(name)
     try:
@@ -42,7 +42,7 @@ def number_in(params: Mapping[str, Any], name: str, usual: N) -> N:
             return found
     except (TypeError, ValueError, OverflowError):
         pass
-    raise Declined(f"{name}: {str(given)[:80]!r} is no number that can be meant", exit_code=USAGE)
+    raise UsageMistake(f"{name}: {str(given)[:80]!r} is no number that can be meant")
 
 
 def absolute_path(value: Any) -> Path:

@@ -26,12 +26,12 @@ from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi, learning_of
 from swarmnode.node.control.server import ControlServer, served
 from swarmnode.node.control.stores_api import StoresApi
-from swarmnode.node.exitcodes import RUN_UNAVAILABLE, USAGE
-from swarmnode.node.firstcontact import WITHIN, look
+from swarmnode.node.exitcodes import RUN_UNAVAILABLE, UsageMistake
 from swarmnode.node.identity import named
 from swarmnode.node.logs import levels, set_level
 from swarmnode.node.nat.netcheck import report, trace
 from swarmnode.node.process import AS_ROOT, runs_as_root
+from swarmnode.node.runfinder import SEARCH, look
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
@@ -190,7 +190,7 @@ class Api:
         }
 
     async def discover(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return await look(self._node, str(params.get("wanted") or ""), number_in(params, "within", WITHIN) or WITHIN)
+        return await look(self._node, str(params.get("wanted") or ""), number_in(params, "within", SEARCH) or SEARCH)
 
     async def netcheck(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """How this node is reached; or, with `peer`, how it reaches that one."""
@@ -232,7 +232,7 @@ class Api:
                 set_level(part, level)
             return {"levels": levels("" if level else part)}
         except ValueError as error:
-            raise Declined(str(error), exit_code=USAGE) from error
+            raise UsageMistake(str(error)) from error
 
     def events(self, params: Mapping[str, Any]) -> AsyncIterator[Any]:
         return self._node.events.stream(0, follow=True)

@@ -15,7 +15,7 @@ from swarmnode.node.assembly import Node
 from swarmnode.node.control import Declined
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
-from swarmnode.node.exitcodes import USAGE
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.host.addresses import key_hex, peer_of, public_key, transport_of
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import peer_bytes, places_in
@@ -140,7 +140,7 @@ class PeersApi:
         """Have a peer be one of LINKS: `to`. A block lasts until it is lifted, also over restarts of the node."""
         to, name, network, barred = str(params.get("to", "")), str(params.get("peer", "")), self._node.network, False
         if to not in LINKS:
-            raise Declined(f"{to!r}: a peer can be {', '.join(LINKS)}", exit_code=USAGE)
+            raise UsageMistake(f"{to!r}: a peer can be {', '.join(LINKS)}")
         if to == "connected":
             peer = await self._resolve(name)
             if peer not in network.connections and not network.known_addresses(peer):
@@ -242,7 +242,7 @@ class PeersApi:
                 return bytes.fromhex(text)
             return peer_bytes(which_peer(self._node.network, text, itself=True))
         except (ValueError, Declined) as error:
-            raise Declined(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}", exit_code=USAGE) from error
+            raise UsageMistake(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}") from error
 
     # --- who is meant -----------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = (),
             "ones; another one is named by its whole peer id or its multiaddr"
         ) from None
     if peer == network.me and not itself:
-        raise Declined(f"{name} is this node itself: swarmnode status and swarmnode id tell of it", exit_code=USAGE)
+        raise UsageMistake(f"{name} is this node itself: swarmnode status and swarmnode id tell of it")
     return peer
 
 

@@ -13,7 +13,7 @@ from swarmnode.node.assembly import Node
 from swarmnode.node.choice import wanted_by
 from swarmnode.node.control import Declined, absolute_path, number_in
 from swarmnode.node.control.peers_api import fitting, which_peer
-from swarmnode.node.exitcodes import USAGE
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.session import RunSession
@@ -77,9 +77,7 @@ class RunsApi:
 
     async def history(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The run's rounds from `since` on, as this node saw them end (node/storage/history.py)."""
-        since, chosen = params.get("since", 0), self._node.chosen
-        if type(since) is not int:
-            raise Declined(f"since: {since!r} is no round; it is a whole number", exit_code=USAGE)
+        since, chosen = number_in(params, "since", 0), self._node.chosen
         if chosen is None:
             raise Declined("this node is in no run yet, so there is no history; swarmnode history ID shows another's")
         path, spec = self._node.folder / HISTORY, chosen.spec
@@ -171,7 +169,7 @@ class RunsApi:
                 "run of their own, which begins from this one's state: swarmnode successor publish"
             )
         if not isinstance(changes, dict) or (since is not None and (type(since) is not int or since < first)):
-            raise Declined(f"from_round: {since!r} is no round to come; the next is {first}", exit_code=USAGE)
+            raise UsageMistake(f"from_round: {since!r} is no round to come; the next is {first}")
         if changes:
             self._owned()
             await steering.say(changes, first + 1 if since is None else since)

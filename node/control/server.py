@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.options import SettingError
 
-Method = Callable[[dict[str, Any]], Awaitable[Any] | AsyncIterator[Any]]
+Method = Callable[[dict[str, Any]], Awaitable[Any] | AsyncGenerator[Any, None]]
 
 MAX_CLIENTS = 32  # connections at once; further ones are closed at once
 SEND_LIMIT = 10.0  # s; a client that does not read for so long is dropped
@@ -69,7 +69,7 @@ def served(*apis: object) -> dict[str, Method]:
 class ControlServer:
     """Answers `methods` on the unix socket `path` for as long as `run` runs.
 
-    Methods take the request's params and return JSON, or an async iterator of JSON, which is a stream. They raise one
+    Methods take the request's params and return JSON, or an async generator of JSON, which is a stream. They raise one
     of REFUSALS, such as `Declined`, with a text for the person; ValueError, KeyError and TypeError in a method's
     reading of its params are its own to turn into `Declined`. Anything else is logged, and told to the client as an
     internal error.
@@ -154,7 +154,7 @@ class ControlServer:
         try:
             if name in self._methods:
                 result: Any = self._methods[name](params)
-                if isinstance(result, AsyncIterator):
+                if isinstance(result, AsyncGenerator):
                     if not await self._send_items(stream, key, result):
                         return False
                     result = None
@@ -169,14 +169,14 @@ class ControlServer:
             answer = _error(key, REFUSED, str(refusal), exit_code=getattr(refusal, "exit_code", usual))
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             raise  # the client's connection, not the method
-        except Exception:
+        except Exception:  # a defect of the method is told and logged, and ends neither the daemon nor the connection
             log.exception("control method %s failed", name)
             answer = _error(key, INTERNAL_ERROR, f"{name} failed inside the daemon; swarmnode logs has the traceback")
         with trio.CancelScope(shield=True):  # what was done is told, though the daemon is ending
             await _send(stream, answer)
         return True
 
-    async def _send_items(self, stream: trio.SocketStream, key: Any, items: AsyncIterator[Any]) -> bool:
+    async def _send_items(self, stream: trio.SocketStream, key: Any, items: AsyncGenerator[Any, None]) -> bool:
         """Send a stream's items; False when the client closed (or spoke) before the stream ended."""
         ended = False
         failure: Exception | None = None
@@ -190,16 +190,12 @@ class ControlServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_when_client_speaks, nursery.cancel_scope)
             try:
-                async for item in items:
-                    await _send(stream, {"jsonrpc": "2.0", "method": "item", "params": {"id": key, "item": item}})
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        await _send(stream, {"jsonrpc": "2.0", "method": "item", "params": {"id": key, "item": item}})
                 ended = True
-            except Exception as error:
-                failure = error  # raised below, as a nursery would wrap it in a group
-            finally:
-                close = getattr(items, "aclose", None)
-                if close is not None:
-                    with trio.CancelScope(shield=True):
-                        await close()
+            except Exception as error:  # all of them: raised below for `_answer`, as a nursery would wrap it in a group
+                failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure

@@ -19,9 +19,9 @@ from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element
 from swarmnode.node.assembly import Node, now_ms
 from swarmnode.node.control import Declined, absolute_path, number_in
-from swarmnode.node.exitcodes import USAGE
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.storage.shardstore import ShardEntry
-from swarmnode.node.storage.stateexport import export, import_
+from swarmnode.node.storage.statestore import export, import_
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.shard_manifest import HASH, ShardId, chunk_count, parse_id
@@ -92,8 +92,8 @@ class StoresApi:
     async def shards_gc(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Delete what nobody needs; with `unpinned`, all that is not pinned."""
         unpinned = bool(params.get("unpinned"))
-        collected = await in_thread(lambda: self._node.shard_store.collect(unpinned=unpinned))
-        return {"deleted": [shard.hex() for shard in collected.shards], "bytes": collected.size}
+        gone = await in_thread(lambda: self._node.shard_store.collect(unpinned=unpinned))
+        return {"deleted": [shard.hex() for shard in gone], "bytes": sum(gone.values())}
 
     async def shards_providers(self, params: Mapping[str, Any]) -> dict[str, Any]:
         shard = self._meant(params)
@@ -112,15 +112,14 @@ class StoresApi:
             try:
                 return parse_id(name)
             except ValueError as error:
-                raise Declined(str(error), exit_code=USAGE) from error
+                raise UsageMistake(str(error)) from error
         fitting = [kept.shard for kept in self._node.shard_store.kept() if kept.shard.hex().startswith(name)]
         if len(name) >= SHORTEST_PREFIX and len(fitting) == 1:
             return fitting[0]
         what = "is no shard id" if len(fitting) == 0 or len(name) < SHORTEST_PREFIX else f"fits {len(fitting)} shards"
-        raise Declined(
+        raise UsageMistake(
             f"{name[:80]!r} {what}; give all {2 * HASH} hex digits, or, for a shard that is here, the first "
-            f"{SHORTEST_PREFIX} or more (swarmnode shards ls)",
-            exit_code=USAGE,
+            f"{SHORTEST_PREFIX} or more (swarmnode shards ls)"
         )
 
     # --- replicated state -------------------------------------------------------------------------------------------
@@ -153,14 +152,12 @@ class StoresApi:
         """Write a note of this node's own, or delete it."""
         key = str(params.get("key", ""))
         if kind_of(key) != WRITABLE:
-            raise Declined(
-                f"{key[:80]!r} is not a key that people write: those begin with {WRITABLE}/", exit_code=USAGE
-            )
+            raise UsageMistake(f"{key[:80]!r} is not a key that people write: those begin with {WRITABLE}/")
         if len(key) > MAX_KEY:
-            raise Declined(f"the key has {len(key)} characters; at most {MAX_KEY} are possible", exit_code=USAGE)
+            raise UsageMistake(f"the key has {len(key)} characters; at most {MAX_KEY} are possible")
         value = None if params.get("delete") else from_json(params.get("value"))
         if value is None and not params.get("delete"):
-            raise Declined("null is what a deleted key has; to delete it use --delete", exit_code=USAGE)
+            raise UsageMistake("null is what a deleted key has; to delete it use --delete")
         return as_json(await self._open().write(key, value))
 
     async def state_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,10 +168,9 @@ class StoresApi:
         try:
             digest = await in_thread(lambda: state.state_hash(cutoff))
         except ValueError as error:
-            raise Declined(
+            raise UsageMistake(
                 f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
-                f"that no node has passed, such as {now + 60_000}",
-                exit_code=USAGE,
+                f"that no node has passed, such as {now + 60_000}"
             ) from error
         told = asdict(stats)
         ahead = round(max(0, time_of(told.pop("clock")) - now) / 1000, 3)
@@ -182,13 +178,13 @@ class StoresApi:
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
         target = absolute_path(params.get("path"))
-        count = await export(self._open(), target, now=now_ms(), runner=in_thread)
+        count = await export(self._open(), target, now=now_ms())
         return {"path": str(target), "elements": count}
 
     async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the elements of such a file, verified one by one."""
         source = absolute_path(params.get("path"))
-        counts = await import_(self._open(), source, verify=self._node.network.verify, runner=in_thread)
+        counts = await import_(self._open(), source, verify=self._node.network.verify)
         return {"path": str(source), "stored": counts[Merged.STORED.value], "verdicts": dict(counts)}
 
     async def state_watch(self, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -248,18 +244,18 @@ def to_json(value: Value) -> Any:
 
 
 def from_json(value: Any) -> Value:
-    """The value that JSON stands for. Raises Declined for what no record can hold."""
+    """The value that JSON stands for. Raises UsageMistake for what no record can hold."""
     match value:
         case {"$bytes": str(digits)} if len(value) == 1:
             try:
                 return bytes.fromhex(digits)
             except ValueError as error:
-                raise Declined(f"{digits[:80]!r} is not an even number of hex digits", exit_code=USAGE) from error
+                raise UsageMistake(f"{digits[:80]!r} is not an even number of hex digits") from error
         case dict():
             return {str(key): from_json(item) for key, item in value.items()}
         case list():
             return tuple(from_json(item) for item in value)
         case float() if not math.isfinite(value):
-            raise Declined(f"{value} is not a number that a record can hold", exit_code=USAGE)
+            raise UsageMistake(f"{value} is not a number that a record can hold")
         case _:
             return value

@@ -180,7 +180,7 @@ class Dashboard:
             with trio.CancelScope() as life:
                 patient: Any = _Patient(stream, life)
                 await TCPServer(app, config, context, ConnectionState({}), patient).run()
-        except Exception:
+        except Exception:  # a defect here or in hypercorn is logged, and ends neither the page nor the daemon
             log.exception("a connection to the dashboard failed")
         finally:
             self._open.discard(stream)

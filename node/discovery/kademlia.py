@@ -152,16 +152,16 @@ class Kademlia(KadDHT):
         oldest = spread((view for view in views if view.peer in speakers), lambda view: view.group)
         return [view.peer for view in oldest][:ANCHORS]
 
-    async def walk(self, walk: Walk) -> list[PeerId]:
-        """Put the question to ever closer peers, as `lookup`; returns those that answered, closest first."""
-        key = walk.question.key
-        return await lookup(key, await self.first_hand(key), walk, me=self.network.me, limits=LOOKUP)
+    async def look_up(
+        self, key: bytes, *, providers: bool = False, known: FoundProviders | None = None, wanted: int | None = None
+    ) -> tuple[Walk, list[PeerId]]:
+        """Ask ever closer peers for those closest to `key`, or also who provides it; what was said, and who answered.
 
-    async def look_up(self, key: bytes, *, providers: bool = False) -> tuple[Walk, list[PeerId]]:
-        """Ask for the peers closest to `key`, or also who provides it; what was said, and who answered."""
+        Those that answered come closest first. `known`: providers that are known already; with `wanted` it ends.
+        """
         kind = Message.MessageType.GET_PROVIDERS if providers else Message.MessageType.FIND_NODE
-        walk = Walk(self, Message(type=kind, key=key))
-        return walk, await self.walk(walk)
+        walk = Walk(self, Message(type=kind, key=key), known or {}, wanted)
+        return walk, await lookup(key, await self.first_hand(key), walk, me=self.network.me, limits=LOOKUP)
 
     async def tell_closest(self, answered: list[PeerId], message: Message) -> int:
         """Tell the `CLOSER` closest of those that answered, the anchors among them; how many."""
@@ -210,14 +210,11 @@ class Kademlia(KadDHT):
 class Walk:
     """One question to many peers, and what they say: a `lookup.Query`."""
 
-    def __init__(
-        self, kademlia: Kademlia, question: Message, providers: FoundProviders | None = None, wanted: int | None = None
-    ) -> None:
-        """`providers`: those that are known already; with `wanted` of them the walk ends."""
+    def __init__(self, kademlia: Kademlia, question: Message, providers: FoundProviders, wanted: int | None) -> None:
         self._kademlia = kademlia
         self._network = kademlia.network
-        self.question = question
-        self.providers = providers if providers is not None else {}
+        self._question = question
+        self.providers = providers
         self._wanted = wanted
         self.closer: FoundProviders = {}  # who was named as closer, and where it was said to be first
 
@@ -228,7 +225,7 @@ class Walk:
     async def ask(self, peer: PeerId) -> list[PeerId] | None:
         """The closer peers that it knows. Where to dial them is learned only of those of whom nothing is known."""
         try:
-            answer = await self._kademlia.exchange(peer, self.question)
+            answer = await self._kademlia.exchange(peer, self._question)
         except NetworkError as error:
             log.debug("Kademlia: %s: %s", peer, error)
             return None
@@ -370,8 +367,8 @@ class ContentRouting:
             if provider.peer_id != me:
                 found[str(provider.peer_id)] = places_in(address.to_bytes() for address in provider.addrs[:16])
         if len(found) < limit:
-            question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
-            await self._kademlia.walk(Walk(self._kademlia, question, found, limit))
+            walk, _ = await self._kademlia.look_up(key, providers=True, known=found, wanted=limit)
+            found = walk.providers
         for peer, addresses in list(found.items())[:limit]:
             self._kademlia.network.learn(peer, addresses)
         return tuple(found)[:limit]
@@ -386,8 +383,7 @@ class ContentRouting:
         addresses = self._addresses
         here = PeerInfo(self._host.get_id(), self._host.get_addrs())
         self._kademlia.provider_store.add_provider(key, here)  # for those who ask this node
-        question = Message(type=Message.MessageType.GET_PROVIDERS, key=key)
-        answered = await self._kademlia.walk(Walk(self._kademlia, question))
+        _, answered = await self._kademlia.look_up(key, providers=True)
         provided = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
         provided.providerPeers.add(id=here.peer_id.to_bytes(), addrs=[place.to_bytes() for place in here.addrs])
         asked = await self._kademlia.tell_closest(answered, provided)

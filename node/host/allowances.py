@@ -175,15 +175,8 @@ class PeerAllowance:
                 bucket.pay(size)
         return free
 
-    async def received(self, size: int) -> None:
-        """Wait before more is read."""
-        await self._wait(IN, size)
-
-    async def sending(self, size: int) -> None:
-        """Wait before this is written."""
-        await self._wait(OUT, size)
-
-    async def _wait(self, direction: str, size: int) -> None:
+    async def wait(self, direction: str, size: int) -> None:
+        """Wait before more is read (IN), or before this is written (OUT)."""
         began = trio.current_time()
         for bucket in self._buckets(direction):
             await bucket.take(size)

@@ -197,7 +197,7 @@ class Dialler:
             try:
                 with trio.fail_after(2 * UPGRADE):
                     conn = await self._swarm.dial_addr(Multiaddr(endpoint.place), peer_id(peer), source=source)
-            except Exception as error:
+            except Exception as error:  # libp2p raises many kinds for what strangers answer; the next place is tried
                 log.debug("not over %s to %s at %s: %s", over, peer, address, _reason(error))
                 continue
             session = conn.muxed_conn
@@ -238,7 +238,7 @@ class Dialler:
                 nursery.cancel_scope.cancel()
             except _Failed as failed:
                 reasons.extend(f"{endpoint.place} is {reason}" for reason in failed.reasons)
-            except Exception as error:
+            except Exception as error:  # as above; told to who dials, and logged where `_reason` has no words
                 reasons.append(f"{endpoint.place}: {_reason(error)}")
             finally:
                 ended.set()
@@ -386,5 +386,5 @@ def _reason(error: BaseException) -> str:
         return "no answer"
     if isinstance(error, (SwarmException, OpenConnectionError, Unreachable)):
         return str(error)
-    log.debug("a handshake that made no sense: %r", error)
+    log.debug("a handshake that made no sense: %r", error, exc_info=error)
     return "no node of this kind answers, another program perhaps"

@@ -11,7 +11,7 @@ import logging
 import math
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from libp2p import new_host
@@ -30,13 +30,13 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
+from swarmnode.node.exitcodes import CONFIG, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.patches.basic_host import MAX_PLACES
+from swarmnode.node.host.patches.host import MAX_PLACES
 from swarmnode.node.host.quic_transport import QuicTransport
 from swarmnode.node.host.tcp import MeteredTCP
-from swarmnode.protocols.network import NetworkError
 
 if TYPE_CHECKING:
     from swarmnode.node.identity import Identity
@@ -46,10 +46,6 @@ log = logging.getLogger(__name__)
 UPGRADE = ConnectionLimits().handshake  # seconds for the handshakes of a connection
 
 
-class PortTaken(NetworkError):
-    """Another program listens on the port. The text says what to do."""
-
-
 @dataclass(frozen=True)
 class HostSettings:
     listen: tuple[str, ...]  # multiaddrs, "/ip4/0.0.0.0/tcp/4077"; port 0 takes any free one
@@ -57,15 +53,9 @@ class HostSettings:
     mdns: bool = False  # find peers on the local network
     up: float = 0.0  # bytes per second at the sockets, all peers together; 0 = no cap
     down: float = 0.0
-    max_peers: int = 64
     quic: bool = False  # listen and dial over UDP as well, at the same port numbers
     agent: str = "swarmnode"
-    limits: Limits = field(default_factory=Limits)  # its `connections.peers` gives way to `max_peers`
-
-    @property
-    def connections(self) -> ConnectionLimits:
-        """The limits on connections, with the owner's number of peers."""
-        return replace(self.limits.connections, peers=self.max_peers)
+    limits: Limits = field(default_factory=Limits)
 
 
 def make_host(
@@ -76,7 +66,7 @@ def make_host(
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
-    limits = settings.connections
+    limits = settings.limits.connections
     most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
     pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
     quic = QuicTransport(identity.private_key, allowance, handshakes)
@@ -122,9 +112,9 @@ def _quiet_libp2p() -> None:
             logging.getLogger(upstream).setLevel(logging.CRITICAL)
 
 
-def check_free(address: Multiaddr) -> None:
-    """Raise PortTaken where someone listens: upstream binds with SO_REUSEPORT and would share the port in silence."""
-    _, family, host, _, port = str(address).split("/")[:5]
+def check_free(place: str) -> None:
+    """Raises ExpectedError where someone listens: upstream binds with SO_REUSEPORT and would share it in silence."""
+    _, family, host, _, port = place.split("/")[:5]
     if port == "0":
         return
     with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -133,11 +123,13 @@ def check_free(address: Multiaddr) -> None:
             probe.bind((host, int(port)))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise NetworkError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-            raise PortTaken(
+                told = f"cannot listen on {host} port {port}: {error.strerror}; name another address with --listen"
+                raise ExpectedError(told, exit_code=CONFIG) from error
+            raise ExpectedError(
                 f"port {port} is in use by another program, perhaps another swarmnode; "
                 f"choose another with --port, or --port 0 for any free one "
-                f"(`ss -ltnp 'sport = :{port}'` shows who has it)"
+                f"(`ss -ltnp 'sport = :{port}'` shows who has it)",
+                exit_code=PORT_TAKEN,
             ) from error
 
 

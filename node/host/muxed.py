@@ -210,7 +210,7 @@ class MuxedStream(IMuxedStream):
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
         self._finished_sending = False
-        self._finished_receiving = False
+        self.finished = False  # the other side has finished sending
         self.broken = False
 
     # --- what a transport does in its own way -----------------------------------------------------------------------
@@ -239,10 +239,10 @@ class MuxedStream(IMuxedStream):
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """At least one byte, or b"" after the other side's end. Raises StreamReset."""
-        if self._chunks or self._finished_receiving or self.broken:
+        if self._chunks or self.finished or self.broken:
             await trio.lowlevel.checkpoint()
         while not self._chunks:
-            if self._finished_receiving:
+            if self.finished:
                 return b""
             if self.broken:
                 raise self._reset()
@@ -277,7 +277,7 @@ class MuxedStream(IMuxedStream):
             chunk = self._chunks.popleft()
             self._took(len(chunk), len(chunk) + self._allowance.chunk_cost)
             guarded(chunk)
-        if more and not self._finished_receiving and not self.broken:
+        if more and not self.finished and not self.broken:
             self._sink = guarded
             try:
                 await self._readable.park()
@@ -308,7 +308,7 @@ class MuxedStream(IMuxedStream):
         self._readable.unpark_all()
 
     def feed_eof(self) -> None:
-        self._finished_receiving = True
+        self.finished = True
         self._readable.unpark_all()
         self._forget_if_done()
 
@@ -320,7 +320,7 @@ class MuxedStream(IMuxedStream):
         self._forget_if_done()
         self._unannounced += size
         self._taken += size
-        if self._finished_receiving or self._unannounced < self._target // 2:
+        if self.finished or self._unannounced < self._target // 2:
             return
         increment = self._unannounced
         if self._is_limited() and self.muxed_conn.widen(self._target):
@@ -344,11 +344,6 @@ class MuxedStream(IMuxedStream):
         self._measured_at, self._taken = now, 0
         return self._target < min(MAX_WINDOW, 2 * rate * max(rtt, UNFELT))
 
-    @property
-    def finished(self) -> bool:
-        """Whether the other side has finished sending."""
-        return self._finished_receiving
-
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def send_eof(self) -> None:
@@ -367,7 +362,7 @@ class MuxedStream(IMuxedStream):
 
     def abort(self) -> None:
         """Drop the stream in both directions, at once; after `send_eof` what was queued still arrives."""
-        sending, receiving = not self._finished_sending, not self._finished_receiving
+        sending, receiving = not self._finished_sending, not self.finished
         if not self.broken and (sending or receiving):
             self._send_reset(sending=sending, receiving=receiving)
         self.break_off()
@@ -393,7 +388,7 @@ class MuxedStream(IMuxedStream):
         return StreamClosed(f"stream to {self.peer}: it is closed for sending")
 
     def _forget_if_done(self) -> None:
-        if self._finished_sending and self._finished_receiving and not self._chunks:
+        if self._finished_sending and self.finished and not self._chunks:
             self.muxed_conn.forget(self)
 
     # The names that py-libp2p calls.
@@ -412,8 +407,7 @@ class MuxedStream(IMuxedStream):
     async def close(self) -> None:
         self.send_eof_nowait()
 
-    async def reset(self) -> None:
-        self.abort()
+    reset = aclose
 
     def set_deadline(self, ttl: int) -> None:
         raise NotImplementedError("use trio's cancel scopes")

@@ -27,6 +27,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.discovery.kademlia import ContentRouting, Kademlia
 from swarmnode.node.discovery.mdns import advertise_and_listen
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import (
     EVERYWHERE,
     EXPECTED,
@@ -42,13 +43,12 @@ from swarmnode.node.host.addresses import (
 from swarmnode.node.host.allowances import IN, OUT, HostAllowance, PeerPolicy
 from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
-from swarmnode.node.host.handlers import Handlers
 from swarmnode.node.host.handshakes import Handshakes
-from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
+from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, check_free, make_host
 from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
-from swarmnode.node.host.patches.basic_host import AGENT
-from swarmnode.node.host.stream import agree, multiaddrs_of
+from swarmnode.node.host.patches.host import AGENT
+from swarmnode.node.host.stream import Handlers, agree, multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
@@ -67,8 +67,6 @@ from swarmnode.protocols.peers.scoring import PeerScoring
 if TYPE_CHECKING:
     from swarmnode.node.identity import Identity
 
-__all__ = ["HostSettings", "Libp2pNetwork", "PortTaken"]
-
 log = logging.getLogger(__name__)
 
 CLOSING = 1.5  # seconds to say goodbye to everybody
@@ -81,13 +79,14 @@ class Libp2pNetwork:
 
     def __init__(self, identity: Identity, settings: HostSettings, policy: PeerPolicy | None = None) -> None:
         mend_libp2p()
-        self._identity = identity
+        self.me: PeerId = identity.peer_id
         self._settings = settings
-        self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
+        self._handshakes = Handshakes(settings.limits.connections.handshakes, settings.limits.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
         self.policy = policy or PeerPolicy()
+        limits = settings.limits
         self._allowance = HostAllowance(
-            settings.connections, settings.limits.rates, self.scoring, self.policy, settings.up, settings.down
+            limits.connections, limits.rates, self.scoring, self.policy, settings.up, settings.down
         )
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         # The swarm is for what works below streams: circuits, hole punching.
@@ -106,15 +105,12 @@ class Libp2pNetwork:
         self.scoring.watch(self.kademlia.violations)
         self._routing = ContentRouting(self.kademlia)
         # What a part of the network does by itself.
+        self.sign, self.verify = identity.private_key.sign, verify
         self.watch_peers = self.connections.watch
         self.learn, self.known_addresses = self._dialler.learn, self._dialler.known
         self.dial_each = self._dialler.dial_each
         self.provide, self.withdraw = self._routing.provide, self._routing.withdraw
         self.find_providers = self._routing.find_providers
-
-    @property
-    def me(self) -> PeerId:
-        return self._identity.peer_id
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -133,10 +129,10 @@ class Libp2pNetwork:
             self._routing.addresses_changed()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled. Raises PortTaken, or NetworkError where an address cannot be listened on."""
+        """Listen until cancelled. Raises ExpectedError where an address cannot be listened on."""
         listen = [Multiaddr(address) for address in self._settings.listen]
-        for address in listen:
-            check_free(address)
+        for place in self._settings.listen:
+            check_free(place)
         try:
             async with background_trio_service(self.swarm):
                 try:
@@ -153,7 +149,10 @@ class Libp2pNetwork:
             log.exception("the libp2p host failed")
             raise
         if not listens:
-            raise NetworkError(f"cannot listen on {', '.join(self._settings.listen)}: check `listen`")
+            raise ExpectedError(
+                f"cannot listen on {', '.join(self._settings.listen)}; name another address with --listen",
+                exit_code=CONFIG,
+            )
 
     async def _listen(self, places: list[Multiaddr]) -> bool:
         """Whether this node listens anywhere. Where any port will do, both families take the same."""
@@ -252,12 +251,6 @@ class Libp2pNetwork:
         of = self._allowance if peer is None else self._allowance.of(peer)
         return of.bytes_of[IN], of.bytes_of[OUT]
 
-    def sign(self, message: bytes) -> bytes:
-        return self._identity.private_key.sign(message)
-
-    def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        return verify(peer, message, signature)
-
     async def connect(self, target: PeerId | Address, *, timeout: float = 10.0) -> PeerId:
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(timeout):
@@ -326,7 +319,7 @@ class Libp2pNetwork:
                     nursery.start_soon(self._notice_arrivals, events, nursery)
                     nursery.start_soon(self._routing.run)
                     if self._settings.mdns:
-                        nursery.start_soon(advertise_and_listen, self, self._settings.max_peers)
+                        nursery.start_soon(advertise_and_listen, self, self._settings.limits.connections.peers)
                     task_status.started()
         finally:
             self.connections.nursery = None

@@ -406,7 +406,7 @@ class QuicSession(MuxedSession):
             self._to_pay = trio.Event()
             size = self.arrived - self._paid_in
             await self.host.down.take(size)
-            await self.allowance.received(size)
+            await self.allowance.wait(IN, size)
             self._paid_in += size
             self._credit()
 
@@ -438,7 +438,7 @@ class QuicSession(MuxedSession):
         """Wait until `size` bytes may be written, with what datagrams cost beside them."""
         size += max(0, self.sent - self._paid_out)
         self._paid_out += size
-        await self.allowance.sending(size)
+        await self.allowance.wait(OUT, size)
         await self.host.up.take(size)
 
     def drop(self, stream_id: int, *, sending: bool, receiving: bool) -> None:

@@ -25,7 +25,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.allowances import WIDE_PIECE, HostAllowance, PeerAllowance, TokenBucket
+from swarmnode.node.host.allowances import IN, OUT, WIDE_PIECE, HostAllowance, PeerAllowance, TokenBucket
 from swarmnode.node.host.handshakes import Handshake, Handshakes
 
 CONGESTION = b"bbr"  # how fast to send, where the kernel has that and lets us choose it
@@ -94,7 +94,9 @@ class MeteredStream(ExactReader):
 
     def __init__(self, stream: trio.SocketStream, host: HostAllowance) -> None:
         super().__init__(host)
-        self._remote = _remote_of(stream)
+        self._remote: tuple[str, int] | None = None
+        with suppress(OSError):  # it is gone already
+            self._remote = stream.socket.getpeername()[:2]  # of IPv6 four values, where upstream finds no address
         self._unpaid = 0  # bytes read for which nobody waited yet
         self._socket = socket.socket(fileno=stream.socket.detach())
         self._socket.setblocking(False)
@@ -127,7 +129,7 @@ class MeteredStream(ExactReader):
     async def _write(self, pieces: list[Piece]) -> None:
         size = sum(map(len, pieces))
         if self._allowance is not None:
-            await self._allowance.sending(size)
+            await self._allowance.wait(OUT, size)
         await self.host.up.take(size)
         while pieces := _after(pieces, self._sent(pieces)):
             with trio.move_on_after(WRITE_STALL) as scope:
@@ -167,7 +169,7 @@ class MeteredStream(ExactReader):
             size, self._unpaid = self._unpaid, 0
             await self.host.down.take(size)  # what is not read backs up into the sender's TCP
             if self._allowance is not None:
-                await self._allowance.received(size)
+                await self._allowance.wait(IN, size)
         while True:
             await self._wait()
             piece = self._piece(self.host.down)
@@ -235,15 +237,6 @@ def _after(pieces: list[Piece], size: int) -> list[Piece]:
             return [memoryview(piece)[size:], *pieces[index + 1 :]]
         size -= len(piece)
     return []
-
-
-def _remote_of(stream: trio.SocketStream) -> tuple[str, int] | None:
-    """IPv6 sockets name their peer with four values; upstream (`io/trio.py:103`) then says that it has no address."""
-    try:
-        host, port, *_ = stream.socket.getpeername()
-    except OSError:
-        return None  # gone already
-    return str(host), int(port)
 
 
 class MeteredTCP(TCP):

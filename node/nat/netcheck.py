@@ -54,9 +54,9 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
             "asked": nat.asks_router,
             "way": mapping.way if mapping is not None else None,
             "address": mapping.address if mapping is not None else None,
-            "state": nat.ports.state if nat.asks_router else "switched off (upnp = false)",
+            "state": nat.ports["ip4"].state if nat.asks_router else "switched off (upnp = false)",
             "pinhole": pinhole.address if pinhole is not None else None,
-            "state_of_ipv6": nat.ports.state_of_ipv6 if nat.asks_router else "switched off (upnp = false)",
+            "state_of_ipv6": nat.ports["ip6"].state if nat.asks_router else "switched off (upnp = false)",
         },
         "relays": [
             {"peer_id": relay, "rtt_ms": round(1000 * rtt, 2) if (rtt := network.rtt(relay)) else None}

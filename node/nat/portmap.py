@@ -1,4 +1,4 @@
-"""Asking the router for a way in: the listening port, by PCP, NAT-PMP or UPnP (`pcp`, `upnp`), over each family.
+"""Asking the router for a way in: the listening port, by PCP, NAT-PMP or UPnP (`routers`), over each family.
 
 Over IPv4 that is a port of the router's address, asked for only while this node is not known to be public and its way
 to the internet leads through a gateway with a private address. Over IPv6 it is a hole in the router's firewall, asked
@@ -21,9 +21,8 @@ import trio
 
 from swarmnode.node.host.addresses import source_towards
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.nat.pcp import Lease, MappingRefused, NatPmp, Pcp, Way
 from swarmnode.node.nat.reachability import Mapping, Reach, Reachability, is_local
-from swarmnode.node.nat.upnp import Pinholes, Upnp
+from swarmnode.node.nat.routers import Lease, MappingRefused, NatPmp, Pcp, Pinholes, Upnp, Way
 
 logger = logging.getLogger(__name__)
 
@@ -38,35 +37,7 @@ NOT_ASKED = "not asked for yet"
 
 
 class PortMapping:
-    """Keeps `reachability.mappings` while `run` runs."""
-
-    def __init__(self, network: Libp2pNetwork, reachability: Reachability) -> None:
-        self._families = [_Family(family, network, reachability) for family in ("ip4", "ip6")]
-
-    @property
-    def state(self) -> str:
-        """For a person: what came of asking for a port."""
-        return self._families[0].state
-
-    @property
-    def state_of_ipv6(self) -> str:
-        """For a person: what came of asking for a hole in the firewall."""
-        return self._families[1].state
-
-    def ask_anew(self) -> None:
-        """The network changed: whatever was mapped leads elsewhere, and another router may be there."""
-        for family in self._families:
-            family.wake.set()
-
-    async def run(self) -> None:
-        """Until cancelled; then what was mapped is given back."""
-        async with trio.open_nursery() as nursery:
-            for family in self._families:
-                nursery.start_soon(family.run)
-
-
-class _Family:
-    """The way in over IPv4, or over IPv6."""
+    """Keeps what `reachability.mappings` has of one family, ip4 or ip6, while `run` runs."""
 
     def __init__(self, family: str, network: Libp2pNetwork, reachability: Reachability) -> None:
         self._family = family
@@ -77,25 +48,30 @@ class _Family:
         self._leases: dict[str, Lease] = {}  # by transport
         self._until = 0.0  # trio time, for which they hold
         self._renew_at = 0.0
-        self.wake = trio.Event()
-        self.state = NOT_ASKED
+        self._wake = trio.Event()
+        self.state = NOT_ASKED  # for a person: what came of asking for a port, or for a hole in the firewall
 
     @property
     def _mapping(self) -> Mapping | None:
         return self._reachability.mappings.get(self._family)
 
+    def ask_anew(self) -> None:
+        """The network changed: whatever was mapped leads elsewhere, and another router may be there."""
+        self._wake.set()
+
     async def run(self) -> None:
+        """Until cancelled; then what was mapped is given back."""
         try:
             while True:
-                self.wake = trio.Event()
+                self._wake = trio.Event()
                 wait = LOOK_EVERY
                 if self._mapping is not None or not self._is_open():
                     wait = await self._keep()
                 else:
                     self.state = "not needed"
                 with trio.move_on_after(wait):
-                    await self.wake.wait()
-                if self.wake.is_set():
+                    await self._wake.wait()
+                if self._wake.is_set():
                     self._renew_at = 0.0
         finally:
             with trio.move_on_after(GIVE_BACK_WITHIN) as closing:

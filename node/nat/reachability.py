@@ -134,7 +134,7 @@ class Reachability:
         self.mappings: dict[str, Mapping] = {}  # ports that the router opened, by family: ip4, ip6
         self._verdicts: dict[str, DialVerdict] = {}  # by host, the newest last
         self._contacted, self.uninvited = Recent[str, None](MAX_HOSTS), Recent[str, None](MAX_HOSTS)
-        self._seen = Recent[str, Address](MAX_OBSERVERS)  # where the listening port is, by host of the observer
+        self.seen = Recent[str, Address](MAX_OBSERVERS)  # where the listening port is, by host of the observer
 
     # --- verdicts ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Reachability:
     def forget(self) -> None:
         """The network changed: nothing is known."""
         self.mappings.clear()
-        self._seen.clear()
+        self.seen.clear()
         self._contacted.clear()
         self.uninvited.clear()
         self._forget_verdicts()
@@ -205,7 +205,7 @@ class Reachability:
         if (before and before.addresses) == (mapping and mapping.addresses):
             return
         if before is not None and mapping is not None and before.host != mapping.host:
-            self._seen.clear()  # at the router's former address
+            self.seen.clear()  # at the router's former address
         over_ipv4 = {host: verdict for host, verdict in self._verdicts.items() if ":" not in host}
         if family == "ip6" and over_ipv4:  # which say what they said
             self._verdicts = over_ipv4
@@ -268,24 +268,16 @@ class Reachability:
         mapping = self.mapping
         return mapping.addresses[1:] if mapping is not None and not is_local(mapping.host) else ()
 
-    def saw(self, observer: str, place: Address) -> None:
-        """The observer at the IP address `observer` sees the listening port at `place`, /ip4/…/tcp/…."""
-        self._seen[observer] = place
-
-    @property
-    def observers(self) -> frozenset[str]:
-        return frozenset(self._seen)
-
     def observed(self) -> tuple[Address, ...]:
         """Where the listening port is seen, the most often seen first."""
-        return tuple(place for place, _ in Counter(self._seen.values()).most_common())
+        return tuple(place for place, _ in Counter(self.seen.values()).most_common())
 
     def endpoint_independent(self) -> bool | None:
         """Whether most see the listening port at one place; None where fewer than two observers know."""
-        observers = _decisive(self._seen)
+        observers = _decisive(self.seen)
         if len(observers) < 2:
             return None
-        (_, most), *_rest = Counter(self._seen[host] for host in observers).most_common(1)
+        (_, most), *_rest = Counter(self.seen[host] for host in observers).most_common(1)
         return most > len(observers) / 2
 
 

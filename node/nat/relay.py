@@ -250,11 +250,11 @@ class _Refusal(Exception):
 
 
 class RelayRefused(NetworkError):
-    """The relay does not do what it was asked. `status` is its word for it."""
+    """The relay does not do what it was asked."""
 
-    def __init__(self, relay: PeerId, status: str) -> None:
-        super().__init__(f"relay {relay} refuses: {status.lower().replace('_', ' ')}")
-        self.status = status
+    def __init__(self, relay: PeerId, status: pb.Status.ValueType) -> None:
+        word = pb.Status.Name(status) if status in pb.Status.values() else f"status {status}"
+        super().__init__(f"relay {relay} refuses: {word.lower().replace('_', ' ')}")
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class RelayClient:
         """Ask `relay` for a place, or renew it. Raises RelayRefused, or another NetworkError without an answer."""
         answer = await ask(self._network, relay, HOP, pb.HopMessage(type=pb.HopMessage.RESERVE), pb.HopMessage)
         if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
-            raise RelayRefused(relay, _name(answer.status))
+            raise RelayRefused(relay, answer.status)
         me, places = self._network.me, places_in(answer.reservation.addrs[:8])
         circuits = tuple(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}" for place in places)
         expires = trio.current_time() + answer.reservation.expire - time.time()
@@ -311,7 +311,7 @@ class RelayClient:
             await send(stream, pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=peer_bytes(target))))
             answer = await receive(stream, pb.HopMessage)
             if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
-                raise RelayRefused(relay, _name(answer.status))
+                raise RelayRefused(relay, answer.status)
             raw = _raw(CircuitStream(stream, self._host), stream.peer, initiator=True)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
         except SwarmException as error:
@@ -476,7 +476,3 @@ class CircuitStream(ExactReader):
 def _raw(circuit: CircuitStream, relay: PeerId, *, initiator: bool) -> RawConnection:
     address = Multiaddr(f"/p2p/{relay}/p2p-circuit")
     return RawConnection(circuit, initiator, ConnectionType.RELAYED, [address])
-
-
-def _name(status: pb.Status.ValueType) -> str:
-    return str(pb.Status.Name(status)) if status in pb.Status.values() else f"status {status}"

@@ -1,18 +1,12 @@
 """A node's way through NATs: find out whether it can be dialled, be a relay or use some, and replace circuits by direct
 connections.
 
-    public    announces its own addresses and those at which it was reached, relays for members of its runs, and says
-              so in the DHT
-    private   announces circuit addresses only (its own to the local network), and where it was reached all the same,
-              over IPv6 or by those to whom it had sent something; holds places at two relays
-    unknown   goes on as before; at the start it announces its own addresses
-
-Who was dialled through a relay tries to punch a hole to the dialler. Where there is a direct connection to a peer, its
-circuits are closed when nothing uses them. Protocols move by themselves (`PeerEvent.moved`): new streams are direct,
-and those on a circuit end with what is under way on them. The other end hears of the direct connection at another
-moment, so a circuit counts as unused only after a while without streams. After `BOUND` seconds it is closed with what
-it carries: transfers go on over the direct connection from their last whole chunk, and calls raise PeerGone, which
-every caller expects.
+What a node announces in which state is in docs/nat.md. Who was dialled through a relay tries to punch a hole to the
+dialler. Where there is a direct connection to a peer, its circuits are closed when nothing uses them. Protocols move by
+themselves (`PeerEvent.moved`): new streams are direct, and those on a circuit end with what is under way on them. The
+other end hears of the direct connection at another moment, so a circuit counts as unused only after a while without
+streams. After `BOUND` seconds it is closed with what it carries: transfers go on over the direct connection from their
+last whole chunk, and calls raise PeerGone, which every caller expects.
 """
 
 from __future__ import annotations
@@ -65,7 +59,7 @@ class NatTraversal:
         self.udp = UdpPuncher(network)
         self.puncher = HolePuncher(network, self.reachability, self.udp)
         self.relay = RelayServer(network, network.policy, limits)
-        self.ports = PortMapping(network, self.reachability)
+        self.ports = {family: PortMapping(family, network, self.reachability) for family in ("ip4", "ip6")}
         self.asks_router = upnp
         self._autonat = AutoNat(network)
         self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does
@@ -85,8 +79,8 @@ class NatTraversal:
             nursery.start_soon(self._watch_interfaces)
             nursery.start_soon(let_go_of_circuits, self._network)
             nursery.start_soon(self._punch_again, nursery)
-            if self.asks_router:
-                nursery.start_soon(self.ports.run)
+            for port in self.ports.values() if self.asks_router else ():
+                nursery.start_soon(port.run)
             task_status.started()
             while True:
                 self.reachability.changed = changed = trio.Event()  # before asking: a change meanwhile is not missed
@@ -154,12 +148,12 @@ class NatTraversal:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
         if ipaddress.ip_address(host).is_loopback:
             return
-        if host not in self.reachability.observers:
+        if host not in self.reachability.seen:
             self.reachability.contacted(host)
             session = await self._network.connect_from_listening_port(peer)
             place = await seen_by(session) if session is not None else None
             if place is not None:
-                self.reachability.saw(host, place)
+                self.reachability.seen[host] = place
         await self.udp.look(host, peer)
 
     def _enter(self, nursery: trio.Nursery) -> None:
@@ -207,7 +201,8 @@ class NatTraversal:
                 known = self._network.own_addresses
                 logger.info("this machine's addresses changed; finding out again how it can be reached")
                 self.reachability.forget()
-                self.ports.ask_anew()
+                for port in self.ports.values():
+                    port.ask_anew()
                 self.puncher.forget_failures()
                 self.udp.forget()
 

@@ -6,15 +6,8 @@ known from identify over QUIC connections to a few peers.
 
 A router that shows the socket to each of them at another port ("symmetric", RFC 4787 section 4.1) will show it to the
 other side at a port that nobody knows. Such a node names all the ports at which it was seen; more than one at one
-address says what kind of router it is. Where one side has such a router and the other has not, they probe as
-https://tailscale.com/blog/how-nat-traversal-works describes (the birthday paradox):
-
-    the side whose port is not known   opens `SOCKETS` further sockets and sends a packet from each to the other's place
-    the other side                     sends packets to ports of that router, by turns some that follow the ones seen
-                                       (port prediction) and others by chance: `PROBES` in all
-    the first                          dials from the socket at which a packet arrives
-
-docs/nat.md says how likely they meet, and what two sides that both have such routers do.
+address says what kind of router it is. How two sides then meet by further `SOCKETS` and `PROBES`, and how likely, is in
+docs/nat.md.
 """
 
 from __future__ import annotations

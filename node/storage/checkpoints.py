@@ -269,8 +269,9 @@ def _tensors(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
     """What the file of this hash contains, which may have been moved aside. Raises ValueError or OSError."""
     aside = path.with_stem(path.stem.removesuffix(ASIDE) + ASIDE)
     for each in [each for each in (path, aside) if each.exists()] or [path]:
-        if (found := read_tensors(each)).sha256 == sha256:
-            return found.tensors
+        tensors, found = read_tensors(each)
+        if found == sha256:
+            return tensors
     raise ValueError("its file is damaged: it does not hash to what the manifest says")
 
 

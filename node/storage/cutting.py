@@ -23,8 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swarmnode.node.storage.datadir import NoSpace, write_atomic
-from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.datadir import NoSpace, RunStore, write_atomic
 from swarmnode.node.storage.shardstore import MARGIN, ShardStore
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld, parts_of

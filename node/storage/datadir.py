@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -26,14 +27,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, ExpectedError
+from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, RUN_UNAVAILABLE, ExpectedError
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
-from swarmnode.training.options import as_toml, read_toml
+from swarmnode.training.options import SettingError, as_toml, read_toml
+from swarmnode.training.runspec import RunSpec, decode, encode
+
+logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 1
 UNFINISHED = ".part"  # how the name of a file ends while it is written
@@ -48,22 +53,22 @@ class DataDirError(ExpectedError):
 
 
 class DataDirBusy(DataDirError):
-    """Another daemon holds the lock. `pid` is its process id, 0 where the lock file does not say."""
+    """Another daemon holds the lock."""
 
     exit_code = DATADIR_BUSY
 
     def __init__(self, path: Path, pid: int) -> None:
+        """`pid`: its process id, 0 where the lock file does not say."""
         who = f"process {pid}" if pid else "another process"
         super().__init__(
             f"{path}: the data directory is in use by {who}: a node runs on it already, and swarmnode status tells in "
             "which run. Two daemons with one key would look like one liar to their peers. To go over to another run, "
             f"stop that one first (swarmnode stop --data-dir {path}); to be in both, give this one its own --data-dir."
         )
-        self.pid = pid
 
 
 class DataDirVersion(DataDirError):
-    """The directory was laid out by another version of swarmnode."""
+    """What is there was written by another version of swarmnode, or for another run."""
 
     exit_code = DATADIR_VERSION
 
@@ -162,6 +167,16 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
     """Replace `path` by `content`, whole or not at all. Raises NoSpace or DataDirError."""
     with replacing(path) as file:
         write_all(file, content)
+
+
+def weigh(directory: Path) -> int:
+    """Bytes of disk that the files below a directory take."""
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            with suppress(OSError):
+                total += 512 * os.lstat(os.path.join(folder, file)).st_blocks
+    return total
 
 
 def caps_with(path: Path, changes: Mapping[str, Any]) -> bytes:
@@ -273,7 +288,9 @@ class DataDir:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _read_pid(self.lock)
+            with suppress(OSError, ValueError):
+                return int(self.lock.read_text(encoding="ascii"))
+            return 0
         finally:
             os.close(descriptor)
         return None
@@ -348,8 +365,95 @@ class DataDir:
             )
 
 
-def _read_pid(path: Path) -> int:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+class RunUnavailable(ExpectedError):
+    """The run or its data cannot be had: nobody answers, nobody has it, or what they sent is not it."""
+
+    exit_code = RUN_UNAVAILABLE
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    spec: RunSpec
+    run_id: str
+    creator: bool  # the specification is this node's own, so it may begin the run
+
+
+class RunStore:
+    """What a node keeps of each run, in `runs/<run id>/`. Blocking.
+
+    `run.spec` is the RunSpec in canonical encoding, checked against the run id whenever it is read; `checkpoints/` see
+    `checkpoints.py`. A run's data are shards (`datasets.py`); `data-sets/<index>` beside `runs/` marks those that are
+    pinned for a run; in it stands the id of their tokenizer.
+    """
+
+    def __init__(self, datadir: DataDir) -> None:
+        self._datadir = datadir
+
+    def folder(self, run_id: str) -> Path:
+        return self._datadir.run(run_id)
+
+    def known(self) -> tuple[str, ...]:
+        return tuple(r for r in self._datadir.known_runs() if (self.folder(r) / "run.spec").exists())
+
+    def encoded(self, run_id: str) -> bytes | None:
+        """The encoded specification; None where there is none."""
+        try:
+            return (self.folder(run_id) / "run.spec").read_bytes()
+        except (OSError, ValueError):
+            return None
+
+    def load(self, run_id: str) -> RunSpec | None:
+        """Raises SettingError where the file was damaged."""
+        encoded = self.encoded(run_id)
+        if encoded is None:
+            return None
+        try:
+            return decode(encoded, expected_run_id=run_id)
+        except SettingError as error:
+            path = self.folder(run_id) / "run.spec"
+            raise SettingError(
+                f"{path}: cannot be used ({error}). Remove it, and start again with the run file or with --join."
+            ) from error
+
+    def keep(self, spec: RunSpec) -> None:
+        """Raises NoSpace or DataDirError."""
+        if spec.data.index:
+            _write(self._marks / spec.data.index, spec.data.tokenizer.encode())
+        _write(self.folder(spec.run_id) / "run.spec", encode(spec))
+
+    def specs(self) -> tuple[RunSpec, ...]:
+        """Those of the known runs, but for damaged ones."""
+        found = []
+        for run_id in self.known():
+            try:
+                found.append(self.load(run_id))
+            except SettingError as error:
+                logger.warning("%s", error)
+        return tuple(spec for spec in found if spec is not None)
+
+    def forgotten(self) -> tuple[tuple[str, str], ...]:
+        """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more."""
+        needed = {spec.data.index for spec in self.specs()}
+        try:
+            marks = sorted(mark for mark in self._marks.iterdir() if mark.name not in needed)
+            return tuple((mark.name, mark.read_text(errors="replace")) for mark in marks)
+        except FileNotFoundError:
+            return ()
+
+    def forget(self, index: str) -> None:
+        """The shards of that index are pinned no longer."""
+        (self._marks / index).unlink(missing_ok=True)
+
+    @property
+    def _marks(self) -> Path:
+        return self._datadir.path / "data-sets"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """In a folder that is made where it is missing."""
+    with explaining(path.parent):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, content)

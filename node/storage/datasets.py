@@ -13,11 +13,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
-from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
 from swarmnode.node.storage.cutting import (
     finishing,
     intact,
@@ -28,8 +27,9 @@ from swarmnode.node.storage.cutting import (
     recipe_of,
     take_own,
 )
-from swarmnode.node.storage.datadir import NoSpace
+from swarmnode.node.storage.datadir import NoSpace, RunUnavailable
 from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.open.checks.texts import Texts
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import Runner
@@ -57,17 +57,6 @@ Emit = Callable[[dict[str, Any]], None]
 
 MB = 1_000_000
 GB = 1_000_000_000
-
-
-class DataUnavailable(ExpectedError):
-    """The run's data cannot be had: nobody who can be reached has them, or they are not what the run says."""
-
-    exit_code = RUN_UNAVAILABLE
-
-
-class TextReader(Protocol):
-    async def feed(self, texts: Sequence[str]) -> None:
-        """Take further files to train on."""
 
 
 class DataSet(Texts):
@@ -177,7 +166,7 @@ class DataSet(Texts):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Started when there is enough to train on; goes on until all that is wanted is here, then announces on.
 
-        Raises DataUnavailable, NoSpace or CorpusError.
+        Raises RunUnavailable, NoSpace or CorpusError.
         """
         async with trio.open_nursery() as nursery:
             index = await self._open()
@@ -210,7 +199,7 @@ class DataSet(Texts):
         return max(1, count)
 
     async def pass_on(
-        self, trainer: TextReader, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, trainer: TrainerProcess, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Give to the trainer what arrives, until cancelled."""
         task_status.started()
@@ -229,11 +218,11 @@ class DataSet(Texts):
         try:
             index = await self._runner(lambda: read_index(self._index_id, self._store))
         except BadIndex as error:
-            raise DataUnavailable(
+            raise RunUnavailable(
                 f"the run names data whose index is none: {error}. Ask whoever made the run."
             ) from error
         if (self._spec.data.source == "shards") != bool(index.shards):
-            raise DataUnavailable("the run's data are not of the kind that it says. Ask whoever made the run.")
+            raise RunUnavailable("the run's data are not of the kind that it says. Ask whoever made the run.")
         needed = [self._index_id]
         if self._spec.data.tokenizer:
             needed.append(tokenizer := parse_id(self._spec.data.tokenizer))
@@ -253,7 +242,7 @@ class DataSet(Texts):
         logger.info("fetching the index of the run's data")
         try:
             await self._need("index", self._index_id, range(MAX_INDEX + 1))
-        except DataUnavailable:
+        except RunUnavailable:
             if self.own_text and self._spec.data.source == "shards":  # text that is not the run's
                 raise
             meter, spec = Meter(), self._spec
@@ -282,7 +271,7 @@ class DataSet(Texts):
         except NoRoom as error:
             raise _no_space(error) from error
         except ShardError as error:
-            raise DataUnavailable(
+            raise RunUnavailable(
                 f"the {what} of the run's data cannot be had: {error}. The corpus here is not the one that the run "
                 "began with: join a member of the run that has it (--join), or name the run's corpus (--corpus)."
             ) from error
@@ -422,7 +411,7 @@ class DataSet(Texts):
     def _give_up(self) -> None:
         if "room" in self.warnings:
             raise NoSpace(self.warnings["room"])
-        raise DataUnavailable(
+        raise RunUnavailable(
             f"no text to train on: nobody who could be reached within {PATIENCE:.0f} s has a shard of the run's data. "
             "Join a member that has (--join), name the run's corpus (--corpus), or train on text of your own (--data "
             "local)."

@@ -2,12 +2,14 @@
 
     shards/<id>.shard   a complete shard; its modification time is when it was last used
     shards/<id>.part    one that is being fetched: verified chunks at their places, room for the others
-    shards/<id>.tree    size and leaf hashes of either
+    shards/<id>.tree    size and leaf hashes of either, whole or not there
     shards/<id>.pin     empty: do not evict
     shards/.…           on its way in; left over where the daemon was killed
 
 The folder is the index: at start it is listed, nothing is read. Contents are verified on the way in and on the way out.
-A `.shard` was synced before it got that name; its `.tree` can be made again from it.
+A `.shard` was synced before it got that name; its `.tree` can be made again from it. A `.part` does not say which
+chunks it has: when a fetch goes on, those that are there are hashed again (2 GB/s and more), which costs less than
+syncing a bitmap with each chunk would, and believes nobody.
 
 What goes where room is short is in docs/shards.md (What is kept). Open files stay readable after eviction.
 """
@@ -15,27 +17,25 @@ What goes where room is short is in docs/shards.md (What is kept). Open files st
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.node.storage.datadir import DataDirError, replacing, sync_directory, unusable, write_all
-from swarmnode.node.storage.shardfiles import (
-    StoreFull,
-    Unreadable,
-    explained,
-    explaining,
-    hashed,
-    read_tree,
-    verified_chunks,
-    write_pieces,
-    write_tree,
+from swarmnode.node.storage.datadir import (
+    DataDirError,
+    NoSpace,
+    explain,
+    replacing,
+    sync_directory,
+    unusable,
+    write_all,
 )
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.transfer.shard_manifest import (
@@ -48,20 +48,38 @@ from swarmnode.protocols.transfer.shard_manifest import (
     leaf,
     run_length,
 )
-from swarmnode.protocols.transfer.shard_wire import Holding, ShardNotHeld, parts_of
+from swarmnode.protocols.transfer.shard_wire import Holding, NoRoom, ShardError, ShardNotHeld, parts_of
 
 MARGIN = 64 << 20  # bytes of the disk that shards leave free: logs and checkpoints need some
 STAMP_EVERY = 60.0  # seconds between two notes on disk that a shard is in use
 TREES = 16  # manifests kept in memory: 8 MiB of the largest
 BATCH = 32  # chunks that one step of `put` copies: some ms, so that it can be cancelled between
-
+BLOCK = 4096  # bytes: what is written past the cache has a multiple of it
+SIZE = 8  # bytes before the leaves in a tree: the shard's size
 _NAME = re.compile(r"([0-9a-f]{64})\.(shard|part|tree|pin)")
 
 
-@dataclass(frozen=True)
-class Collected:
-    shards: tuple[ShardId, ...]
-    size: int  # bytes
+class StoreFull(NoRoom, NoSpace):
+    """The cap or the disk leaves no room, and nothing may be evicted for it."""
+
+
+class Unreadable(ShardError, DataDirError):
+    """The disk failed, or refuses this user."""
+
+
+def explained(error: OSError | DataDirError, path: Path) -> ShardError:
+    """`error`, met at `path`, as what the callers of the store expect."""
+    said = explain(error, path) if isinstance(error, OSError) else error
+    return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
+
+
+@contextlib.contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """What goes wrong with the disk in the block, as the callers of the store expect it."""
+    try:
+        yield
+    except (OSError, DataDirError) as error:
+        raise explained(error, path) from error
 
 
 @dataclass
@@ -179,22 +197,20 @@ class ShardStore:
             if entry is not None and not entry.pinned and not entry.fetches:
                 self._forget(shard)
 
-    def collect(self, *, unpinned: bool = False) -> Collected:
-        """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned."""
+    def collect(self, *, unpinned: bool = False) -> dict[ShardId, int]:
+        """Delete half-fetched shards that nobody fetches and what is over the cap; `unpinned`: all but the pinned.
+
+        Returns what went, with its bytes.
+        """
         with self._lock:
             doomed = [
                 shard
                 for shard, entry in self._entries.items()
                 if not entry.fetches and not entry.pinned and (unpinned or not entry.complete)
             ]
-            size = sum(self._entries[shard].size for shard in doomed)
-            for shard in doomed:
-                self._forget(shard)
+            gone = {shard: self._forget(shard) for shard in doomed}
             excess = self._evictable(max(0, self.used - self.cap)) or []
-            size += sum(self._entries[shard].size for shard in excess)
-            for shard in excess:
-                self._forget(shard)
-        return Collected((*doomed, *excess), size)
+            return gone | {shard: self._forget(shard) for shard in excess}
 
     def _make_room(self, size: int) -> None:
         """Evict until `size` more bytes fit. Raises StoreFull, with nothing evicted, where they cannot."""
@@ -228,11 +244,13 @@ class ShardStore:
             size -= self._entries[shard].size
         return chosen if size <= 0 else None
 
-    def _forget(self, shard: ShardId) -> None:
+    def _forget(self, shard: ShardId) -> int:
+        """Delete a shard; its bytes."""
         with self._lock:
             for suffix in ("shard", "part", "pin", "tree"):  # the tree last: without it the others mean nothing
                 self._file(shard, suffix).unlink(missing_ok=True)
-            self._entries.pop(shard, None)
+            entry = self._entries.pop(shard, None)
+        return entry.size if entry is not None else 0
 
     def _damaged(self, shard: ShardId) -> None:
         """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
@@ -445,7 +463,7 @@ class ShardStore:
         sync_directory(self.folder)
         self._remember(manifest)
 
-    # -- files
+    # -- files and their manifests
 
     def _opened(self, shard: ShardId, entry: ShardEntry) -> BinaryIO:
         if not entry.complete:
@@ -467,3 +485,91 @@ class ShardStore:
                 raise ShardNotHeld(f"{path} does not hold the shard of its name and was deleted")
             write_tree(self._file(shard, "tree"), manifest)
         return manifest
+
+
+# -- files
+
+
+def read_tree(path: Path) -> ShardManifest:
+    """Raises OSError, or ValueError where it is torn."""
+    raw = path.read_bytes()
+    return ShardManifest(int.from_bytes(raw[:SIZE], "big"), raw[SIZE:])
+
+
+def write_tree(path: Path, manifest: ShardManifest) -> None:
+    """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
+    beside = path.with_name(f".{path.name}.{threading.get_ident()}")
+    beside.write_bytes(manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
+    beside.chmod(0o600)
+    os.replace(beside, path)
+
+
+def hashed(path: Path) -> ShardManifest:
+    """The manifest of what a file contains. Raises OSError, or ValueError where it is too large for a shard."""
+    leaves = bytearray()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            leaves += leaf(chunk)
+        return ShardManifest(file.tell(), bytes(leaves))
+
+
+def verified_chunks(part: Path, manifest: ShardManifest) -> int:
+    """Make the file where there is none, and hash the chunks that it has; the bit set of the good ones."""
+    have = 0
+    with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        os.ftruncate(file.fileno(), manifest.size)
+        take_room(file.fileno(), manifest.size)
+        position = 0
+        while position < manifest.size:
+            try:
+                position = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # the rest was never written
+                    break
+                raise
+            index = position // CHUNK
+            if manifest.fit(index, os.pread(file.fileno(), CHUNK, index * CHUNK)):
+                have |= 1 << index
+            position = (index + 1) * CHUNK
+    return have
+
+
+def write_pieces(path: Path, pieces: Sequence[tuple[int, memoryview]]) -> None:
+    """Write (offset, bytes) to an existing file, past the kernel's cache where file system, size and memory allow that.
+
+    Cached pages must be found, filled and written back, which costs the processor more than receiving the bytes does
+    (10 to 150 ms for 64 MB on a virtual machine, against 4 ms), and 4 GiB of them would push out everything else.
+    Raises OSError.
+    """
+    rest = [*pieces]
+    if hasattr(os, "O_DIRECT"):  # macOS has none
+        fitting = [piece for piece in pieces if len(piece[1]) % BLOCK == 0]
+        try:
+            _write_at(path, fitting, os.O_DIRECT)
+            rest = [piece for piece in pieces if len(piece[1]) % BLOCK]
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # the file system cannot, or not from that memory
+                raise
+    _write_at(path, rest)
+
+
+def _write_at(path: Path, pieces: Sequence[tuple[int, memoryview]], how: int = 0) -> None:
+    if not pieces:
+        return
+    descriptor = os.open(path, os.O_WRONLY | how)
+    try:
+        for offset, piece in pieces:
+            if os.pwrite(descriptor, piece, offset) != len(piece):
+                raise OSError(errno.ENOSPC, "only a part was written")
+    finally:
+        os.close(descriptor)
+
+
+def take_room(descriptor: int, size: int) -> None:
+    """Have the disk set `size` bytes aside now, so that it is not found full in the middle of a fetch."""
+    if size and hasattr(os, "posix_fallocate"):  # not on macOS
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
+                raise

@@ -29,8 +29,8 @@ from swarmnode.crdt.kinds import EVIDENCE, KINDS
 from swarmnode.crdt.law import Judgement, Merged, Order
 from swarmnode.crdt.ranges import START, RankSet
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed, parse
-from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE, ExpectedError
-from swarmnode.node.storage.datadir import DataDirError, explaining
+from swarmnode.node.exitcodes import NO_SPACE
+from swarmnode.node.storage.datadir import DataDirError, DataDirVersion, explaining
 from swarmnode.protocols.state.backend import Rank, StateError, Unwritable
 
 APPLICATION = int.from_bytes(b"swst", "big")  # tells the file's owner to `file` and to us
@@ -70,12 +70,6 @@ class Damaged(StateError):
     """The database contains what SQLite, or this program, never wrote."""
 
 
-class StateVersion(ExpectedError):
-    """The database was written by a later version of swarmnode, or for another run."""
-
-    exit_code = DATADIR_VERSION
-
-
 class StateFull(Unwritable):
     """The disk is full, or a quota is used up."""
 
@@ -100,12 +94,14 @@ class StateDatabase:
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
-        """Raises Damaged, StateVersion, Unwritable, or DataDirError where the directory cannot be used."""
+        """Raises Damaged, Unwritable, or DataDirError where the directory cannot be used."""
         self._path = path
         self._authors: dict[str, int] = {}  # numbers in the database by name
         self._counts: Counter[Slot] = Counter()  # elements
         self.closed = False
-        _make_file(path)
+        with explaining(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would leave it open to all
         with ExitStack() as files:
             with self._explaining():
                 self._connection = files.enter_context(closing(_connect(path)))
@@ -360,13 +356,6 @@ def _explained(error: sqlite3.Error, path: Path) -> StateError:
     raise error
 
 
-def _make_file(path: Path) -> None:
-    """Raises DataDirError where the directory cannot be used."""
-    with explaining(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would leave it open to others
-
-
 def set_aside(path: Path) -> Path:
     """Move a damaged database out of the way; returns where it is now. Raises DataDirError."""
     aside = path.with_name(f"{path.name}.damaged")
@@ -391,7 +380,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
-    """Give the writer's connection its settings and the present schema. Raises Damaged, StateVersion, DataDirError."""
+    """Give the writer's connection its settings and the present schema. Raises Damaged or DataDirError."""
     connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE}")
     connection.execute("PRAGMA cache_spill = 0")  # a page that a transaction changes often is logged once
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has its effect before the first table is made
@@ -406,7 +395,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {CHECKPOINT * 4096}")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
-        raise StateVersion(
+        raise DataDirVersion(
             f"{path}: the replicated state has schema {version}, this swarmnode knows {len(MIGRATIONS)}; nothing was "
             "changed. Upgrade swarmnode, or delete the file: peers have what is in it."
         )
@@ -418,4 +407,4 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
     connection.execute("INSERT OR IGNORE INTO about VALUES ('run', ?)", (run_id,))
     (found,) = connection.execute("SELECT value FROM about WHERE name = 'run'").fetchone()
     if found != run_id:
-        raise StateVersion(f"{path}: holds the state of run {found[:12]}…, not of {run_id[:12]}…; move it elsewhere")
+        raise DataDirVersion(f"{path}: holds the state of run {found[:12]}…, not of {run_id[:12]}…; move it elsewhere")

@@ -5,31 +5,36 @@
 
 So what `merge` returned is on disk, what `has` and `snapshot` tell is never more than that, and a burst costs one sync
 for many records. Queries run beside the writer on a connection of their own.
+What is promised where the disk or the process fails is in docs/state.md.
 
-What may fail: a full or failing disk refuses a batch; its callers get `Unwritable`, the owner a warning, and the next
-batch tries again. A damaged database is moved aside and begun anew; the clock goes on from its own file, so nothing is
-signed twice, and repair fetches the rest from peers. A SIGKILL at any moment leaves whole transactions.
+`export` writes the state into a file, to look at elsewhere or to begin from without peers; `import_` merges it:
+
+    "swarmnode-state/1 <run id>\\n", then for each element its length as u32 big-endian and its sealed bytes
+
+Elements carry their signatures, so a file needs no trust: importing verifies each one, as if a peer had sent it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+import os
+from collections import Counter, deque
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import trio
 
 from swarmnode.crdt import law
-from swarmnode.crdt.envelope import Sign
+from swarmnode.crdt.envelope import Sign, Verify
 from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, HybridClock, PeerClocks
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.law import EVERYBODY, Merged, StrangerPool
-from swarmnode.crdt.ranges import RankSet
-from swarmnode.crdt.record import Element
-from swarmnode.node.exitcodes import ExpectedError
-from swarmnode.node.storage.datadir import DataDirError, NoSpace, write_atomic
+from swarmnode.crdt.ranges import END, START, RankSet
+from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
+from swarmnode.node.exitcodes import ExpectedError, UsageMistake
+from swarmnode.node.storage.datadir import DataDirError, NoSpace, replacing, unusable, write_all, write_atomic
 from swarmnode.node.storage.statedb import Damaged, StateDatabase, StateFull, set_aside, size_on_disk
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.runner import Runner, in_thread
@@ -41,6 +46,8 @@ SWEEP = 1024  # elements, about, that one transaction forgets
 GIVE_BACK = 1024  # pages of 4 KiB, at most, that a sweep gives back to the disk
 STAMPS = 1_000 << COUNTER_BITS  # that are reserved at once: one second. A crash puts the clock ahead by less than that
 STAMP = 8  # bytes at the beginning of a rank, before the id
+PORTION = 256  # elements of an export that are read, verified and merged at once
+EXPORT = "swarmnode-state/1 "  # what it begins with
 
 ELEMENTS = Metric("swarmnode_state_elements", GAUGE, "elements of the replicated state that this node holds")
 DISK = Metric("swarmnode_state_disk_bytes", GAUGE, "bytes on disk of the replicated state")
@@ -397,3 +404,65 @@ class StateStore(StateBackend):
                     self._opened = await self._runner(work)
                 except ExpectedError as problem:
                     raise Unwritable(str(problem)) from problem
+
+
+# --- the state as one file -------------------------------------------------------------------------------------------
+
+
+async def export(backend: StateBackend, target: Path, *, now: int) -> int:
+    """Write all that has not expired by `now`, ms; how many elements. The file appears whole or not at all.
+
+    Raises DataDirError, Unwritable.
+    """
+    ranks, written = backend.snapshot(now).keys(START, END), 0
+    with replacing(target, by_owner=True) as file:
+        write_all(file, f"{EXPORT}{backend.run_id}\n".encode())
+        for at in range(0, len(ranks), PORTION):
+            sealed = await backend.sealed(ranks[at : at + PORTION])
+            written += len(sealed)
+            framed = b"".join(len(raw).to_bytes(4, "big") + raw for raw in sealed)
+            await in_thread(partial(write_all, file, framed))
+        await in_thread(partial(os.fsync, file.fileno()))  # so that closing it holds up nothing
+    return written
+
+
+async def import_(backend: StateBackend, source: Path, *, verify: Verify) -> Counter[str]:
+    """Merge the elements of a file; counts by verdict, and "invalid" for those that do not verify.
+
+    Raises UsageMistake, DataDirError, Unwritable; what was merged until then stays.
+    """
+    counts: Counter[str] = Counter()
+    try:
+        with source.open("rb") as file:
+            head = await in_thread(lambda: file.readline(len(EXPORT) + 65))
+            if head != f"{EXPORT}{backend.run_id}\n".encode():
+                if not head.startswith(EXPORT.encode()):
+                    raise UsageMistake(f"{source} is no file that swarmnode state export wrote")
+                run = head[len(EXPORT) :].decode(errors="replace").strip()
+                raise UsageMistake(
+                    f"{source} holds the state of run {run[:12]}…, and this node takes part in {backend.run_id[:12]}…"
+                )
+            while batch := await in_thread(lambda: _next_of(file, source, verify, backend.run_id)):
+                elements = [element for element in batch if element is not None]
+                counts["invalid"] += len(batch) - len(elements)
+                counts.update(verdict.value for verdict in await backend.merge(elements))
+    except OSError as error:
+        raise unusable(error, source, "read") from error
+    return +counts
+
+
+def _next_of(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[Element | None]:
+    """The next elements of a file; None for each that is invalid."""
+    found: list[Element | None] = []
+    while len(found) < PORTION and (head := file.read(4)):
+        size = int.from_bytes(head, "big")
+        raw = file.read(size) if len(head) == 4 and size <= MAX_SEALED else b""
+        if not raw or len(raw) != size:
+            raise UsageMistake(f"{source} is cut off or damaged; what came before that was taken")
+        try:
+            element = open_element(raw, verify)
+        except InvalidRecord:
+            found.append(None)
+        else:
+            found.append(element if element.run == run_id else None)
+    return found

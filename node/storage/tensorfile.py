@@ -13,7 +13,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,15 +30,6 @@ _TYPES = {name: np.dtype(kind).newbyteorder("<") for kind, name in _NAMES.items(
 
 class NotTensors(ValueError):
     """The file is no safetensors file that this module reads; says why."""
-
-
-@dataclass(frozen=True)
-class TensorFile:
-    """What a file holds, and the sha-256 of its bytes, 64 hex digits."""
-
-    tensors: dict[str, NDArray[Any]]
-    metadata: dict[str, str]
-    sha256: str
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> str:
@@ -65,8 +55,8 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
     return digest.hexdigest()
 
 
-def read_tensors(path: Path) -> TensorFile:
-    """Read a whole file into fresh memory. Blocking. Raises NotTensors or OSError."""
+def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
+    """Read a whole file into fresh memory; its tensors, and its sha-256. Blocking. Raises NotTensors or OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         size = int.from_bytes(_read(file, 8, digest), "little")
@@ -74,7 +64,7 @@ def read_tensors(path: Path) -> TensorFile:
             raise NotTensors(f"its header would have {size} bytes")
         try:
             header = json.loads(bytes(_read(file, size, digest)))
-            metadata = {str(k): str(v) for k, v in dict(header.pop("__metadata__", {})).items()}
+            dict(header.pop("__metadata__", {}))  # has to be an object, and says nothing here
             plan = [
                 (name, _TYPES[entry["dtype"]], tuple(map(int, entry["shape"])), tuple(map(int, entry["data_offsets"])))
                 for name, entry in header.items()
@@ -92,7 +82,7 @@ def read_tensors(path: Path) -> TensorFile:
             tensors[name] = np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="), copy=False).reshape(shape)
         if at != left:
             raise NotTensors(f"{left - at} bytes follow its last tensor")
-    return TensorFile(tensors, metadata, digest.hexdigest())
+    return tensors, digest.hexdigest()
 
 
 def discard_unfinished(folder: Path) -> None:

@@ -17,6 +17,7 @@ from harness import Adversary, Outcome
 from victim import LISTEN, new_identity
 
 from swarmnode.node.host import connections
+from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.peers.diversity import Group, group_of_addresses
@@ -59,7 +60,8 @@ async def slots(scene: Scene, *, room: int, attackers: int, honest: int) -> int:
 
     All are on loopback; the victim is told other addresses, as if they came from there.
     """
-    victim = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), max_peers=room))
+    limits = Limits(connections=ConnectionLimits(peers=room))
+    victim = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits))
     crowd, others = ([Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,))) for _ in range(count)]
                      for count in (attackers, honest))  # fmt: skip
     came_from = {each.me: scene.attackers_host for each in crowd}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.node.storage.history import HISTORY, History, PastRound
-from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSection, RunSpec

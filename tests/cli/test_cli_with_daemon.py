@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from json import loads as only_json  # one value and nothing after it
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli.main import main
+from swarmnode.cli.peers import _with_rates
 from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
@@ -219,6 +221,12 @@ def test_discover_tells_what_fits_no_filter_from_nobody_who_answered(swarmnode: 
     assert "of 1 run found, none fits" in swarmnode("discover", "--task", "byte-lm").stdout
     told = only_json(swarmnode("discover", "--task", "byte-lm", "--json").stdout)
     assert (told["runs"], told["seen"], told["peers"]) == ([], 1, 2)
+
+
+def test_rates_go_on_from_one_answer_to_the_next() -> None:
+    told = [{"time": at, "in": 10 * at, "out": 0, "protocols": {}, "peers": {}} for at in (1.0, 2.0, 4.0)]
+    rates = [_with_rates(now, before, None)["total"]["rate_in"] for before, now in pairwise(told)]
+    assert rates == [10.0, 10.0]
 
 
 def test_netcheck_tells_how_the_node_is_reached_and_what_to_do(swarmnode: Any, daemon: Any) -> None:

@@ -31,12 +31,13 @@ from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
-from swarmnode.cli.local.swarm import AllNodesDied, LocalOptions, LocalSwarm, RoundReport, StartFailed, round_report
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, SwarmFailed, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig, load_config
+from swarmnode.training.runspec import RunSpec, parse_runspec
 
 PARAMETERS = 1000  # of the fake node's model
 FAKE_NODE = """
@@ -283,7 +284,7 @@ def test_a_thawed_node_that_never_catches_up_ends_the_wait_in_time(tmp_path, fak
 
 def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp_path, fake, capsys, monkeypatch):
     _break(monkeypatch, **{f"node_{i}": {"dies_at": 2 + i} for i in range(3)})
-    with pytest.raises(AllNodesDied, match="all nodes died") as failed:
+    with pytest.raises(SwarmFailed, match="all nodes died") as failed:
         run_local(_options(tmp_path, data_dir=None), command=fake, measure=lambda _: 2.5)
     told, out = str(failed.value), capsys.readouterr()
     assert not any(event["event"] == "summary" for event in _events(out.out))
@@ -293,7 +294,7 @@ def test_when_all_nodes_die_the_command_fails_with_their_logs_and_keeps_them(tmp
 
 def test_a_node_that_cannot_start_ends_the_command_with_its_log(tmp_path, fake, capsys, monkeypatch):
     _break(monkeypatch, node_1={"fails_to_start": True})
-    with pytest.raises(StartFailed, match="node 1 ended with exit code 1 before it was ready") as failed:
+    with pytest.raises(SwarmFailed, match="node 1 ended with exit code 1 before it was ready") as failed:
         run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5)
     assert "corpus is empty" in str(failed.value) and capsys.readouterr().out == ""
     started = list((tmp_path / "nodes").glob("node-*/pid"))  # node 2 may have been stopped before it wrote its own
@@ -354,7 +355,7 @@ def test_settings_that_would_tie_the_nodes_to_another_swarm_are_not_passed_on(tm
     seen = tmp_path / "environment"
     program = tmp_path / "show.py"
     program.write_text(f"import os; open({str(seen)!r}, 'w').write(os.environ.get('SWARMNODE_JOIN', 'none'))")
-    with pytest.raises(StartFailed):  # the program is no node
+    with pytest.raises(SwarmFailed):  # the program is no node
         run_local(_options(tmp_path, nodes=1), command=[sys.executable, str(program)], measure=lambda _: 2.5)
     assert seen.read_text() == "none"
 
@@ -521,10 +522,16 @@ def _report(number: int, *, ended_at: float, compute: float = 0.5, bytes_out: in
     return RoundReport(number, 3.0, "h", 1.0, 0, bytes_out, compute, 100, ended_at)
 
 
+def spec(method: str = "diloco") -> RunSpec:
+    inner = {"lr": 1e-4, "clip": 2.0} if method == "seed" else {}
+    tables = {"run": {"name": "byte-lm"}, "exchange": {"method": method}, "inner": inner}
+    return parse_runspec(tables, source="a test")
+
+
 def test_compute_share_spans_first_start_to_last_end_of_nodes_that_finished():
     full = [_report(0, ended_at=11.0), _report(1, ended_at=14.0)]  # 1 s computing in the 4 s from 10 to 14
     early = [_report(0, ended_at=11.0, compute=1.0)]
-    summary = summarize([full, early, []], parameters=1000, heldout=None, solo=None, seconds=5)
+    summary = summarize([full, early, []], spec(), parameters=1000, heldout=None, solo=None, seconds=5)
     assert summary.compute_share == pytest.approx(0.25)
     assert summary.bytes_per_parameter_round == pytest.approx(2.0)
     assert (summary.nodes, summary.rounds, summary.gain) == (3, 2, None)
@@ -532,12 +539,12 @@ def test_compute_share_spans_first_start_to_last_end_of_nodes_that_finished():
 
 @pytest.mark.parametrize(("solo", "said"), [(3.5, "better"), (2.5, "worse")])
 def test_whether_the_swarm_is_better_is_a_word_and_not_a_sign(solo, said):
-    summary = summarize([[_report(0, ended_at=1.0)]], parameters=1, heldout=3.0, solo=solo, seconds=1)
+    summary = summarize([[_report(0, ended_at=1.0)]], spec(), parameters=1, heldout=3.0, solo=solo, seconds=1)
     assert dict(figures(summary))[f"the swarm is {said} by"].startswith("0.5000")
 
 
 def test_nothing_reported_is_no_agreement():
-    assert summarize([[], []], parameters=0, heldout=None, solo=None, seconds=1).hashes_agree is False
+    assert summarize([[], []], spec(), parameters=0, heldout=None, solo=None, seconds=1).hashes_agree is False
 
 
 def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_and_not_as_a_fault():
@@ -547,13 +554,13 @@ def test_nodes_that_each_have_a_state_of_their_own_are_told_apart_by_distance_an
         for name, apart in (("a", 0.1), ("b", 0.3))
     ]
     reports = [[round_report(event, ended_at=1.0)] for event in told]
-    summary = summarize(reports, parameters=1000, heldout=3.0, solo=None, seconds=1)
+    summary = summarize(reports, spec(), parameters=1000, heldout=3.0, solo=None, seconds=1)
     assert summary.hashes_agree is None and summary.apart == pytest.approx(0.2)
     assert summary.event()["apart"] == pytest.approx(0.2) and "reward" not in summary.event()
     shown = dict(figures(summary))
     assert "NOT" not in shown["state hashes"] and "20.00% apart" in shown["state hashes"]
     assert "held-out loss of the swarm" in shown
-    same = summarize([[_report(0, ended_at=1.0)]], parameters=1, heldout=3.0, solo=None, seconds=1).event()
+    same = summarize([[_report(0, ended_at=1.0)]], spec(), parameters=1, heldout=3.0, solo=None, seconds=1).event()
     assert "apart" not in same and same["hashes_agree"] is True
 
 
@@ -563,10 +570,10 @@ def test_a_run_by_seeds_is_judged_by_its_end_when_all_records_have_arrived():
 
     reports = [[report(number, letter) for number, letter in enumerate(hashes)] for hashes in ("ab", "cb")]
     some = {"parameters": 1, "heldout": 3.0, "solo": None, "seconds": 1}
-    by_seeds, others = summarize(reports, in_the_end=True, **some), summarize(reports, **some)
+    by_seeds, others = summarize(reports, spec("seed"), **some), summarize(reports, spec(), **some)
     assert by_seeds.hashes_agree is True and dict(figures(by_seeds))["state hashes"] == "equal in the end"
     assert others.hashes_agree is False and "in_the_end" not in others.event()
-    apart = summarize([*reports, [report(1, "d")]], in_the_end=True, **some)
+    apart = summarize([*reports, [report(1, "d")]], spec("seed"), **some)
     assert dict(figures(apart))["state hashes"] == "NOT equal in the end"
 
 

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from swarmnode.cli.local.attack import (
     LIES,
     OF_TRAINERS,
-    AttackError,
     Onlooker,
     make_identities,
     parse_attack,
@@ -20,6 +19,7 @@ from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.main import app, main
 from swarmnode.node import exitcodes
 from swarmnode.node.config import load_config
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.__main__ import main as adversary
 from swarmnode.testing.adversary.__main__ import stay_here
@@ -45,13 +45,13 @@ def test_an_attack_is_a_name_and_a_number_of_liars(text: str, attack: Attack) ->
 
 @pytest.mark.parametrize("text", ["sign-flip:", "sign-flip:two", "sign-flip:-1", "nan:0", "nan:8", "nan:2:2"])
 def test_numbers_of_liars_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(AttackError):
+    with pytest.raises(UsageMistake):
         parse_attack(text, nodes=8)
 
 
 @pytest.mark.parametrize("name", ["", "signflip", "sign_flip:2"])
 def test_an_unknown_attack_lists_all(name: str) -> None:
-    with pytest.raises(AttackError) as told:
+    with pytest.raises(UsageMistake) as told:
         parse_attack(name, nodes=8)
     assert all(lie in str(told.value) for lie in LIES)
     assert told.value.exit_code == exitcodes.USAGE
@@ -70,11 +70,11 @@ def test_nobody_attacks_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_lie_without_meaning_in_the_run_is_refused() -> None:
     rollouts = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="a test")
-    with pytest.raises(AttackError, match="sapo"):
+    with pytest.raises(UsageMistake, match="sapo"):
         under_attack(rollouts, Attack("sign-flip", 1), PEERS)
-    with pytest.raises(AttackError, match="open"):
+    with pytest.raises(UsageMistake, match="open"):
         under_attack(spec(), Attack("forged-reward", 1), PEERS)
-    with pytest.raises(AttackError, match="byte-lm"):
+    with pytest.raises(UsageMistake, match="byte-lm"):
         under_attack(spec(task={"name": "mine"}), Attack("label-flip", 1), PEERS)
 
 

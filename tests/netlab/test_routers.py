@@ -24,9 +24,9 @@ PORT = 4077
 ASKS = """
 import sys, trio
 from swarmnode.node.host.addresses import source_towards
-from swarmnode.node.nat.pcp import NatPmp, Pcp
+from swarmnode.node.nat.routers import NatPmp, Pcp
 from swarmnode.node.nat.portmap import INTERNET, default_gateway, default_gateway_of_ipv6
-from swarmnode.node.nat.upnp import Pinholes, Upnp
+from swarmnode.node.nat.routers import Pinholes, Upnp
 
 async def main():
     way, port = sys.argv[1], int(sys.argv[2])

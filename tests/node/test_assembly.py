@@ -19,7 +19,7 @@ from swarmnode.node import assembly, daemon
 from swarmnode.node.assembly import Node, greeting, invitation, make_trainer, rendezvous
 from swarmnode.node.config import MEGABIT, NodeConfig
 from swarmnode.node.daemon import Daemon
-from swarmnode.node.storage.runs import ChosenRun
+from swarmnode.node.storage.datadir import ChosenRun
 from swarmnode.node.trainer.child import rules_of
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec

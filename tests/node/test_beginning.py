@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 from swarmnode.node.identity import Identity
 from swarmnode.node.provenance import Unfit, begun_from, export, first_state, follow, tokenizer_beside
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, RunStore
+from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.gpt import GPT
 from swarmnode.training.image import Perceptron

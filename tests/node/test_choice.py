@@ -10,12 +10,11 @@ from typing import Any, cast
 import pytest
 import trio
 
-from swarmnode.node.choice import Choice, NoChoice, Wanted, wanted_by
-from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.choice import Choice, Wanted, wanted_by
+from swarmnode.node.exitcodes import ExpectedError, UsageMistake
 from swarmnode.node.invite import invite
 from swarmnode.node.runfinder import NoRun, RunFinder, kept_runs
-from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
+from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import load_runspec, parse_runspec
 
@@ -59,13 +58,13 @@ def test_the_text_of_a_run_file_means_what_the_file_means(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("params", "kind", "says"),
     [
-        ({}, NoChoice, "byte-lm, digits-rl"),
-        ({"task": "../../etc/passwd"}, NoChoice, "byte-lm, digits-rl"),
+        ({}, UsageMistake, "byte-lm, digits-rl"),
+        ({"task": "../../etc/passwd"}, UsageMistake, "byte-lm, digits-rl"),
         ({"task": "byte-lm", "name": "../x"}, SettingError, "name = '../x'"),
         ({"where": "swarm1zzz"}, ExpectedError, "cut off"),
-        ({"where": "my friend's run"}, NoChoice, "neither a link"),
-        ({"run_id": "../../x"}, NoChoice, "64 hex digits"),
-        ({"run_id": RUN, "addresses": "x"}, NoChoice, "64 hex digits"),
+        ({"where": "my friend's run"}, UsageMistake, "neither a link"),
+        ({"run_id": "../../x"}, UsageMistake, "64 hex digits"),
+        ({"run_id": RUN, "addresses": "x"}, UsageMistake, "64 hex digits"),
         ({"file": "/etc/passwd"}, SettingError, "not valid TOML"),
         ({"file": '[run]\nname = "x"\nsed = 1'}, SettingError, "the run file"),
     ],
@@ -79,7 +78,7 @@ def test_one_choice_is_followed_at_a_time() -> None:
     choice, followed = Choice(), list[Wanted]()
 
     async def main() -> None:
-        with pytest.raises(NoChoice, match="has its run"):
+        with pytest.raises(UsageMistake, match="has its run"):
             choice.make(Wanted(run_id=RUN))
         async with trio.open_nursery() as nursery:
 
@@ -89,7 +88,7 @@ def test_one_choice_is_followed_at_a_time() -> None:
             nursery.start_soon(follow)
             await trio.testing.wait_all_tasks_blocked()
             choice.make(Wanted(run_id=RUN))
-            with pytest.raises(NoChoice):
+            with pytest.raises(UsageMistake):
                 choice.make(Wanted(run_id="cd" * 32))
 
     trio.run(main)

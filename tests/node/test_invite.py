@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.node.invite import PREFIX, Invitation, NotAnInvitation, decode, invite
+from swarmnode.node.exitcodes import UsageMistake
+from swarmnode.node.invite import PREFIX, Invitation, decode, invite
 
 PEER = "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"
 RELAY = "12D3KooWQCWdZeFaeJsopHBjuL14RhzZXuzYNdgfhru2nSEVJ8Qt"
@@ -37,7 +38,7 @@ def test_each_mistake_in_it_is_noticed() -> None:
     for at in range(len(PREFIX), len(word)):
         other = "2" if word[at] != "2" else "3"
         for wrong in (word[:at] + other + word[at + 1 :], word[:at], word[:at] + "b" + word[at + 1 :]):
-            with pytest.raises(NotAnInvitation, match="swarmnode id --join prints it"):
+            with pytest.raises(UsageMistake, match="swarmnode id --join prints it"):
                 decode(wrong)
 
 

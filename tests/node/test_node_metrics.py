@@ -12,10 +12,14 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
 
+from swarmnode.node.assembly import Node, RunOptions
+from swarmnode.node.config import NodeConfig
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity
+from swarmnode.node.logs import Ring
 from swarmnode.node.process import metrics_of
+from swarmnode.node.storage.datadir import DataDir
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
@@ -51,6 +55,16 @@ def test_prometheus_reads_what_is_printed() -> None:
     assert read["swarmnode_resident_bytes",] > 1e6
     assert read["swarmnode_limit", "rpc.serves"] == Limits().rpc.serves
     assert read["swarmnode_limit", "connections.unread"] == Limits().connections.unread
+
+
+def test_the_limit_on_peers_is_the_owners(tmp_path: Path) -> None:
+    async def text() -> str:
+        with DataDir(tmp_path).open() as home:
+            config = NodeConfig(data_dir=str(tmp_path), max_peers=7)
+            identity, options = Identity(Ed25519PrivateKey.generate()), RunOptions(None, None, None, False, False)
+            return Node(config, home, identity, Ring(), options).metrics.text()
+
+    assert 'swarmnode_limit{limit="connections.peers"} 7' in trio.run(text)
 
 
 def test_simulated_nodes_in_one_process_count_apart() -> None:

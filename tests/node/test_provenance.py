@@ -18,9 +18,8 @@ from swarmnode.node import provenance
 from swarmnode.node.identity import Identity
 from swarmnode.node.provenance import NoModel, export, verify
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.node.storage.history import HISTORY, History, PastRound
-from swarmnode.node.storage.runs import RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.byte_lm import loss_on

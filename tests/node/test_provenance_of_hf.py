@@ -17,8 +17,7 @@ from tinymodels import folder_of
 from swarmnode.node.identity import Identity
 from swarmnode.node.provenance import NoModel, begun_from, export, tokenizer_beside, verify
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.gpt import GPT

@@ -20,8 +20,7 @@ import trio.testing
 from swarmnode.node import runfinder
 from swarmnode.node.runfinder import ANSWER_WITHIN, OTHERS_WITHIN, REFUSED_FOR, NoRun, RunFinder
 from swarmnode.node.storage.checkpoints import Checkpoints
-from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.runs import ChosenRun, RunStore, RunUnavailable
+from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.network import Unreachable

@@ -10,6 +10,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.host.allowances import PeerPolicy
+from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity
 from swarmnode.protocols.network import Stream
@@ -21,9 +22,12 @@ def identity() -> Identity:
     return Identity(Ed25519PrivateKey.generate())
 
 
-def network(*, policy: PeerPolicy | None = None, listen: tuple[str, ...] = LOOPBACK, **settings: Any) -> Libp2pNetwork:
+def network(
+    *, policy: PeerPolicy | None = None, listen: tuple[str, ...] = LOOPBACK, max_peers: int = 64, **settings: Any
+) -> Libp2pNetwork:
     """A host that does not run yet."""
-    return Libp2pNetwork(identity(), HostSettings(listen=listen, **settings), policy)
+    limits = Limits(connections=ConnectionLimits(peers=max_peers))
+    return Libp2pNetwork(identity(), HostSettings(**{"listen": listen, "limits": limits, **settings}), policy)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId, Unreachable
@@ -109,12 +110,12 @@ def test_what_is_no_number_is_told_to_who_asks_and_is_no_fault_of_the_daemon(giv
     assert number_in(asked, "limit", 20) == 7 and number_in(asked, "count", 3) == 3 and number_in(asked, "seed", 0) == 8
     assert number_in(asked, "within", 20.0) == 0.5 and number_in({"limit": None}, "limit", 20) == 20
     for usual in (3, 0.5):
-        with pytest.raises(Declined, match="limit"):
+        with pytest.raises(UsageMistake, match="limit"):
             number_in({"limit": given}, "limit", usual)
 
     async def main() -> None:
         node: Any = SimpleNamespace(catalogue=SimpleNamespace(search=None))
-        with pytest.raises(Declined, match="within"):
+        with pytest.raises(UsageMistake, match="within"):
             await Api(node).discover({"within": given})
 
     trio.run(main)
@@ -155,7 +156,7 @@ def test_this_node_itself_and_who_is_blocked_are_not_said_to_be_off() -> None:
         network.connect = refused
         api = PeersApi(cast(Any, SimpleNamespace(network=network)))
         for asked in (api.ping({"peer": MYSELF[-6:]}), api.link({"peer": MYSELF, "to": "unblocked"})):
-            with pytest.raises(Declined, match="is this node itself"):
+            with pytest.raises(UsageMistake, match="is this node itself"):
                 await asked
         with pytest.raises(Declined, match=r"is blocked by .*unblock edSqEP$"):
             await api.ping({"peer": blocked[-6:]})

@@ -18,15 +18,16 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.discovery import kademlia
 from swarmnode.node.discovery.kademlia import Walk
+from swarmnode.node.exitcodes import CONFIG, PORT_TAKEN, ExpectedError
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.dialling import peer_id
-from swarmnode.node.host.network import Libp2pNetwork, PortTaken
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import HEADER, YamuxSession
 from swarmnode.node.host.stream import agree, places_in
 from swarmnode.node.identity import peer_id_of
 from swarmnode.protocols.metrics import Metrics
-from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
+from swarmnode.protocols.network import ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
 ECHO = "/test/echo/1"
 
@@ -287,13 +288,15 @@ async def test_port_in_use_is_reported_with_a_way_out() -> None:
     async with running(a):
         port = a.addresses[0].split("/")[4]
         late = network(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
-        with pytest.raises(PortTaken, match=rf"port {port} is in use.*--port 0"):
+        with pytest.raises(ExpectedError, match=rf"port {port} is in use.*--port 0") as caught:
             await late.run()
+        assert caught.value.exit_code == PORT_TAKEN
 
 
 async def test_address_of_no_interface_is_reported() -> None:
-    with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
+    with pytest.raises(ExpectedError, match=r"192\.0\.2\.77.*--listen") as caught:
         await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
+    assert caught.value.exit_code == CONFIG
 
 
 async def test_unspecified_address_is_announced_as_real_ones() -> None:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from libp2p.io.exceptions import ConnectionClosedError
 
-from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
+from swarmnode.node.host.allowances import IN, OUT, HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import MIB, RateLimits
 from swarmnode.node.host.tcp import WRITE_STALL, MeteredStream
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits
@@ -42,7 +42,7 @@ async def seconds(host: HostAllowance, *peers: str, size: int = 4 * MIB) -> floa
     async def read(peer: str) -> None:
         allowance = host.of(peer)
         for _ in range(size // PIECE):
-            await allowance.received(PIECE)
+            await allowance.wait(IN, PIECE)
 
     async with trio.open_nursery() as nursery:
         for peer in peers:
@@ -87,7 +87,7 @@ def test_what_waits_for_all_strangers_together_is_paid_for_once() -> None:
         assert host.of("another").send_now(4 * PIECE) and host.of("a third").send_now(2 * PIECE)
         assert not any(stranger.send_now(PIECE) for _ in range(4))
         began = trio.current_time()
-        await stranger.sending(4 * PIECE)
+        await stranger.wait(OUT, 4 * PIECE)
         assert trio.current_time() - began == pytest.approx(0.25 / 1.5)
 
     run(main)

@@ -20,7 +20,7 @@ SIXTH = "/ip6/2a10:4580::2/tcp/4077"  # where nothing is translated
 def seen(*places: str) -> Reachability:
     observed = Reachability()
     for number, place in enumerate(places):
-        observed.saw(f"2a10::{number + 1}" if "ip6" in place else f"45.0.0.{number + 1}", place)
+        observed.seen[f"2a10::{number + 1}" if "ip6" in place else f"45.0.0.{number + 1}"] = place
     return observed
 
 
@@ -49,14 +49,14 @@ def test_the_place_that_most_see_comes_first() -> None:
 
 def test_an_observer_counts_once_by_its_last_word() -> None:
     observed = seen(HERE, HERE)
-    observed.saw("45.0.0.1", THERE)
-    observed.saw("45.0.0.1", THERE)
-    assert observed.observers == {"45.0.0.1", "45.0.0.2"} and observed.endpoint_independent() is False
+    observed.seen["45.0.0.1"] = THERE
+    observed.seen["45.0.0.1"] = THERE
+    assert set(observed.seen) == {"45.0.0.1", "45.0.0.2"} and observed.endpoint_independent() is False
 
 
 def test_the_number_of_observers_is_bounded_and_the_oldest_go() -> None:
     observed = seen(*[HERE] * (MAX_OBSERVERS + 3))
-    assert len(observed.observers) == MAX_OBSERVERS and "45.0.0.1" not in observed.observers
+    assert len(observed.seen) == MAX_OBSERVERS and "45.0.0.1" not in observed.seen
 
 
 def test_a_changed_network_forgets_what_was_seen() -> None:

@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import trio
 
-from swarmnode.node.nat import upnp
-from swarmnode.node.nat.pcp import Lease, MappingRefused
-from swarmnode.node.nat.upnp import FIREWALL, LARGEST, LEASE, Pinholes
+from swarmnode.node.nat import routers
+from swarmnode.node.nat.routers import FIREWALL, LARGEST, LEASE, Lease, MappingRefused, Pinholes
 
 PORT = 4077
 DESCRIPTION = f"""<root><device><serviceList>
@@ -108,9 +107,9 @@ class Router:
         threads = [threading.Thread(target=work, daemon=True) for work in (server.serve_forever, answer)]
         for thread in threads:
             thread.start()
-        monkeypatch.setattr(upnp, "SSDP", ("::1",))
-        monkeypatch.setattr(upnp, "SSDP_PORT", ssdp.getsockname()[1])
-        monkeypatch.setattr(upnp, "DISCOVER_MS", 300)
+        monkeypatch.setattr(routers, "SSDP", ("::1",))
+        monkeypatch.setattr(routers, "SSDP_PORT", ssdp.getsockname()[1])
+        monkeypatch.setattr(routers, "DISCOVER_MS", 300)
         try:
             yield
         finally:

@@ -15,8 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarmnode.node.nat import pcp, portmap, upnp
-from swarmnode.node.nat.pcp import LEASE, MappingRefused
+from swarmnode.node.nat import portmap, routers
 from swarmnode.node.nat.portmap import (
     ASK_AGAIN,
     CHECK_EVERY,
@@ -26,8 +25,9 @@ from swarmnode.node.nat.portmap import (
     default_gateway_of_ipv6,
 )
 from swarmnode.node.nat.reachability import Mapping, Reach, Reachability
+from swarmnode.node.nat.routers import LEASE, MappingRefused
 
-FIND_IGD = upnp.find_igd  # the real one; tests put another in its place
+FIND_IGD = routers.find_igd  # the real one; tests put another in its place
 OUTER = "45.80.10.3"
 PORT = 4077
 
@@ -144,13 +144,15 @@ class Lab:
         self.listens: tuple[str, int] | None = ("0.0.0.0", PORT)
         self.network = SimpleNamespace(dial_source=lambda host: self.listens, own_addresses=(), sign=lambda what: what)
         network: Any = self.network
-        self.ports = PortMapping(network, self.reachability)
+        self.ports, self.ports_of_ipv6 = (PortMapping(of, network, self.reachability) for of in ("ip4", "ip6"))
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
 
     async def run(self) -> None:
         with self.scope:
-            await self.ports.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.ports.run)
+                nursery.start_soon(self.ports_of_ipv6.run)
         self.ended.set()
 
     async def settled(self) -> Mapping | None:
@@ -170,7 +172,7 @@ def igd(monkeypatch: pytest.MonkeyPatch) -> list[Igd]:
             raise Exception("no router answers")
         return found[0]
 
-    monkeypatch.setattr(upnp, "find_igd", find)
+    monkeypatch.setattr(routers, "find_igd", find)
     monkeypatch.setattr(portmap, "default_gateway_of_ipv6", lambda: None)
     monkeypatch.setattr(portmap, "default_gateway", lambda: "127.0.0.1")
     return found
@@ -185,7 +187,7 @@ async def lab(**how: Any) -> AsyncIterator[Lab]:
                 setattr(router, name, value)
             await nursery.start(router.run)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(pcp, "SERVER_PORT", router.port)
+                patch.setattr(routers, "SERVER_PORT", router.port)
                 made = Lab(router)
                 nursery.start_soon(made.run)
                 yield made
@@ -231,7 +233,7 @@ def test_a_router_is_asked_again_and_again_whether_it_still_maps() -> None:
 
 def test_a_upnp_mapping_is_renewed_at_half_its_lease(igd: list[Igd], monkeypatch: pytest.MonkeyPatch) -> None:
     igd.append(Igd())
-    monkeypatch.setattr(upnp, "LEASE", 100)
+    monkeypatch.setattr(routers, "LEASE", 100)
 
     async def main() -> None:
         async with lab(silent=True) as it:
@@ -494,7 +496,7 @@ def test_over_ipv6_a_hole_in_the_firewall_is_asked_for_at_the_nodes_own_address(
             while "ip6" not in it.reachability.mappings:  # noqa: ASYNC110 (the clock jumps)
                 await trio.sleep(0.25)
             assert it.reachability.mappings["ip6"] == Mapping("PCP", "::1", PORT, PORT)
-            assert it.reachability.mapping is None and it.ports.state_of_ipv6 == "mapped"
+            assert it.reachability.mapping is None and it.ports_of_ipv6.state == "mapped"
             assert it.reachability.places(()) == (f"/ip6/::1/tcp/{PORT}",)
 
     under_jumping_clock(main)
@@ -532,7 +534,7 @@ def test_nonsense_from_a_router_is_a_refusal_in_words(how: str, monkeypatch: pyt
     async def main() -> None:
         with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             await udp.bind(("127.0.0.1", 0))
-            monkeypatch.setattr(pcp, "SERVER_PORT", udp.getsockname()[1])
+            monkeypatch.setattr(routers, "SERVER_PORT", udp.getsockname()[1])
 
             async def answer() -> None:
                 while True:
@@ -542,7 +544,7 @@ def test_nonsense_from_a_router_is_a_refusal_in_words(how: str, monkeypatch: pyt
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(answer)
                 with pytest.raises(MappingRefused, match=r"^PCP: "):
-                    await pcp.Pcp("127.0.0.1", "127.0.0.1", b"secret").map("tcp", PORT, PORT)
+                    await routers.Pcp("127.0.0.1", "127.0.0.1", b"secret").map("tcp", PORT, PORT)
                 nursery.cancel_scope.cancel()
 
     under_jumping_clock(main)

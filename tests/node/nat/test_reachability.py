@@ -97,7 +97,7 @@ def test_behind_a_router_that_translates_those_who_dial_back_do_not_prove_that_s
     machine = Reachability()
     for number in range(ENOUGH):
         machine.contacted(f"45.0.0.{number + 1}")
-        machine.saw(f"45.0.0.{number + 1}", OUTSIDE)
+        machine.seen[f"45.0.0.{number + 1}"] = OUTSIDE
     if mapped:
         machine.map_to("ip4", Mapping("UPnP", "45.80.10.3", 4077, 4077))
     for number in range(ENOUGH):
@@ -190,7 +190,7 @@ def test_ipv4_decides_where_anybody_came_by_it_and_ipv6_speaks_for_itself() -> N
 def test_what_was_seen_at_the_routers_former_address_is_forgotten() -> None:
     machine, former = Reachability(), "/ip4/45.80.10.3/tcp/4077"
     machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077))
-    machine.saw("45.0.0.1", former)
+    machine.seen["45.0.0.1"] = former
     machine.map_to("ip4", Mapping("PCP", "45.80.10.3", 4077, 4077))
     assert machine.observed() == (former,)
     machine.map_to("ip4", Mapping("PCP", "45.80.10.9", 4077, 4077))

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.nat.relay import (
@@ -67,7 +68,7 @@ class Client(RelayClient):
             await trio.sleep_forever()
         await trio.sleep(0.1)
         if name in self.refuse:
-            raise RelayRefused(relay, "RESERVATION_REFUSED")
+            raise RelayRefused(relay, pb.RESERVATION_REFUSED)
         if name in self.gone:
             raise Unreachable(f"{name} is gone")
         await self._network.connect(relay)

@@ -36,7 +36,7 @@ class Client(RelayClient):
 
     async def reserve(self, relay: PeerId) -> Reservation:
         if relay not in self.fake.hosts:
-            raise RelayRefused(relay, "NO_RESERVATION")
+            raise RelayRefused(relay, pb.NO_RESERVATION)
         place = f"/ip4/{self.fake.hosts[relay]}/tcp/1/p2p/{relay}/p2p-circuit/p2p/{ME}"
         return Reservation(1e12, (place,))
 

@@ -20,8 +20,7 @@ from swarmnode.node.storage.cutting import (
     recipe_of,
     release_forgotten,
 )
-from swarmnode.node.storage.datadir import DataDir, DataDirError, NoSpace
-from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.datadir import DataDir, DataDirError, NoSpace, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.dataset import Index
 from swarmnode.training.documents import Meter, Stopped

@@ -19,9 +19,8 @@ from disconnecting import disconnect
 
 from swarmnode.node.storage import datasets
 from swarmnode.node.storage.cutting import keep, publish, read_index, release_forgotten
-from swarmnode.node.storage.datadir import DataDir, NoSpace
-from swarmnode.node.storage.datasets import DataSet, DataUnavailable
-from swarmnode.node.storage.runs import RunStore
+from swarmnode.node.storage.datadir import DataDir, NoSpace, RunStore, RunUnavailable
+from swarmnode.node.storage.datasets import DataSet
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import inline
@@ -387,7 +386,7 @@ def test_wrong_bytes_never_reach_training(swarm: Runs) -> None:
         keep([index, parts[0]], member.store)
         await member.network.connect(liar.network.me)
         data = member.data(spec)
-        with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="no text to train on"), flatten_subgroups=True):
+        with pytest.RaisesGroup(pytest.RaisesExc(RunUnavailable, match="no text to train on"), flatten_subgroups=True):
             async with running(data):
                 raise AssertionError("it trains on what a liar sent")
         assert data.take() == () and member.shards.violations.count(liar.network.me) > 0
@@ -403,7 +402,7 @@ def test_index_that_nobody_has_ends_with_what_to_do(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
         _, spec = await swarm.begun()
         member = await swarm.start("member", swarm.write("other", CHUNKS, seed=9))
-        with pytest.RaisesGroup(pytest.RaisesExc(DataUnavailable, match="--corpus"), flatten_subgroups=True):
+        with pytest.RaisesGroup(pytest.RaisesExc(RunUnavailable, match="--corpus"), flatten_subgroups=True):
             async with running(member.data(spec)):
                 raise AssertionError("there is nothing to train on")
 
@@ -417,7 +416,7 @@ def test_shard_that_is_no_index_is_refused(swarm: Runs, raw: bytes) -> None:
         keep([raw], liar.store)
         spec = spec_of().resolved(heldout_sha256="00", index=ShardManifest.of(raw).id.hex())
         member = await swarm.joined("member", liar)
-        with pytest.RaisesGroup(DataUnavailable, flatten_subgroups=True):
+        with pytest.RaisesGroup(RunUnavailable, flatten_subgroups=True):
             async with running(member.data(spec)):
                 raise AssertionError("it took that for an index")
         assert not member.store.holding(ShardManifest.of(raw).id).complete or len(raw) < 100

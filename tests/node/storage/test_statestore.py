@@ -23,7 +23,8 @@ from swarmnode.crdt.record import Record, write
 from swarmnode.node.exitcodes import DATADIR_VERSION, NO_SPACE
 from swarmnode.node.identity import peer_id_of
 from swarmnode.node.storage import datadir, statedb, statestore
-from swarmnode.node.storage.statedb import StateFull, StateVersion
+from swarmnode.node.storage.datadir import DataDirVersion
+from swarmnode.node.storage.statedb import StateFull
 from swarmnode.node.storage.statestore import StateStore
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.state.backend import AlreadyWritten, Unwritable
@@ -355,13 +356,13 @@ async def test_a_database_of_a_later_version_or_another_run_is_left_alone(lab: L
     with sqlite3.connect(lab.path) as raw:
         raw.execute("PRAGMA user_version = 99")
     content = lab.path.read_bytes()
-    with pytest.raises(StateVersion, match="schema 99") as caught:
+    with pytest.raises(DataDirVersion, match="schema 99") as caught:
         await lab.store().run()
     assert caught.value.exit_code == DATADIR_VERSION
     assert lab.path.read_bytes() == content
     with sqlite3.connect(lab.path) as raw:
         raw.execute(f"PRAGMA user_version = {len(statedb.MIGRATIONS)}")
-    with pytest.raises(StateVersion, match="of run"):
+    with pytest.raises(DataDirVersion, match="of run"):
         await lab.store("cd" * 32).run()
     async with lab.running() as store:
         assert len(store.snapshot(0)) == 3

@@ -22,7 +22,7 @@ from shardnodes import (
     truth,
 )
 
-from swarmnode.node.storage.shardfiles import Unreadable
+from swarmnode.node.storage.shardstore import Unreadable
 from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken
