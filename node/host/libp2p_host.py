@@ -34,7 +34,7 @@ from swarmnode.node.exitcodes import CONFIG, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.patches.host import MAX_PLACES
+from swarmnode.node.host.patches.basic_host import MAX_PLACES
 from swarmnode.node.host.quic_transport import QuicTransport
 from swarmnode.node.host.tcp import MeteredTCP
 

@@ -47,7 +47,7 @@ from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, check_free, make_host
 from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
-from swarmnode.node.host.patches.host import AGENT
+from swarmnode.node.host.patches.basic_host import AGENT
 from swarmnode.node.host.stream import Handlers, agree, multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics

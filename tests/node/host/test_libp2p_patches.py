@@ -36,8 +36,7 @@ from swarmnode.node.host import muxed
 from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
 from swarmnode.node.host.libp2p_host import _PeerStore
 from swarmnode.node.host.limits import ConnectionLimits
-from swarmnode.node.host.patches import host as mends
-from swarmnode.node.host.patches import mend_libp2p, yamux_session
+from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.protocols.peers.scoring import Kind
 
@@ -141,7 +140,7 @@ def test_patches_are_applied_once_however_often_they_are_asked_for() -> None:
     assert not hasattr(stock(before), "__wrapped__")
 
 
-# stream handlers: host.contain
+# stream handlers: basic_host.contain
 
 
 def failing_host() -> Any:
@@ -174,12 +173,12 @@ def test_stock_handler_exception_still_escapes() -> None:
         stream = Resettable(muxed_conn=SimpleNamespace(peer_id=PEER))
         with pytest.raises(UnicodeDecodeError):
             await stock(BasicHost._swarm_stream_handler)(failing_host(), stream)
-            pytest.fail(GONE.format("host.contain"))
+            pytest.fail(GONE.format("basic_host.contain"))
 
     run(main)
 
 
-# inbound slots: host.release_when_closed
+# inbound slots: swarm.release_when_closed
 
 
 async def accept_and_close(handler: Any) -> bool:
@@ -211,12 +210,12 @@ def test_closed_inbound_connection_ends_its_accepting_task() -> None:
 def test_stock_inbound_slot_is_still_lost() -> None:
     async def main() -> None:
         ended = await accept_and_close(stock(Swarm._do_handle_inbound_connection))
-        assert not ended, GONE.format("host.release_when_closed")
+        assert not ended, GONE.format("swarm.release_when_closed")
 
     run(main)
 
 
-# denied connections: host.release_when_denied
+# denied connections: swarm.release_when_denied
 
 
 async def deny(add: Any) -> int:
@@ -254,12 +253,12 @@ def test_denied_connection_gives_its_slot_back() -> None:
 
 def test_stock_denied_connection_still_leaks() -> None:
     async def main() -> None:
-        assert await deny(stock(Swarm.add_conn)) == 1, GONE.format("host.release_when_denied")
+        assert await deny(stock(Swarm.add_conn)) == 1, GONE.format("swarm.release_when_denied")
 
     run(main)
 
 
-# agent versions: host.keep_agent
+# agent versions: basic_host.keep_agent
 
 
 def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
@@ -270,35 +269,35 @@ def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
         protocols=["y" * 1000, "é" * 64, *(f"/{number}" for number in range(100_000))],
         signedPeerRecord=bytes(1 << 20),
     )
-    run(partial(mends.keep_agent, store, PEER, message))
-    agent = str(store.get(PEER, mends.AGENT))
-    assert agent.startswith("swarmnode/1x") and len(agent) <= mends.MAX_AGENT
-    assert 0 < len(store.addrs(PEER)) < mends.MAX_PLACES
-    assert 0 < len(store.get_protocols(PEER)) < mends.MAX_PROTOCOLS
+    run(partial(basic_host.keep_agent, store, PEER, message))
+    agent = str(store.get(PEER, basic_host.AGENT))
+    assert agent.startswith("swarmnode/1x") and len(agent) <= basic_host.MAX_AGENT
+    assert 0 < len(store.addrs(PEER)) < basic_host.MAX_PLACES
+    assert 0 < len(store.get_protocols(PEER)) < basic_host.MAX_PROTOCOLS
     assert "é" * 64 not in store.get_protocols(PEER), "which this node could not ask for"
     assert not message.signedPeerRecord
 
 
 def test_what_a_peer_pushes_is_bounded_as_well() -> None:
-    assert identify_push.update_peerstore_from_identify is mends.keep_agent
-    assert identify_push.read_length_prefixed_protobuf.keywords == {"max_length": mends.MAX_IDENTIFY}
+    assert identify_push.update_peerstore_from_identify is basic_host.keep_agent
+    assert identify_push.read_length_prefixed_protobuf.keywords == {"max_length": basic_host.MAX_IDENTIFY}
 
 
 def test_stock_identify_still_takes_a_thousand_addresses() -> None:
     from libp2p.host import basic_host as upstream
 
     source = stock(upstream.update_peerstore_from_identify).__code__
-    assert 1000 in source.co_consts, GONE.format("host.keep_agent")
+    assert 1000 in source.co_consts, GONE.format("basic_host.keep_agent")
 
 
 def test_stock_identify_still_forgets_the_agent() -> None:
     from libp2p.host import basic_host as upstream
 
     source = stock(upstream.update_peerstore_from_identify).__code__
-    assert "agent_version" not in source.co_names, GONE.format("host.keep_agent")
+    assert "agent_version" not in source.co_names, GONE.format("basic_host.keep_agent")
 
 
-# the observed address: host.tell_transport
+# the observed address: basic_host.tell_transport
 
 
 def test_identify_tells_a_udp_port_as_one() -> None:
@@ -312,7 +311,7 @@ def test_stock_identify_still_calls_every_port_one_of_tcp() -> None:
     from libp2p.identity.identify import identify
 
     source = stock(identify._remote_address_to_multiaddr)
-    assert "/tcp/" in str(source(muxed.UdpAddress(("192.0.2.1", 4077)))), GONE.format("host.tell_transport")
+    assert "/tcp/" in str(source(muxed.UdpAddress(("192.0.2.1", 4077)))), GONE.format("basic_host.tell_transport")
 
 
 # what is known of peers: libp2p_host._PeerStore
@@ -338,7 +337,7 @@ def test_peer_store_that_forgets_the_peer_at_hand_goes_on() -> None:
     assert store.peer_ids() == [me, silent]
 
 
-# circuit addresses: host.keep_relays
+# circuit addresses: basic_host.keep_relays
 
 
 def announcing(*addresses: str) -> BasicHost:
@@ -358,7 +357,7 @@ def test_addresses_through_relays_are_told_whole() -> None:
 def test_stock_hosts_still_cut_the_relay_from_their_addresses() -> None:
     host = announcing(f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit")
     told = [str(a) for a in stock(BasicHost.get_addrs)(host)]
-    assert not any("p2p-circuit" in a for a in told), GONE.format("host.keep_relays")
+    assert not any("p2p-circuit" in a for a in told), GONE.format("basic_host.keep_relays")
 
 
 # yamux_session

@@ -1,5 +1,4 @@
-"""Four defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`) and two of its `Swarm` (`network/swarm.py`), each
-mended by a function around upstream's.
+"""Four defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
 
 Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
 Beside them, a connection over QUIC is told as one (`tell_transport`), and what upstream agrees on for a stream is told
@@ -12,16 +11,13 @@ import logging
 from functools import partial, wraps
 from typing import Any
 
-import trio
-from libp2p.abc import IMuxedConn, INetStream, IPeerStore
+from libp2p.abc import INetStream, IPeerStore
 from libp2p.custom_types import TProtocol
 from libp2p.host import basic_host
 from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify import identify
 from libp2p.identity.identify_push import identify_push
-from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.stream.net_stream import NetStream
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.utils.varint import read_length_prefixed_protobuf
 from multiaddr import Multiaddr
@@ -44,8 +40,6 @@ _get_addrs = BasicHost.get_addrs
 _set_protocol = NetStream.set_protocol
 _to_multiaddr = identify._remote_address_to_multiaddr
 _update_peerstore = basic_host.update_peerstore_from_identify
-_handle_inbound = Swarm._do_handle_inbound_connection
-_add_conn = Swarm.add_conn
 
 
 @wraps(_handle_stream)
@@ -118,47 +112,7 @@ def tell_stream(self: NetStream, protocol: TProtocol) -> None:
     _set_protocol(self, protocol)
 
 
-@wraps(_handle_inbound)
-async def release_when_closed(self: Swarm, connection: ReadWriteCloser, *rest: Any) -> None:
-    """A closed inbound connection gives its slot back.
-
-    Upstream (line 2060) keeps the accepting task until the whole swarm ends, and with it one of the
-    `max_connections - min_connections` inbound slots: after that many connections in its lifetime a host is deaf.
-    No longer needed when `test_stock_inbound_slot_is_still_lost` fails.
-    """
-    close = connection.close
-    with trio.CancelScope() as accepting:
-
-        async def close_and_release() -> None:
-            try:
-                await close()
-            finally:
-                accepting.cancel()
-
-        connection.close = close_and_release  # type: ignore[method-assign]
-        await _handle_inbound(self, connection, *rest)
-
-
-@wraps(_add_conn)
-async def release_when_denied(self: Swarm, connection: IMuxedConn, direction: str = "unknown") -> Any:
-    """A connection that is denied at registration gives its resource-manager slot back.
-
-    Upstream (line 2204) opens a connection scope during the upgrade and forgets it when `add_conn` then refuses: with
-    max_connections = 30, 60 dials by one peer left the counter at 29 with 3 connections open.
-    No longer needed when `test_stock_denied_connection_still_leaks` fails.
-    """
-    try:
-        return await _add_conn(self, connection, direction=direction)
-    except BaseException:
-        scope = getattr(connection, "_resource_scope", None)
-        if scope is not None:
-            scope.close()  # closing twice is harmless
-        raise
-
-
 def apply() -> None:
-    Swarm._do_handle_inbound_connection = release_when_closed  # type: ignore[method-assign]
-    Swarm.add_conn = release_when_denied  # type: ignore[method-assign]
     identify._remote_address_to_multiaddr = tell_transport
     NetStream.set_protocol = tell_stream  # type: ignore[method-assign]
     BasicHost._swarm_stream_handler = contain  # type: ignore[method-assign]

@@ -1,0 +1,60 @@
+"""Two defects of `Swarm` (py-libp2p 0.8.1, `network/swarm.py`), which keeps what a connection took after its end.
+
+Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.network.swarm import Swarm
+
+_handle_inbound = Swarm._do_handle_inbound_connection
+_add_conn = Swarm.add_conn
+
+
+@wraps(_handle_inbound)
+async def release_when_closed(self: Swarm, connection: ReadWriteCloser, *rest: Any) -> None:
+    """A closed inbound connection gives its slot back.
+
+    Upstream (line 2060) keeps the accepting task until the whole swarm ends, and with it one of the
+    `max_connections - min_connections` inbound slots: after that many connections in its lifetime a host is deaf.
+    No longer needed when `test_stock_inbound_slot_is_still_lost` fails.
+    """
+    close = connection.close
+    with trio.CancelScope() as accepting:
+
+        async def close_and_release() -> None:
+            try:
+                await close()
+            finally:
+                accepting.cancel()
+
+        connection.close = close_and_release  # type: ignore[method-assign]
+        await _handle_inbound(self, connection, *rest)
+
+
+@wraps(_add_conn)
+async def release_when_denied(self: Swarm, connection: IMuxedConn, direction: str = "unknown") -> Any:
+    """A connection that is denied at registration gives its resource-manager slot back.
+
+    Upstream (line 2204) opens a connection scope during the upgrade and forgets it when `add_conn` then refuses: with
+    max_connections = 30, 60 dials by one peer left the counter at 29 with 3 connections open.
+    No longer needed when `test_stock_denied_connection_still_leaks` fails.
+    """
+    try:
+        return await _add_conn(self, connection, direction=direction)
+    except BaseException:
+        scope = getattr(connection, "_resource_scope", None)
+        if scope is not None:
+            scope.close()  # closing twice is harmless
+        raise
+
+
+def apply() -> None:
+    Swarm._do_handle_inbound_connection = release_when_closed  # type: ignore[method-assign]
+    Swarm.add_conn = release_when_denied  # type: ignore[method-assign]
