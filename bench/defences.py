@@ -172,7 +172,6 @@ class Verified:
         from swarmnode.protocols.methods.open.store import Contribution
         from swarmnode.protocols.runner import in_thread
         from swarmnode.training.codecs import codec
-        from swarmnode.training.open_step import opened
         from swarmnode.training.outer import OuterState
         from swarmnode.training.runspec import parse_runspec
 
@@ -180,7 +179,7 @@ class Verified:
         found = {}
         for number in range(contributions):
             raw = bytes(codec("topk").encode(rng.normal(0, 1e-3, size).astype(np.float32)))
-            found[number.to_bytes(32, "big")] = Contribution(raw, 1.0, 0, opened(raw, size))
+            found[number.to_bytes(32, "big")] = Contribution(raw, 1.0, 0, codec("topk").decode_sparse(raw, size))
         tables = {"inner": {"steps": 1, "batch": trained}, "outer": {"lr": 1.0, "momentum": 0.0}}
         tables["run"] = {"name": "bench", "trust": "open"}
         spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")

@@ -16,7 +16,7 @@ import struct
 import numpy as np
 
 from swarmnode.training.codecs import CODECS, codec, codec_in
-from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, norm_of, opened
 from swarmnode.training.outer import Layout, OuterState, Vector, outer_step, state_hash, weighted_sum
 
 SIZE = 2 * 4096 + 1024 + 77  # two whole chunks of topk, a short one, and short last blocks of the others
@@ -54,7 +54,7 @@ def computed() -> dict[str, str]:
         raws = [bytes(codec(name).encode(vector(f"contribution {i}"))) for i in range(3)]
         factors = [Factor(5, CLIP_UNIT, 13), Factor(1, 333_333, 13), Factor(7, CLIP_UNIT - 1, 13)]
         state = apply_contributions(_state(), raws, factors, lr=1.0, codec_name=name)
-        norms = [exact_norm(raw, SIZE, codec_name=name) for raw in raws]
+        norms = [norm_of(opened(raw, SIZE, codec_name=name)) for raw in raws]
         found[f"open_step {name}"] = state.parameters.tobytes() + struct.pack("<3d", *norms)
     state, factors = _state(), [Factor(5, CLIP_UNIT, 12), Factor(7, CLIP_UNIT - 1, 12)]
     for round in range(4):

@@ -43,9 +43,9 @@ from swarmnode.training.open_step import (
     apply_contributions,
     carries,
     clip_units,
-    exact_norm,
     inner_product,
     norm_of,
+    opened,
     sequences_for,
 )
 from swarmnode.training.outer import OuterState, outer_step, weighted_sum
@@ -435,7 +435,7 @@ class Open:
         for left in self._left:
             left.codec = codec_in(round, arm.codec)
         raws = workers.map(lambda pair: pair[0].encode(pair[1]), zip(self._left, deltas, strict=True))
-        self._norms = workers.map(lambda raw: exact_norm(raw, size, codec_name=arm.codec), raws)
+        self._norms = workers.map(lambda raw: norm_of(opened(raw, size, codec_name=arm.codec)), raws)
         units = self._units(round, steps, raws)
         accepted = [unit > 0 for unit in units]
         roster = [raw for raw, good in zip(raws, accepted, strict=True) if good]

@@ -31,7 +31,7 @@ from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.simnode import SimNetwork
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs.topk import Places, TopK, Vector
-from swarmnode.training.open_step import SEQUENCES, exact_norm
+from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import Layout
 
 REMEMBERED = 1 << 16  # verified signatures, and parsed elements
@@ -137,7 +137,6 @@ def one_answer_for_all() -> Iterator[None]:
         patch.object(SimNetwork, "verify", remembered),
         patch("swarmnode.protocols.state.intake.parse", lru_cache(REMEMBERED)(parse)),
         patch("swarmnode.protocols.methods.open.store.read", read_once),
-        patch(f"{contributions}.exact_norm", lru_cache(REMEMBERED // 16)(exact_norm)),
         patch(f"{contributions}.id_of", lru_cache(REMEMBERED // 16)(id_of)),
         patch.object(TopK, "decode_steps", steps),
     ):
