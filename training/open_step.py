@@ -182,7 +182,7 @@ def _add(total: Vector, raw: Raw | Sparse, factor: np.float32, codec_name: str) 
         total[held[0]] += factor * held[1]  # places differ, so each is read and written once
         return
     for part in steps_of(total.size):
-        fold_in(total[part], factor, held[part], held[part])
+        fold_in(total[part], factor, held[part])
 
 
 # --- what a contribution is worth -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from swarmnode.protocols.methods.asynchronous import Aged
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.protocols.methods.seed import KIND
+from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.parts import parts
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
@@ -48,7 +49,7 @@ from swarmnode.training.open_step import (
     opened,
     sequences_for,
 )
-from swarmnode.training.outer import OuterState, outer_step, weighted_sum
+from swarmnode.training.outer import OuterState, outer_step
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.seed import Tally
 from swarmnode.training.streaming import Unsettled, ahead, fragments_of, mixed

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from swarmnode.testing.consensus import weighted_sum
 from swarmnode.training.codecs import CODECS, CodecError, codec, codec_in
 from swarmnode.training.codecs.topk import CHUNK
 from swarmnode.training.open_step import (
@@ -24,7 +25,7 @@ from swarmnode.training.open_step import (
     norm_of,
     opened,
 )
-from swarmnode.training.outer import OuterState, outer_step, weighted_sum
+from swarmnode.training.outer import OuterState, outer_step
 
 SIZE = 2 * CHUNK + 100
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
