@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from swarmnode.training.codecs import CODECS, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.codecs.topk import CHUNK, KEEP, TopK
-from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, exact_norm
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, norm_of, opened
 from swarmnode.training.outer import OuterState
 
 Vector = NDArray[np.float32]
@@ -170,7 +170,7 @@ def round_(chosen: argparse.Namespace) -> Iterator[Line]:
     state = OuterState.start(values)
     factors = [Factor(1, CLIP_UNIT, CONTRIBUTIONS)] * CONTRIBUTIONS
     applied = seconds(lambda: apply_contributions(state, [raw] * CONTRIBUTIONS, factors, lr=1.0), chosen.repeats)
-    norm = seconds(lambda: exact_norm(raw, values.size), chosen.repeats)
+    norm = seconds(lambda: norm_of(opened(raw, values.size)), chosen.repeats)
     yield {
         "elements": values.size,
         "contributions": CONTRIBUTIONS,

@@ -165,14 +165,15 @@ class Verified:
 
         All contributions are decoded as they come, as in a node.
         """
+        from dataclasses import replace
         from types import SimpleNamespace
 
+        from swarmnode.protocols.chain.state import ChainRules, genesis
         from swarmnode.protocols.methods.open.judge import Evaluator
         from swarmnode.protocols.methods.open.local import LocalTrainer
         from swarmnode.protocols.methods.open.store import Contribution
         from swarmnode.protocols.runner import in_thread
         from swarmnode.training.codecs import codec
-        from swarmnode.training.open_step import opened
         from swarmnode.training.outer import OuterState
         from swarmnode.training.runspec import parse_runspec
 
@@ -180,16 +181,19 @@ class Verified:
         found = {}
         for number in range(contributions):
             raw = bytes(codec("topk").encode(rng.normal(0, 1e-3, size).astype(np.float32)))
-            found[number.to_bytes(32, "big")] = Contribution(raw, 1.0, 0, opened(raw, size))
+            found[number.to_bytes(32, "big")] = Contribution(raw, 1.0, 0, codec("topk").decode_sparse(raw, size))
         tables = {"inner": {"steps": 1, "batch": trained}, "outer": {"lr": 1.0, "momentum": 0.0}}
         tables["run"] = {"name": "bench", "trust": "open"}
         spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")
         parts: Any = SimpleNamespace(spec=spec, runner=in_thread, ledger=None)
         local = LocalTrainer(self._trainer, in_thread, spec)
+        chain = replace(genesis("ab" * 32, ("me",), window=60_000), undoable=True)
         state, took = OuterState.start(self._trainer.parameters()), []
+        tree: Any = {chain.tip: SimpleNamespace(parent=chain.tip)}
+        store: Any = SimpleNamespace(state={chain.tip: state}.get, tree=tree, rules=ChainRules())
         for suspect in (-math.inf, math.inf):  # else nothing is measured of the last roster
             began = cpu_seconds(self._trainer.pid)
-            judge = Evaluator(local, parts, state=state, before=state, round=0, seed=self._round, suspect=suspect)
+            judge = Evaluator(local, parts, store, chain, self._round.to_bytes(8, "big"), suspect=suspect)
             await judge.measure(found, dict.fromkeys(found, "peer"), ["peer"])
             took.append(cpu_seconds(self._trainer.pid) - began)
         return SUSPECTED * took[0] + (1 - SUSPECTED) * took[1]

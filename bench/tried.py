@@ -31,9 +31,10 @@ from learned.methods import METHODS, Arm, Diloco, train
 from learned.workers import Size, Vector, Workers
 from torch import Tensor
 
+from swarmnode.testing.consensus import weighted_sum
 from swarmnode.training.inner import InnerLoop
 from swarmnode.training.optimizer import BETAS
-from swarmnode.training.outer import outer_step, weighted_sum
+from swarmnode.training.outer import outer_step
 from swarmnode.training.runspec import ModelSection, RunSpec
 
 H = 12

@@ -26,7 +26,7 @@ from learned.workers import Size, Vector, Workers
 from swarmnode.protocols.methods.open.checks.unique import NEVER, PARTS, drawn_steps
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
-from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, norm_of, opened
 from swarmnode.training.outer import OuterState
 from swarmnode.training.runspec import ModelSection
 
@@ -54,7 +54,7 @@ class Rounds:
         return raws
 
     def apply(self, raws: list[bytes]) -> None:
-        clips = clip_units([exact_norm(raw, self.workers.parameters, codec_name=CODEC) for raw in raws])
+        clips = clip_units([norm_of(opened(raw, self.workers.parameters, codec_name=CODEC)) for raw in raws])
         factors = [Factor(1, clip, len(raws)) for clip in clips]
         self.state = apply_contributions(self.state, raws, factors, lr=1.0, momentum=0.0, codec_name=CODEC)
 

@@ -23,7 +23,7 @@ import enum
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import ElementKind
@@ -45,23 +45,14 @@ class Merged(enum.Enum):
     POOLED = "pooled"  # its author is not admitted: kept for a while, outside the state that is shared
 
 
-class Ordered(Protocol):
-    """All that the law looks at: elements have it, and so has `Order`."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def rank(self) -> bytes: ...
-
-
 class Order(NamedTuple):
-    """The place of an element among those of its author and kind."""
+    """The place of an element among those of its author and kind: all that the law looks at, also of an element."""
 
     key: str
     rank: bytes
 
 
-O = TypeVar("O", bound=Ordered)  # noqa: E741
+O = TypeVar("O", bound=Order | Element)  # noqa: E741
 
 
 class Judgement(NamedTuple, Generic[O]):
@@ -80,7 +71,7 @@ class _Everybody:
 EVERYBODY: Container[str] = _Everybody()  # where all authors are admitted
 
 
-def judge(kind: ElementKind, standing: Iterable[O], new: Ordered) -> Judgement[O]:
+def judge(kind: ElementKind, standing: Iterable[O], new: Order | Element) -> Judgement[O]:
     """What becomes of `new`, where `standing` is all that stands of its author and `kind`, in any order.
 
     The caller first asks `untimely`. It may pass elements or `Order`s; `gone` and `rival` are among those passed.

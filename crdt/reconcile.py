@@ -96,24 +96,6 @@ class SessionLimits:
             raise ValueError(f"frame is {self.frame}; expected {MIN_FRAME} to {MAX_FRAME} bytes")
 
 
-class _Meter:
-    """What a session may still cost."""
-
-    def __init__(self, limits: SessionLimits) -> None:
-        self._limits = {"frames": limits.frames, "bytes": limits.size, "ranks hashed": limits.work}
-        self._spent = Counter[str]()
-
-    def spend(self, amount: int, what: str) -> None:
-        """Raises Exhausted beyond the budget."""
-        self._spent[what] += amount
-        if self._spent[what] > self._limits[what]:
-            raise Exhausted(f"more than {self._limits[what]} {what} in one session")
-
-    def received(self, frame: bytes) -> None:
-        self.spend(1, "frames")
-        self.spend(len(frame), "bytes")
-
-
 class _Side:
     """What both sides have.
 
@@ -127,10 +109,17 @@ class _Side:
             raise ValueError(f"cut-off {cutoff}, nonce of {len(nonce)} bytes; expected 48 bits and {NONCE_SIZE} bytes")
         self.cutoff = cutoff  # the session's, once both have said theirs
         self._limits = limits or SessionLimits()
-        self._meter = _Meter(self._limits)
+        self._spent = Counter[str]()
         self._ranks = ranks
         self._nonce = nonce
         self._salt = b""  # until both nonces are known
+
+    def _spend(self, amount: int, what: str) -> None:
+        """Raises Exhausted beyond the budget."""
+        most = {"frames": self._limits.frames, "bytes": self._limits.size}.get(what, self._limits.work)
+        self._spent[what] += amount
+        if self._spent[what] > most:
+            raise Exhausted(f"more than {most} {what} in one session")
 
     def _mark(self, lo: bytes, hi: bytes) -> bytes:
         return self._ranks.fingerprint(lo, hi, self._salt)[:MARK_SIZE]
@@ -156,12 +145,13 @@ class Initiator(_Side):
         self._expected = (EQUAL, DIFFER)
         ours = self._ranks.fingerprint(START, END, _salt(self.cutoff, self._nonce))
         frame = bytes([HELLO]) + self.cutoff.to_bytes(6, "big") + self._nonce + ours
-        self._meter.spend(len(frame), "bytes")
+        self._spend(len(frame), "bytes")
         return frame
 
     def receive(self, frame: bytes) -> bytes | None:
         """The next frame for the responder; None at the end. Raises Malformed, Exhausted and CutoffRefused."""
-        self._meter.received(frame)
+        self._spend(1, "frames")
+        self._spend(len(frame), "bytes")
         reader = RangeReader(frame)
         kind = reader.raw(1)[0]
         if kind not in self._expected:
@@ -177,7 +167,7 @@ class Initiator(_Side):
             self.agreed = kind == EQUAL or self._is_explained()
             return None
         reply = self._ask()
-        self._meter.spend(len(reply), "bytes")
+        self._spend(len(reply), "bytes")
         self._expected = (ANSWERS,)
         return reply
 
@@ -204,7 +194,7 @@ class Initiator(_Side):
             if isinstance(answer, ListIt):
                 found += self._asks_about(ask.lo, ask.hi, list_at=LIST_ASKED)
             elif isinstance(answer, RangeParts):
-                self._meter.spend(_COMPARE_WORK * len(answer.marks), "ranks hashed")
+                self._spend(_COMPARE_WORK * len(answer.marks), "ranks hashed")
                 cuts = [ask.lo, *answer.bounds, ask.hi]
                 for (lo, hi), mark in zip(pairwise(cuts), answer.marks, strict=True):
                     if self._mark(lo, hi) != mark:
@@ -227,10 +217,10 @@ class Initiator(_Side):
         """What to ask about a range that differs."""
         count = self._ranks.count(lo, hi)
         if count <= list_at:
-            self._meter.spend(count, "ranks hashed")
+            self._spend(count, "ranks hashed")
             return [Listing(lo, hi, self._shorts(self._ranks.keys(lo, hi)))]
         cuts = [lo, *self._ranks.split(lo, hi, fan_out(count)), hi]
-        self._meter.spend(_COMPARE_WORK * (len(cuts) - 1), "ranks hashed")
+        self._spend(_COMPARE_WORK * (len(cuts) - 1), "ranks hashed")
         return [Compare(a, b, self._mark(a, b)) for a, b in pairwise(cuts)]
 
     def _ask(self) -> bytes:
@@ -259,7 +249,8 @@ class Responder(_Side):
 
     def receive(self, frame: bytes) -> bytes:
         """The answer to a frame. Raises Malformed, Exhausted and CutoffRefused."""
-        self._meter.received(frame)
+        self._spend(1, "frames")
+        self._spend(len(frame), "bytes")
         reader = RangeReader(frame)
         kind = reader.raw(1)[0]
         if kind == HELLO and not self._salt:
@@ -268,7 +259,7 @@ class Responder(_Side):
             reply = self._answer_all(reader.asks())
         else:
             raise Malformed(f"a frame of kind {kind} out of turn")
-        self._meter.spend(len(reply), "bytes")
+        self._spend(len(reply), "bytes")
         return reply
 
     def _begin(self, reader: RangeReader) -> bytes:
@@ -309,7 +300,7 @@ class Responder(_Side):
         return answers_frame(settled, body)
 
     def _compare(self, ask: Compare) -> Answer:
-        self._meter.spend(_COMPARE_WORK, "ranks hashed")
+        self._spend(_COMPARE_WORK, "ranks hashed")
         if self._mark(ask.lo, ask.hi) == ask.mark:
             return SETTLED
         return self._differs(ask.lo, ask.hi)
@@ -322,13 +313,13 @@ class Responder(_Side):
             return ListIt()
         bounds = self._ranks.split(lo, hi, fan_out(count))
         cuts = [lo, *bounds, hi]
-        self._meter.spend(_COMPARE_WORK * len(bounds), "ranks hashed")
+        self._spend(_COMPARE_WORK * len(bounds), "ranks hashed")
         return RangeParts(tuple(bounds), tuple(self._mark(a, b) for a, b in pairwise(cuts)))
 
     def _match(self, ask: Listing, room: int) -> Answer | None:
         """What is told of a listing in at most `room` bytes; None where that is nothing."""
         own = self._ranks.keys(ask.lo, ask.hi, WINDOW + 1)
-        self._meter.spend(len(own) + len(ask.shorts), "ranks hashed")
+        self._spend(len(own) + len(ask.shorts), "ranks hashed")
         below = None
         if len(own) > WINDOW:
             below = separator(own[-2], own[-1])

@@ -1,10 +1,20 @@
-"""How far nodes are apart that each have parameters of their own: for tests and benchmarks."""
+"""What vectors of several nodes have in common: for tests and benchmarks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from swarmnode.training.outer import Vector
+from swarmnode.training.outer import Vector, fold_in, shares_of
+
+
+def weighted_sum(parts: Sequence[Vector], weights: Sequence[int]) -> Vector:
+    """The weighted mean of parts (n,) in the order given, with the bits that nodes compute."""
+    total = np.zeros_like(parts[0])
+    for share, part in zip(shares_of(weights), parts, strict=True):
+        fold_in(total, share, part.copy())
+    return total
 
 
 def consensus_distance(states: list[Vector]) -> float:

@@ -40,7 +40,6 @@ def context_of(
             spec=SimpleNamespace(exchange=exchange, inner=InnerSection()),
             trainer=SimpleNamespace(layout=SimpleNamespace(parameters=parameters)),
             admits=lambda peer: True,
-            check_admitted=lambda peer: None,
             relayed=tuple,
         ),
     )

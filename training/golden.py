@@ -16,8 +16,8 @@ import struct
 import numpy as np
 
 from swarmnode.training.codecs import CODECS, codec, codec_in
-from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, exact_norm, norm_of
-from swarmnode.training.outer import Layout, OuterState, Vector, outer_step, state_hash, weighted_sum
+from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, norm_of, opened
+from swarmnode.training.outer import Layout, OuterState, Vector, fold_in, outer_step, shares_of, state_hash
 
 SIZE = 2 * 4096 + 1024 + 77  # two whole chunks of topk, a short one, and short last blocks of the others
 
@@ -46,7 +46,10 @@ def computed() -> dict[str, str]:
         for round in range(2):
             state = outer_step(state, vector(f"gradient {round}"), lr=0.7, momentum=momentum)
         found[name] = _bits(state)
-    found["weighted_sum"] = weighted_sum([vector(f"part {i}") for i in range(3)], [3, 1, 7]).tobytes()
+    mean: Vector = np.zeros(SIZE, np.float32)
+    for i, share in enumerate(shares_of([3, 1, 7])):
+        fold_in(mean, share, vector(f"part {i}"))
+    found["weighted_sum"] = mean.tobytes()
     for name in CODECS:
         raw = bytes(codec(name).encode(vector("pseudo-gradient")))
         found[f"codec {name}"] = raw + codec(name).decode(raw, SIZE).tobytes()
@@ -54,7 +57,7 @@ def computed() -> dict[str, str]:
         raws = [bytes(codec(name).encode(vector(f"contribution {i}"))) for i in range(3)]
         factors = [Factor(5, CLIP_UNIT, 13), Factor(1, 333_333, 13), Factor(7, CLIP_UNIT - 1, 13)]
         state = apply_contributions(_state(), raws, factors, lr=1.0, codec_name=name)
-        norms = [exact_norm(raw, SIZE, codec_name=name) for raw in raws]
+        norms = [norm_of(opened(raw, SIZE, codec_name=name)) for raw in raws]
         found[f"open_step {name}"] = state.parameters.tobytes() + struct.pack("<3d", *norms)
     state, factors = _state(), [Factor(5, CLIP_UNIT, 12), Factor(7, CLIP_UNIT - 1, 12)]
     for round in range(4):

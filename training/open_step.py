@@ -1,7 +1,7 @@
 """The arithmetic of an open round (docs/architecture.md, "apply"): the same roster gives the same bits on every CPU.
 
-    norms   = [exact_norm(raw, elements) for raw in contributions]      # what the clip factors of a roster rest on
-    clips   = clip_units(norms)                                         # integers, so that they travel exactly
+    norms   = [norm_of(opened(raw, elements)) for raw in contributions]  # what the clip factors of a roster rest on
+    clips   = clip_units(norms)                                          # integers, so that they travel exactly
     state   = apply_contributions(state, contributions, factors, lr=1.0)
 
 A contribution is the encoded pseudo-gradient of one node, bytes of a stranger. A roster lists them in an order, with
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.topk import TopK
-from swarmnode.training.outer import OuterState, Vector, outer_step, steps_of
+from swarmnode.training.outer import OuterState, Vector, fold_in, outer_step, steps_of
 
 Raw = bytes | bytearray | memoryview
 Sparse = tuple[NDArray[np.int64], Vector]  # places (k,), ascending, and what stands there (k,)
@@ -108,25 +108,20 @@ def apply_contributions(
     return outer_step(state, total, lr=lr, momentum=momentum, resting=True)
 
 
-def exact_norm(raw: Raw, elements: int, *, codec_name: str = DEFAULT_CODEC) -> float:
-    """The Euclidean norm of a contribution of `elements` values: the same float64 on every machine.
-
-    The sum of squares is exact (`exact_sum_of_squares`), rounded once; IEEE 754 rounds its root correctly. Raises
-    CodecError for bytes that no encoder makes.
-    """
-    sparse = opened(raw, elements, codec_name=codec_name)
-    return norm_of(codec(codec_name).decode(raw, elements) if sparse is None else sparse[1])
-
-
-def opened(raw: Raw, elements: int, *, codec_name: str = DEFAULT_CODEC) -> Sparse | None:
-    """What a contribution holds where its codec is sparse, so that it is decoded once; else None. Raises CodecError."""
+def opened(raw: Raw | Sparse, elements: int, *, codec_name: str = DEFAULT_CODEC) -> Sparse | Vector:
+    """What a contribution of `elements` values holds: sparse where its codec is. Raises CodecError."""
+    if isinstance(raw, tuple):
+        return raw
     chosen = codec(codec_name)
-    return chosen.decode_sparse(raw, elements) if isinstance(chosen, TopK) else None
+    return chosen.decode_sparse(raw, elements) if isinstance(chosen, TopK) else chosen.decode(raw, elements)
 
 
-def norm_of(values: Vector) -> float:
-    """The Euclidean norm of finite `values`, float32 (n,), as `exact_norm` computes it."""
-    numerator, denominator = exact_sum_of_squares(values)
+def norm_of(held: Sparse | Vector) -> float:
+    """The Euclidean norm of finite values: the same float64 on every machine.
+
+    The sum of squares is exact (`exact_sum_of_squares`), rounded once; IEEE 754 rounds its root correctly.
+    """
+    numerator, denominator = exact_sum_of_squares(held[1] if isinstance(held, tuple) else held)
     return math.sqrt(numerator / denominator)
 
 
@@ -182,18 +177,12 @@ def clip_units(norms: Sequence[float], usual: float | None = None) -> list[int]:
 
 def _add(total: Vector, raw: Raw | Sparse, factor: np.float32, codec_name: str) -> None:
     """total += factor * decoded `raw`, element by element."""
-    chosen = codec(codec_name)
-    if isinstance(raw, tuple):
-        total[raw[0]] += factor * raw[1]
+    held = opened(raw, total.size, codec_name=codec_name)
+    if isinstance(held, tuple):
+        total[held[0]] += factor * held[1]  # places differ, so each is read and written once
         return
-    if isinstance(chosen, TopK):
-        for places, kept in chosen.decode_steps(raw, total.size):
-            total[places] += factor * kept  # places differ, so each is read and written once
-        return
-    values = chosen.decode(raw, total.size)
     for part in steps_of(total.size):
-        np.multiply(factor, values[part], out=values[part])
-        np.add(total[part], values[part], out=total[part])
+        fold_in(total[part], factor, held[part])
 
 
 # --- what a contribution is worth -------------------------------------------------------------------------------------
@@ -213,12 +202,9 @@ def sequences_for(trained: int) -> int:
 
 def inner_product(x: Raw | Sparse, direction: Vector, *, codec_name: str = DEFAULT_CODEC) -> float:
     """⟨direction, x⟩ of a contribution x of as many elements. Raises CodecError."""
-    sparse = x if isinstance(x, tuple) else opened(x, direction.size, codec_name=codec_name)
+    held = opened(x, direction.size, codec_name=codec_name)
     with np.errstate(over="ignore", invalid="ignore"):
-        if sparse is not None:
-            return float(direction.take(sparse[0]) @ sparse[1])
-        assert not isinstance(x, tuple)
-        return float(direction @ codec(codec_name).decode(x, direction.size))
+        return float(direction.take(held[0]) @ held[1] if isinstance(held, tuple) else direction @ held)
 
 
 def rise(gradient: Vector, before: Vector, now: Vector) -> float:

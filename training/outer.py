@@ -139,42 +139,19 @@ def outer_step(
     return OuterState(frozen(parameters), frozen(velocity) if mu else velocity)
 
 
-def weighted_sum(parts: Sequence[Vector], weights: Sequence[int]) -> Vector:
-    """The weighted mean of `parts`, float32 (n,) each, in the order given.
-
-    acc = 0;  for i in order: acc <- acc + (float32(w_i / sum w) * x_i)
-
-    The quotient is that of the integers in float64, then rounded to float32; each product and sum is rounded to
-    float32 on its own. Another order of parts may give other bits: callers pass them in the roster's. Raises
-    ValueError where there are no parts, lengths differ, a weight is negative, or all are zero.
-    """
-    if not parts or len(parts) != len(weights):
-        raise ValueError(f"{len(parts)} parts with {len(weights)} weights; one weight for each of at least one part")
-    if min(weights) < 0 or sum(weights) == 0:
-        raise ValueError(f"weights {list(weights)} must not be negative, and not all zero")
-    if any(x.shape != parts[0].shape or x.ndim != 1 or x.dtype != np.float32 for x in parts):
-        raise ValueError("parts must be float32 vectors of one length")
-    mean: Vector = np.zeros(parts[0].size, np.float32)
-    scratch = np.empty(min(STEP, mean.size), np.float32)
-    shares = shares_of(weights)
-    for part in steps_of(mean.size):
-        for share, x in zip(shares, parts, strict=True):
-            fold_in(mean[part], share, x[part], scratch[: part.stop - part.start])
-    return mean
-
-
 def shares_of(weights: Sequence[int]) -> list[np.float32]:
-    """What each part of `weighted_sum` is multiplied with: float32(w_i / sum w)."""
+    """What each part of a weighted mean is multiplied with: w_i / sum w in float64, rounded to float32."""
     total = sum(weights)
     return [np.float32(weight / total) for weight in weights]
 
 
-def fold_in(total: Vector, share: np.float32, part: Vector, scratch: Vector) -> None:
-    """One step of `weighted_sum` in place, for parts that come one after another: total <- total + (share * part).
+def fold_in(total: Vector, share: np.float32, part: Vector) -> None:
+    """Add one part of a weighted mean in place: total <- total + (share * part), both (n,); `part` is overwritten.
 
-    All (n,); `scratch`, which may be `part`, is overwritten.
+    Each product and sum is rounded to float32 on its own. Another order of parts may give other bits: callers add them
+    in the roster's.
     """
-    np.add(total, np.multiply(share, part, out=scratch), out=total)
+    np.add(total, np.multiply(share, part, out=part), out=total)
 
 
 def state_hash(round: int, layout: Layout, state: OuterState) -> str:

@@ -30,9 +30,9 @@ from swarmnode.protocols.methods.known.messages import Position, RoundRoster, Se
 from swarmnode.protocols.peers.liveness import Liveness, LivenessSettings
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk
+from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.parts import context_of
 from swarmnode.training.codecs import codec
-from swarmnode.training.outer import weighted_sum
 from swarmnode.training.runspec import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32

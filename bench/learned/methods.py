@@ -31,6 +31,7 @@ from swarmnode.protocols.methods.asynchronous import Aged
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.protocols.methods.seed import KIND
+from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.parts import parts
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback
@@ -43,12 +44,12 @@ from swarmnode.training.open_step import (
     apply_contributions,
     carries,
     clip_units,
-    exact_norm,
     inner_product,
     norm_of,
+    opened,
     sequences_for,
 )
-from swarmnode.training.outer import OuterState, outer_step, weighted_sum
+from swarmnode.training.outer import OuterState, outer_step
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.seed import Tally
 from swarmnode.training.streaming import Unsettled, ahead, fragments_of, mixed
@@ -435,7 +436,7 @@ class Open:
         for left in self._left:
             left.codec = codec_in(round, arm.codec)
         raws = workers.map(lambda pair: pair[0].encode(pair[1]), zip(self._left, deltas, strict=True))
-        self._norms = workers.map(lambda raw: exact_norm(raw, size, codec_name=arm.codec), raws)
+        self._norms = workers.map(lambda raw: norm_of(opened(raw, size, codec_name=arm.codec)), raws)
         units = self._units(round, steps, raws)
         accepted = [unit > 0 for unit in units]
         roster = [raw for raw, good in zip(raws, accepted, strict=True) if good]

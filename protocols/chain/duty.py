@@ -319,9 +319,7 @@ class WriteSeal:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Get what this commit opens to: it is accepted, and this node needs it to lead."""
-
-    commit: bytes
+    """Get what commits open to that are accepted: this node needs that to lead."""
 
 
 @dataclass(frozen=True)
@@ -388,8 +386,8 @@ def _leading(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
         return
     try:
         yield WriteRoster(view.timers.attempt, quoted, derive(view.chain, view.log.rules, quoted))
-    except NotHeld as error:
-        yield Fetch(error.commit)
+    except NotHeld:
+        yield Fetch()
 
 
 def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[bytes, ...]:

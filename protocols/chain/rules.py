@@ -28,7 +28,7 @@ which cuts and scores to quote; the rest follows here:
 6. Where a quorum measured that the last roster worsened the loss, the round goes back by it and adds nothing.
 7. The next window is the median of the quoted proposals; who is not quoted proposes the present one.
 
-All of it is in integers, but for the norms, which every machine computes alike (`training.open_step.exact_norm`).
+All of it is in integers, but for the norms, which every machine computes alike (`training.open_step.norm_of`).
 """
 
 from __future__ import annotations

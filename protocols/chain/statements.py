@@ -19,9 +19,9 @@ and key and value agree. Signatures were checked when the record was stored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_type_hints
 
@@ -29,6 +29,7 @@ from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import key_of
 from swarmnode.crdt.record import Record
+from swarmnode.protocols.wire import Check, plain, within
 
 HASH = 32  # bytes of ids, hashes and nonces
 SALT = 16  # bytes
@@ -66,86 +67,65 @@ class InvalidStatement(ValueError):
     """A record that no honest node writes. The message says why."""
 
 
-# --- what a field may hold: `read` asks these; each gives the value back, or raises ValueError ------------------------
-
-Check: TypeAlias = Callable[[Any], Any]
+# --- what a field may hold, besides its type: `read` asks these -------------------------------------------------------
 
 
-def _bytes(size: int, *, or_none: bool = False) -> Check:
-    def check(value: Any) -> bytes:
-        if not isinstance(value, bytes) or (len(value) != size and (value or not or_none)):
-            raise ValueError(f"{size} bytes expected")
-        return value
+def _sized(*sizes: int) -> Check:
+    """That so many bytes are there."""
 
-    return check
-
-
-def _integer(low: int, high: int) -> Check:
-    def check(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:  # not isinstance: a bool is no int here
-            raise ValueError(f"an integer from {low} to {high} expected")
-        return value
+    def check(what: str, value: bytes) -> None:
+        if len(value) not in sizes:
+            raise ValueError(f"{what} has {len(value)} bytes")
 
     return check
 
 
-def _ascending(item: Check, most: int) -> Check:
-    def check(values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, tuple) or len(values) > most:
-            raise ValueError(f"at most {most} values expected")
-        found = tuple(map(item, values))
-        if any(a >= b for a, b in pairwise(found)):
-            raise ValueError("values are not in ascending order")
-        return found
+def _ascending(most: int, item: Check | None = None) -> Check:
+    """That values are at most so many, in ascending order, each as `item` has it."""
+
+    def check(what: str, values: Sequence[Any]) -> None:
+        if len(values) > most or any(a >= b for a, b in pairwise(values)):
+            raise ValueError(f"{what} has more than {most} values, or they are not in ascending order")
+        if item is not None:
+            for value in values:
+                item(what, value)
 
     return check
 
 
-def _pair(first: Check, second: Check) -> Check:
-    def check(value: Any) -> tuple[Any, Any]:
-        if not isinstance(value, tuple) or len(value) != 2:
-            raise ValueError("pairs expected")
-        return first(value[0]), second(value[1])
-
-    return check
+def _disproof(what: str, pair: tuple[int, int]) -> None:
+    _PLACE(what, pair[0])
+    _ROUND(what, pair[1])
 
 
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false expected")
-    return value
+def _undo(what: str, loss: int | None) -> None:
+    if loss is not None:
+        _GAIN(what, loss)
 
 
-def _undo(value: Any) -> int | None:
-    return None if value is None else int(_GAIN(value))
+def _rows(what: str, rows: Sequence[Any]) -> None:
+    _ascending(MAX_COMMITS)(what, [row.commit for row in rows])
+    for row in rows:
+        _check(row)
 
 
-def _rows(kind: type[Any]) -> Check:
-    """For rows of `kind`, a tuple of its fields each, in ascending order of their commits."""
-    columns = _checks_of(kind).values()
-
-    def check(values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, tuple) or len(values) > MAX_COMMITS:
-            raise ValueError(f"at most {MAX_COMMITS} rows expected")
-        rows = tuple(kind(*(column(one) for column, one in zip(columns, row, strict=True))) for row in values)
-        if any(a.commit >= b.commit for a, b in pairwise(rows)):
-            raise ValueError("rows are not in ascending order")
-        return rows
-
-    return check
-
-
-def _checks_of(kind: type[Any]) -> dict[str, Check]:
-    """The checks of a dataclass, by the names of the fields that have one, in their order."""
+@cache
+def _checks_of(kind: Any) -> dict[str, Check]:
+    """The checks of a dataclass, by the names of the fields that have one."""
     hints = get_type_hints(kind, include_extras=True).items()
     return {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
 
 
-_GAIN = _integer(-MAX_GAIN, MAX_GAIN)
-_PLACE, _ROUND = _integer(0, MAX_VALIDATORS - 1), _integer(0, MAX_ROUND)
-Id: TypeAlias = Annotated[bytes, _bytes(HASH)]
-Salt: TypeAlias = Annotated[bytes, _bytes(SALT)]
-Window: TypeAlias = Annotated[int, _integer(0, MAX_WINDOW)]  # ms
+def _check(what: Any) -> None:
+    """Raises ValueError where a field of the right type is not what it may be."""
+    for name, check in _checks_of(what.__class__).items():
+        check(name, getattr(what, name))
+
+
+_GAIN, _PLACE, _ROUND = within(-MAX_GAIN, MAX_GAIN), within(0, MAX_VALIDATORS - 1), within(0, MAX_ROUND)
+Id: TypeAlias = Annotated[bytes, _sized(HASH)]
+Salt: TypeAlias = Annotated[bytes, _sized(SALT)]
+Window: TypeAlias = Annotated[int, within(0, MAX_WINDOW)]  # ms
 
 # --- statements -------------------------------------------------------------------------------------------------------
 
@@ -189,11 +169,11 @@ class AvailabilityVote(_OfRound):
     """
 
     kind = "availability"
-    commits: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_COMMITS)]  # ids of records, ascending
+    commits: Annotated[tuple[bytes, ...], _ascending(MAX_COMMITS, _sized(HASH))]  # ids of records, ascending
     nonce_hash: Id
     window: Window  # that the judge proposes for the next round's training
-    absent: Annotated[tuple[int, ...], _ascending(_PLACE, MAX_JUDGES)] = ()  # ascending
-    disproved: Annotated[tuple[tuple[int, int], ...], _ascending(_pair(_PLACE, _ROUND), MAX_JUDGES)] = ()  # ascending
+    absent: Annotated[tuple[int, ...], _ascending(MAX_JUDGES, _PLACE)] = ()  # ascending
+    disproved: Annotated[tuple[tuple[int, int], ...], _ascending(MAX_JUDGES, _disproof)] = ()  # ascending
 
 
 @dataclass(frozen=True)
@@ -204,7 +184,7 @@ class Reveal(_OfRound):
     commit: Id
     salt: Salt
     root: Id
-    trace: Annotated[bytes, _bytes(HASH, or_none=True)] = b""  # root of the record of the work, in runs with audits
+    trace: Annotated[bytes, _sized(0, HASH)] = b""  # root of the record of the work, in runs with audits
 
 
 @dataclass(frozen=True)
@@ -219,12 +199,10 @@ class Seal(_OfRound):
 class Score:
     """One contribution as one judge found it."""
 
-    commit: Annotated[bytes, _bytes(PREFIX)]  # the first bytes of the commit's id
-    found: Annotated[int, _integer(JUDGED, MALFORMED)]  # JUDGED, MISSING or MALFORMED
-    gain: Annotated[
-        int, _GAIN
-    ]  # its share of the held-out loss that the step takes off, micro-bits per byte; 0 unless JUDGED
-    standing: Annotated[int, _integer(0, FULL_STANDING)] = FULL_STANDING  # what the judge thinks of the author
+    commit: Annotated[bytes, _sized(PREFIX)]  # the first bytes of the commit's id
+    found: Annotated[int, within(JUDGED, MALFORMED)]  # JUDGED, MISSING or MALFORMED
+    gain: Annotated[int, _GAIN]  # micro-bits per byte of the held-out loss that the step takes off; 0 unless JUDGED
+    standing: Annotated[int, within(0, FULL_STANDING)] = FULL_STANDING  # what the judge thinks of the author
 
 
 @dataclass(frozen=True)
@@ -235,7 +213,7 @@ class Scores(_OfRound):
     nonce: Id
     salt: Salt
     undo: Annotated[int | None, _undo]  # loss now minus before the last roster, micro-bits per byte; None: not measured
-    scores: Annotated[tuple[Score, ...], _rows(Score)]  # ascending by commit
+    scores: Annotated[tuple[Score, ...], _rows]  # ascending by commit
 
     @property
     def value(self) -> dict[str, Value]:
@@ -250,9 +228,9 @@ class Scores(_OfRound):
 @dataclass(frozen=True)
 class Entry:
     commit: Id  # of the record
-    verdict: Annotated[int, _integer(0, len(VERDICTS) - 1)]  # ACCEPTED or a reason for refusal
-    weight: Annotated[int, _integer(0, 1 << 40)]  # of it in the mean, out of the roster's total; 0 unless accepted
-    clip: Annotated[int, _integer(0, ONE)]  # its values are scaled by clip / ONE; 0 unless accepted
+    verdict: Annotated[int, within(0, len(VERDICTS) - 1)]  # ACCEPTED or a reason for refusal
+    weight: Annotated[int, within(0, 1 << 40)]  # of it in the mean, out of the roster's total; 0 unless accepted
+    clip: Annotated[int, within(0, ONE)]  # its values are scaled by clip / ONE; 0 unless accepted
 
 
 @dataclass(frozen=True)
@@ -263,13 +241,13 @@ class Roster(_OfRound):
     """
 
     kind = "roster"
-    attempt: Annotated[int, _integer(0, MAX_JUDGES)]
-    preimage: Annotated[bytes, _bytes(HASH, or_none=True)]  # next of the leader's hash chain; empty where it has none
-    cuts: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_JUDGES)]  # ids of records, ascending
-    scores: Annotated[tuple[bytes, ...], _ascending(_bytes(HASH), MAX_JUDGES)]  # ids of opened scores, ascending
-    entries: Annotated[tuple[Entry, ...], _rows(Entry)]  # ascending by commit: so contributions are added
-    total: Annotated[int, _integer(0, 1 << 53)]  # weights are divided by this
-    revert: Annotated[bool, _bool]  # go back to the state before the parent, and add nothing
+    attempt: Annotated[int, within(0, MAX_JUDGES)]
+    preimage: Annotated[bytes, _sized(0, HASH)]  # next of the leader's hash chain; empty where it has none
+    cuts: Annotated[tuple[bytes, ...], _ascending(MAX_JUDGES, _sized(HASH))]  # ids of records, ascending
+    scores: Annotated[tuple[bytes, ...], _ascending(MAX_JUDGES, _sized(HASH))]  # ids of opened scores, ascending
+    entries: Annotated[tuple[Entry, ...], _rows]  # ascending by commit: so contributions are added
+    total: Annotated[int, within(0, 1 << 53)]  # weights are divided by this
+    revert: bool  # go back to the state before the parent, and add nothing
     window: Window  # of the next round's training
     state: Id  # state hash at the parent: what this round trained from
     chain: Id  # digest of the ChainState at the parent
@@ -357,16 +335,20 @@ def read(record: Record) -> Said[Any]:
     if not isinstance(value, Mapping):
         raise InvalidStatement(f"{key!r} has no fields")
     kind: type[Any] = Seal if "seal" in value else _BY_KIND[record.kind]
-    checks = _CHECKS[kind]
-    if value.keys() != checks.keys():
-        raise InvalidStatement(f"{key!r} has other fields than what it says")
+    fields: dict[str, Any] = dict(value)
     try:
-        fields = {name: check(value[name]) for name, check in checks.items()}
-        statement = kind(**fields) if kind is ForkChoiceVote else kind(int(key.partition("/")[2][:8]), **fields)
-    except (TypeError, ValueError) as error:
+        if kind is not ForkChoiceVote:
+            fields["round"] = int(key.partition("/")[2][:8])
+        if kind in _ROWS:
+            name, row = _ROWS[kind]
+            fields[name] = tuple(row(*columns) for columns in fields[name])
+        statement = kind(**fields)
+        plain(statement)  # raises WireError for a value of another type
+        _check(statement)
+    except (KeyError, TypeError, ValueError) as error:
         raise InvalidStatement(f"{key!r}: {error}") from error
-    if statement.key != key:
-        raise InvalidStatement(f"{key!r} is not the key of what it says")
+    if statement.key != key or statement.value != value:
+        raise InvalidStatement(f"{key!r} is not the key of what it says, or says less or more")
     if kind is Scores and any(score.gain and score.found != JUDGED for score in statement.scores):
         raise InvalidStatement(f"{key!r}: a gain of what was not judged")
     return Said(record.author, record.id, statement)
@@ -375,4 +357,4 @@ def read(record: Record) -> Said[Any]:
 _BY_KIND: dict[str, type[Any]] = {
     kind.kind: kind for kind in (Commit, AvailabilityVote, Reveal, Scores, Roster, ForkChoiceVote)
 }
-_CHECKS: dict[type[Any], dict[str, Check]] = {kind: _checks_of(kind) for kind in (*_BY_KIND.values(), Seal)}
+_ROWS: dict[type[Any], tuple[str, type[Any]]] = {Scores: ("scores", Score), Roster: ("entries", Entry)}

@@ -29,6 +29,7 @@ from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
 
+STARTING = "starting"  # the code by which a node refuses that stands nowhere yet
 TELL_AFTER = 1.0  # seconds of looking for members in vain, until the owner hears of it
 
 
@@ -81,11 +82,6 @@ class Context:
     def sign(self, message: bytes) -> bytes:
         return self.network.sign(message)
 
-    def check_admitted(self, peer: PeerId) -> None:
-        """Raises Refuse for a peer that may not take part."""
-        if not self.admits(peer):
-            raise Refuse("not-a-member", "the run lists its members, and this peer is not among them")
-
     async def is_whole(self, work: Vector) -> bool:
         """Whether local work is finite. Where it is not its owner is told, and whoever asks drops it."""
         whole = await self.runner(lambda: is_finite(work))
@@ -108,3 +104,13 @@ class Context:
         if trio.current_time() > began + TELL_AFTER:
             self.observer.warn("alone", "no member of the run answers yet; looking for them")
         await trio.sleep(every)
+
+
+def admit(parts: Context, peer: PeerId, run_id: str, *, stands: bool = True) -> None:
+    """Raises Refuse for a call about another run, of whom the run does not admit, or while this node stands nowhere."""
+    if run_id != parts.run_id:
+        raise Refuse("unknown-run", "this node does not take part in that run")
+    if not parts.admits(peer):
+        raise Refuse("not-a-member", "this run does not admit you: it lists its members, or asks work of their keys")
+    if not stands:
+        raise Refuse(STARTING, "this node does not know the state of the run yet; ask again later")

@@ -75,7 +75,7 @@ class Gather(Reducer):
             for peer, share in shares.items():
                 with blaming(peer):
                     self._codec.decode(found[peer], self._parameters, scratch)
-                fold_in(total, share, scratch, scratch)
+                fold_in(total, share, scratch)
             return idct(total)
 
         return await self._parts.runner(add_up)

@@ -35,8 +35,8 @@ import trio
 
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Element, InvalidRecord, Record
-from swarmnode.protocols.calls.rpc import CallError, Refuse
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.calls.rpc import CallError
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.known.messages import Counter, Hash
 from swarmnode.protocols.methods.method import NOTICE_MEMBERS_FOR, Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, loss_of
@@ -136,7 +136,7 @@ class Seed(Method):
     # --- what others ask --------------------------------------------------------------------------------------------
 
     async def _on_stand(self, peer: PeerId, query: RunQuery) -> SeedStand:
-        self._parts.check_admitted(peer)
+        admit(self._parts, peer, query.run_id)
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
             self._news.unpark_all()
@@ -158,10 +158,10 @@ class Seed(Method):
             return self._offered[1]
 
     def _check(self, peer: PeerId, query: RunQuery) -> Tally:
-        self._parts.check_admitted(peer)
-        if query.run_id != self._parts.run_id or self._tally is None or not self._hash:
-            raise Refuse("starting", "this node has no state of that run")
-        return self._tally
+        tally = self._tally if self._hash else None
+        admit(self._parts, peer, query.run_id, stands=tally is not None)
+        assert tally is not None
+        return tally
 
     # --- records ----------------------------------------------------------------------------------------------------
 

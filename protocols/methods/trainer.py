@@ -172,7 +172,7 @@ class Trainer(ABC):
 
     async def remember(self, moments: Vector, updates: int) -> None:
         """Go on with these, of this run and an earlier life. Not while `train` runs. Raises TrainerDied, ValueError."""
-        raise self._cannot("remember moments")
+        raise NotImplementedError
 
     @abstractmethod
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
@@ -215,47 +215,47 @@ class Trainer(ABC):
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
         """Held-out loss of the local parameters, bits per byte, on the first so many. Raises TrainerDied."""
-        raise self._cannot("judge")
+        raise NotImplementedError
 
     async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
         """Loss and its gradient (P,) on the sequences from `first` to before `last`. Raises TrainerDied.
 
         None where the task gives no gradient. The local parameters are afterwards what they were.
         """
-        raise self._cannot("judge")
+        raise NotImplementedError
 
     # --- drawing the batches of others, which follow from who trains and when -----------------------------------------
 
     async def places(self, batches: Batches) -> list[tuple[int, int]]:
         """Which bytes of a text of `size` these are drawn from, (start, stop) each. Raises TrainerDied."""
-        raise self._cannot("draw the batches of others")
+        raise NotImplementedError
 
     async def drawn(self, batches: Batches) -> float | None:
         """Loss of the local parameters on them, in the unit of training; None where this trainer draws none of others.
 
         Raises TrainerDied.
         """
-        raise self._cannot("draw the batches of others")
+        raise NotImplementedError
 
     # --- audits: others repeat this trainer's work, and it repeats theirs ---------------------------------------------
 
     async def mark(self) -> Marked:
         """The stretches since the last mark. To be called before the parameters are touched. Raises TrainerDied."""
-        raise self._cannot("be audited")
+        raise NotImplementedError
 
     @property
     def states(self) -> tuple[Path, Path, Path]:
         """Folders of vectors (training/verify/vectors): its own states, what it offered, and others' states."""
-        raise self._cannot("be audited")
+        raise NotImplementedError
 
     async def replay(self, slice: Slice) -> Replayed:
         """Repeat somebody's steps: none where a state of theirs is not there, as after a restart. Own parameters and
         moments are afterwards what they were. Raises TrainerDied."""
-        raise self._cannot("repeat steps")
+        raise NotImplementedError
 
     async def calibrate(self) -> Replayed:
         """Repeat the newest own stretch, as other machines might: none where it is kept no more. Raises TrainerDied."""
-        raise self._cannot("repeat steps")
+        raise NotImplementedError
 
     # --- a policy, in a run by rollouts -------------------------------------------------------------------------------
 
@@ -267,14 +267,14 @@ class Trainer(ABC):
         `version`: updates that the policy has seen. `count`: so many questions, None: as the run says. With `policy`,
         the hash of the parameters, they are remembered for audits. Raises TrainerDied.
         """
-        raise self._cannot("train a policy")
+        raise NotImplementedError
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         """Answers with proofs to these questions, up to one that cannot be made, for whoever trains the policy.
 
         Raises TrainerDied.
         """
-        raise self._cannot("train a policy")
+        raise NotImplementedError
 
     async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
         """One update from the rollouts asked last, and from others' groups. Raises TrainerDied.
@@ -282,7 +282,7 @@ class Trainer(ABC):
         `sampled`: groups that others wrote with remembered weights; a share of each author's is audited. `probation`:
         authors in the pool who have a part of the update together, however many they are.
         """
-        raise self._cannot("train a policy")
+        raise NotImplementedError
 
     async def score(self, groups: Groups, *, texts: bool = False) -> list[dict[str, Any]]:
         """What there is to learn from these, for tasks whose answers the daemon cannot check.
@@ -290,10 +290,7 @@ class Trainer(ABC):
         Of each, `refused`: the word for why nothing, empty where there is something; `why` in words; with `texts` the
         question, its key and the answers with what they earn, None where there are none. Raises TrainerDied.
         """
-        raise self._cannot("train a policy")
-
-    def _cannot(self, what: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} cannot {what}, and its `capabilities` say so")
+        raise NotImplementedError
 
 
 class Turns:

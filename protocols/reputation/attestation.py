@@ -132,31 +132,17 @@ def read(record: Record) -> Attested:
 
 def _parse(round: int, subject: str, value: Mapping[str, Any]) -> Attestation:
     rows = value["found"]
-    if not isinstance(rows, tuple) or len(rows) > MAX_FINDINGS:
-        raise ValueError(f"at most {MAX_FINDINGS} findings expected")
-    found = tuple(_finding(*row) for row in rows)
-    if len({finding.saw for finding in found}) != len(found):
-        raise ValueError("two findings of one kind")
-    return Attestation(
-        round,
-        subject,
-        _integer(value["score"], FULL),
-        _integer(value["work"], FULL),
-        _integer(value["rounds"], MAX_COUNT),
-        found,
-    )
-
-
-def _finding(saw: Any, good: Any, bad: Any, evidence: Any) -> Finding:
-    if not isinstance(evidence, bytes) or len(evidence) not in (0, EVIDENCE):
+    found = tuple(Finding(Saw(saw), good, bad, evidence) for saw, good, bad, evidence in rows)
+    what = Attestation(round, subject, value["score"], value["work"], value["rounds"], found)
+    numbers = [(what.score, FULL), (what.work, FULL), (what.rounds, MAX_COUNT)]
+    numbers += [(number, MAX_COUNT) for row in rows for number in row[:3]]
+    if any(type(number) is not int or not 0 <= number <= most for number, most in numbers):  # nor is a bool a number
+        raise ValueError(f"a number lies beyond 0 to {FULL}, or {MAX_COUNT}")
+    if any(type(one.evidence) is not bytes or len(one.evidence) not in (0, EVIDENCE) for one in found):
         raise ValueError(f"evidence has {EVIDENCE} bytes, or none")
-    return Finding(Saw(_integer(saw, 255)), _integer(good, MAX_COUNT), _integer(bad, MAX_COUNT), evidence)
-
-
-def _integer(value: Any, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"an integer from 0 to {most} expected")
-    return value
+    if len(found) > MAX_FINDINGS or len({one.saw for one in found}) != len(found):
+        raise ValueError(f"more than {MAX_FINDINGS} findings, or two of one kind")
+    return what
 
 
 IN_ROSTERS = (Saw.GAIN, Saw.FORM, Saw.TIMELY)  # of what else was seen a roster lists nothing

@@ -41,9 +41,9 @@ from swarmnode.training.open_step import (
     Factor,
     apply_contributions,
     clip_units,
-    exact_norm,
     median_norm,
     norm_of,
+    opened,
     sequences_for,
 )
 from swarmnode.training.outer import OuterState, outer_step
@@ -347,7 +347,7 @@ class OpenSwarm:
         )
 
     def _offer(self, name: str, raw: bytes) -> Offer:
-        norm = exact_norm(raw, self._task.parameters, codec_name=self._codec)
+        norm = norm_of(opened(raw, self._task.parameters, codec_name=self._codec))
         return offered(self._chain, name, root=id_of(raw), norm=norm)
 
     def _quoted(self, offers: dict[str, Offer], values: dict[bytes, Floats], lying: set[str]) -> Quoted:

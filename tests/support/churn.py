@@ -31,7 +31,7 @@ from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.simnode import SimNetwork
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.codecs.topk import Places, TopK, Vector
-from swarmnode.training.open_step import SEQUENCES, exact_norm
+from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.outer import Layout
 
 REMEMBERED = 1 << 16  # verified signatures, and parsed elements
@@ -113,15 +113,14 @@ def one_answer_for_all() -> Iterator[None]:
         return known[asked]
 
     @lru_cache(REMEMBERED // 16)
-    def decoded(codec: TopK, raw: bytes, elements: int) -> tuple[tuple[Places, Vector], ...]:
-        steps = tuple(decode_steps(codec, raw, elements))
-        for step in steps:
-            for array in step:
-                array.flags.writeable = False
-        return steps
+    def decoded(codec: TopK, raw: bytes, elements: int) -> tuple[Places, Vector]:
+        sparse = decode_sparse(codec, raw, elements)
+        for array in sparse:
+            array.flags.writeable = False
+        return sparse
 
-    def steps(self: TopK, raw: bytes | memoryview, elements: int) -> Iterator[tuple[Places, Vector]]:
-        return iter(decoded(self, bytes(raw), elements))
+    def decoded_once(self: TopK, raw: bytes | memoryview, elements: int) -> tuple[Places, Vector]:
+        return decoded(self, bytes(raw), elements)
 
     statements: dict[bytes, Said[Any]] = {}
 
@@ -132,14 +131,13 @@ def one_answer_for_all() -> Iterator[None]:
             statements[record.id] = read(record)
         return statements[record.id]
 
-    decode_steps, contributions = TopK.decode_steps, "swarmnode.protocols.methods.open.store"
+    decode_sparse, contributions = TopK.decode_sparse, "swarmnode.protocols.methods.open.store"
     with (
         patch.object(SimNetwork, "verify", remembered),
         patch("swarmnode.protocols.state.intake.parse", lru_cache(REMEMBERED)(parse)),
         patch("swarmnode.protocols.methods.open.store.read", read_once),
-        patch(f"{contributions}.exact_norm", lru_cache(REMEMBERED // 16)(exact_norm)),
         patch(f"{contributions}.id_of", lru_cache(REMEMBERED // 16)(id_of)),
-        patch.object(TopK, "decode_steps", steps),
+        patch.object(TopK, "decode_sparse", decoded_once),
     ):
         yield
 

@@ -54,8 +54,9 @@ def test_a_fused_multiply_add_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sum_in_another_order_and_another_choice_of_ties_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = outer.weighted_sum
-    monkeypatch.setattr(golden, "weighted_sum", lambda parts, weights: given(parts[::-1], weights[::-1]))
+    turned, given, shares = {"part 0": "part 2", "part 2": "part 0"}, golden.vector, outer.shares_of
+    monkeypatch.setattr(golden, "vector", lambda name, *size: given(turned.get(name, name), *size))
+    monkeypatch.setattr(golden, "shares_of", lambda weights: shares(weights)[::-1])
     with pytest.raises(golden.GoldenMismatch, match="swarm: weighted_sum"):
         golden.check_golden()
     monkeypatch.undo()

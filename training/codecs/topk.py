@@ -19,8 +19,8 @@ Of `highs` bits, k are set and at most one for each value of `high` is not, so a
 Places drawn evenly have 7.36 bits of entropy; a Rice code of the gaps takes 7.5 on the average and makes every size
 depend on what is sent, fixed numbers of 12 bits take 12 (docs/codecs.md).
 
-Decoding is the part that every node does with strangers' bytes: `decode_steps` and `decode_sparse` give places and
-values without ever making the dense vector, `decode` writes them into one.
+Decoding is the part that every node does with strangers' bytes: `decode_sparse` gives places and values without ever
+making the dense vector, `decode` writes them into one.
 """
 
 from __future__ import annotations
@@ -123,39 +123,28 @@ class TopK(Codec):
             pack_places(chosen, lows[lows_size(first * KEEP) :], highs[first * highs_size(KEEP) :])
 
     def _decode(self, raw: memoryview, values: Vector) -> None:
+        places, kept = self.decode_sparse(raw, values.size)
         values.fill(0)
-        for places, kept in self.decode_steps(raw, values.size):
-            values[places] = kept
+        values[places] = kept
 
     def take_off(self, raw: memoryview, values: Vector, scratch: Vector | None) -> None:
-        for places, sent in self.decode_steps(raw, values.size):
-            values[places] -= sent
+        places, sent = self.decode_sparse(raw, values.size)
+        values[places] -= sent
 
     def decode_sparse(self, raw: bytes | bytearray | memoryview, elements: int) -> tuple[Places, Vector]:
         """Places in the vector, ascending, and what stands there: int64 (k,) and float32 (k,), k = `kept_of(elements)`.
 
         Raises CodecError for bytes that no encoder makes.
         """
-        places, values, at = np.empty(kept_of(elements), np.int64), np.empty(kept_of(elements), np.float32), 0
-        for some, kept in self.decode_steps(raw, elements):
-            places[at : at + some.size], values[at : at + some.size] = some, kept
-            at += some.size
-        return places, values
-
-    def decode_steps(self, raw: bytes | bytearray | memoryview, elements: int) -> Iterator[tuple[Places, Vector]]:
-        """What `decode_sparse` gives, in consecutive pieces of at most 8192 places; both arrays are new.
-
-        Raises CodecError for bytes that no encoder makes, which may be after the first pieces.
-        """
-        view = self._checked(raw, elements)
-        halves, codes, lows, highs = _sections(view, elements)
+        halves, codes, lows, highs = _sections(self._checked(raw, elements), elements)
         if np.any((halves != 0) & (halves < _SMALLEST) | (halves > _LARGEST)) or np.any(halves[:, 0] > halves[:, 1]):
             raise CodecError("topk: a level is negative, not finite, subnormal, or above the greater one")
         # Four values a chunk, by code: lesser, greater, minus lesser, minus greater.
         table = from_bf16(np.concatenate([halves, halves | np.uint16(0x8000)], axis=1)).reshape(-1)
+        places, values = np.empty(kept_of(elements), np.int64), np.empty(kept_of(elements), np.float32)
         for first, count, size, keep in _batches(elements):
             at, stop = first * KEEP, first * KEEP + count * keep
-            places = unpack_places(
+            inside = unpack_places(
                 lows[lows_size(at) : lows_size(stop)],
                 highs[first * highs_size(KEEP) :][: count * highs_size(keep)],
                 count,
@@ -164,7 +153,9 @@ class TopK(Codec):
             )
             chunk = np.arange(first, first + count)[:, None]
             code = _unpack_codes(codes[at // 4 : -(-stop // 4)], stop - at).reshape(count, keep)
-            yield (chunk * CHUNK + places).reshape(-1), table[chunk * 4 + code].reshape(-1)
+            places[at:stop] = (chunk * CHUNK + inside).reshape(-1)
+            values[at:stop] = table[chunk * 4 + code].reshape(-1)
+        return places, values
 
 
 def kept_of(elements: int) -> int:

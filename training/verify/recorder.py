@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from swarmnode.training.verify.trace import Point, State, Stretch
 from swarmnode.training.verify.vectors import Vectors
@@ -26,14 +26,6 @@ STATES = 32 << 30  # … these bytes of disk
 SPARE = 4  # more points of a round: where legs begin and end
 LEAST = 1 << 30  # bytes of disk: who waits for others trains on, and has more stretches
 WINDOWS = 2  # contributions whose states are kept: the one that is looked at, and the next
-
-
-@dataclass(frozen=True)
-class _Open:
-    start: Point
-    round: int
-    step: int
-    texts: int
 
 
 def stretch_steps(steps: int, parameters: int) -> int:
@@ -64,7 +56,7 @@ class Recorder:
         """`view` is the present state, which may be the memory that is trained; `every` steps are a stretch."""
         self._view, self._vectors, self._every = view, vectors, every
         self._point: Point | None = None  # the newest
-        self._open: _Open | None = None
+        self._open: Stretch | None = None  # of no steps yet
         self._next = 0  # step after the newest
         self._done: list[Stretch] = []
         self.last: Stretch | None = None  # the newest whole one, for calibration
@@ -85,11 +77,10 @@ class Recorder:
                 return
             if (begun.round == round and step > begun.step) or (begun.round < round and not step):
                 end = self._close(begun, step or ended)
-                self._open = _Open(end, round, step, texts) if end is not None else None
+                self._begin(end, round, step, texts)
                 return
             self.lose()  # steps were left out or repeated
-        start = self._keep()
-        self._open = _Open(start, round, step, texts) if start is not None else None
+        self._begin(self._keep(), round, step, texts)
 
     def mark(self, round: int, step: int) -> list[Stretch]:
         """The stretches since the last mark; `step` of `round` would be next."""
@@ -109,11 +100,13 @@ class Recorder:
         parameters, moments = self._vectors.get(point.parameters), self._vectors.get(point.moments)
         return State(parameters, moments, point.updates) if parameters is not None and moments is not None else None
 
-    def _close(self, begun: _Open, step: int) -> Point | None:
+    def _begin(self, start: Point | None, round: int, step: int, texts: int) -> None:
+        self._open = Stretch(start, start, round, step, 0, texts) if start is not None else None
+
+    def _close(self, begun: Stretch, step: int) -> Point | None:
         end = self._keep()
         if end is not None:
-            steps = step - begun.step
-            self.last = Stretch(begun.start, end, begun.round, begun.step, steps, begun.texts)
+            self.last = replace(begun, end=end, steps=step - begun.step)
             self._done.append(self.last)
         return end
 

@@ -198,8 +198,6 @@ def _parse(row: Any) -> Trace:
     version, origin, (previous, base, start, end, residual), legs, texts = row
     if version != VERSION:
         raise BadTrace("it has another form than this version knows")
-    if len(legs) > MAX_LEGS or sum(len(leg[2]) for leg in legs) > MAX_STRETCHES:
-        raise BadTrace("too many legs or stretches")
     return Trace(
         Origin(_number(origin)),
         _id(previous, empty=True),

@@ -42,7 +42,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget, Recent
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.gossip.meeting import (
     AWAY,
     PAST,
@@ -161,9 +161,7 @@ class Gossip(Method):
 
     def _check(self, peer: PeerId, run_id: str, *, moving: bool) -> None:
         """Raises Refuse where this node is in another run, stands nowhere yet, trains no more, or does not admit it."""
-        if run_id != self._parts.run_id or self._state is None:
-            raise Refuse("starting", "this node has no state of that run")
-        self._parts.check_admitted(peer)
+        admit(self._parts, peer, run_id, stands=self._state is not None)
         if moving and self.paused:
             raise Refuse(AWAY, "this node takes no part for now")
 

@@ -16,7 +16,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.known.messages import (
     LONGEST_WINDOW,
     MAX_SEATS,
@@ -44,7 +44,6 @@ SHOWN_HISTORY = 16  # of them in a RoundHead
 JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgotten
 MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
 LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
-STARTING = "starting"  # the code by which a node refuses that stands nowhere yet
 SUMMONS = 4  # of a candidate that end attempts of others at once; then one in the time that an attempt may take
 MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
 
@@ -271,11 +270,7 @@ class Acceptor:
     # --- requests of others -----------------------------------------------------------------------------------------
 
     def _check(self, run_id: str, peer: PeerId) -> None:
-        if run_id != self.run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        self._parts.check_admitted(peer)
-        if self._position is None:
-            raise Refuse(STARTING, "this node does not know the state of the run yet; ask again later")
+        admit(self._parts, peer, run_id, stands=self._position is not None)
 
     async def _on_head(self, peer: PeerId, query: HeadQuery) -> RoundHead:
         self._check(query.run_id, peer)

@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import trio
 
 from swarmnode.protocols.calls.rpc import CallError, Refused
-from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.known.acceptor import STARTING, diverged, prefers, rank
+from swarmnode.protocols.methods.context import STARTING, Context
+from swarmnode.protocols.methods.known.acceptor import diverged, prefers, rank
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHead

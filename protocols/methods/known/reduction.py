@@ -261,7 +261,7 @@ class Summing:
             for share, (peer, source) in zip(shares, sources.items(), strict=True):
                 with blaming(peer):
                     codec.decode(source.raw(chunk), size, decoded)
-                fold_in(total, share, decoded, decoded)
+                fold_in(total, share, decoded)
             lost += not encoded(codec, self.residual, place, total, raw)
             if into is not None:
                 codec.decode(raw, size, into[place])

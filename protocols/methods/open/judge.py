@@ -18,10 +18,12 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from swarmnode.protocols.chain.rules import longest_norm
+from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import FULL_STANDING, JUDGED, MAX_GAIN, PREFIX, Score
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.store import Contribution
+from swarmnode.protocols.methods.open.store import ChainStore, Contribution
 from swarmnode.protocols.methods.trainer import Trainer, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs.feedback import norm_in_float64
@@ -36,7 +38,6 @@ from swarmnode.training.open_step import (
     rise,
     sequences_for,
 )
-from swarmnode.training.outer import OuterState
 
 MICRO = 1_000_000  # of gains
 SUSPECT = 0.5  # of `revert_above`: so steep a rise along the last roster, or a steeper one, is looked into
@@ -54,21 +55,21 @@ class Evaluator:
         self,
         local: LocalTrainer,
         parts: Context,
+        store: ChainStore,
+        chain: ChainState,
+        nonce: bytes,
         *,
-        state: OuterState,
-        before: OuterState | None,
-        round: int,
-        seed: int,
-        longest: float = math.inf,
         suspect: float = SUSPECT,
     ) -> None:
-        """`before`: the state before the last roster, where it can be undone.
-
-        `longest`: the usual norm, to a multiple of which all are clipped, that a roster comes to at the most.
-        """
-        self._local, self._parts, self._state, self._before = local, parts, state, before
-        self._seed, self._longest, self._suspect = seed, longest, suspect * parts.spec.trust.revert_above
-        self._sequences = sequences_for(parts.spec.inner.steps_in(round) * parts.spec.inner.batch)
+        """`chain`: that on whose tip the round is, where this node has the state; `nonce`: the judge's."""
+        state = store.state(chain.tip)
+        assert state is not None, "it is judged where the state is kept"
+        undoable = chain.undoable and chain.tip in store.tree
+        self._local, self._parts, self._state = local, parts, state
+        self._suspect = suspect * parts.spec.trust.revert_above
+        self._before = store.state(store.tree[chain.tip].parent) if undoable else None
+        self._seed, self._longest = batch_seed(nonce, chain.seed), longest_norm(chain, store.rules)
+        self._sequences = sequences_for(parts.spec.inner.steps_in(chain.round) * parts.spec.inner.batch)
         self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte; None: not suspect
         self.reach: float | None = None  # the most that a gain may be, micro-bits per byte; None: not by gradients
 

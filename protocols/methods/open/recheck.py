@@ -28,12 +28,11 @@ import trio
 
 from swarmnode.protocols.chain.duty import PER_AUTHOR, RoundLog
 from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.chain.rules import longest_norm
 from swarmnode.protocols.chain.statements import JUDGED, PREFIX, Score, Scores
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.checks.check import Looks
-from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
+from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.round import Signer
 from swarmnode.protocols.methods.open.store import DISPUTED_FOR, LOOKED_FOR, ChainStore
@@ -108,9 +107,9 @@ class Rechecks(Looks):
 
     async def _error(self, judge: PeerId, block: Block) -> float | None:
         """How far a judge's worst figure is off, in what honest ones may be; None where that cannot be told now."""
-        store, log, state = self._store, self._store.logs.get(block.parent), self._store.state(block.parent)
+        store, log = self._store, self._store.logs.get(block.parent)
         said = quoted(log, block).get(judge) if log is not None else None
-        if log is None or said is None or state is None:
+        if log is None or said is None or store.state(block.parent) is None:
             return None
         chain, contributions = log.chain, store.contributions
         told = {score.commit for score in said.scores if score.found == JUDGED}
@@ -125,17 +124,8 @@ class Rechecks(Looks):
         here = {id: contributions[root] for id, root in roots.items() if root in contributions}
         if not solid or not solid <= here.keys() or not self._has_time():
             return None
-        undoable = chain.undoable and chain.tip in store.tree and said.undo is not None
-        evaluator = Evaluator(
-            self._local,
-            self._parts,
-            state=state,
-            before=store.state(store.tree[chain.tip].parent) if undoable else None,
-            round=chain.round,
-            seed=batch_seed(said.nonce, chain.seed),
-            longest=longest_norm(chain, store.rules),
-            suspect=-math.inf,
-        )
+        suspect = -math.inf if said.undo is not None else math.inf
+        evaluator = Evaluator(self._local, self._parts, store, chain, said.nonce, suspect=suspect)
         try:
             found = await evaluator.measure(here, authors, chain.validators)
         except TrainerDied:

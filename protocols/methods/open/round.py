@@ -44,7 +44,7 @@ from swarmnode.protocols.chain.duty import (
     follow,
 )
 from swarmnode.protocols.chain.forks import Block
-from swarmnode.protocols.chain.rules import compose, longest_norm
+from swarmnode.protocols.chain.rules import compose
 from swarmnode.protocols.chain.state import ChainState, HashChain, participates, places_of, volunteers
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
@@ -72,7 +72,7 @@ from swarmnode.protocols.chain.statements import (
 )
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Overtaken, RoundResult
-from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
+from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import BURST, ChainStore
 from swarmnode.protocols.methods.open.sync import ChainSync, Lost
@@ -167,17 +167,7 @@ class OpenRounds:
         """Take up the round on the present block, with what this node has already said in it."""
         store, parts = self._store, self._parts
         block = store.block
-        state = store.state(block.id)
-        assert state is not None, "the state on which a node stands is kept"
-        evaluator = Evaluator(
-            self._local,
-            parts,
-            state=state,
-            before=store.state(block.parent) if block.chain.undoable else None,
-            round=block.chain.round,
-            seed=batch_seed(self._signer.derive("nonce", block.chain), block.chain.seed),
-            longest=longest_norm(block.chain, store.rules),
-        )
+        evaluator = Evaluator(self._local, parts, store, block.chain, self._signer.derive("nonce", block.chain))
         context = RoundContext(
             parts.network.me,
             store.log,

@@ -38,7 +38,7 @@ from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.transfer.bulk import Key
 from swarmnode.training import mapped
 from swarmnode.training.codecs import CodecError, codec
-from swarmnode.training.open_step import Factor, Raw, Sparse, apply_contributions, exact_norm, norm_of, opened
+from swarmnode.training.open_step import Factor, Raw, Sparse, apply_contributions, norm_of, opened
 from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
@@ -142,10 +142,8 @@ class Contributions:
 
     def _opened(self, raw: Raw, round: int) -> Contribution:
         """Raises CodecError."""
-        sparse = opened(raw, self._elements, codec_name=self._codec_name)
-        if sparse is None:
-            return Contribution(raw, exact_norm(raw, self._elements, codec_name=self._codec_name), round)
-        return Contribution(raw, norm_of(sparse[1]), round, sparse)
+        held = opened(raw, self._elements, codec_name=self._codec_name)
+        return Contribution(raw, norm_of(held), round, held if isinstance(held, tuple) else None)
 
     def _hold(self, id: bytes, contribution: Contribution) -> None:
         """Keep it, and of the newest ones also what they hold: the judge, its checks and the roster read that."""

@@ -5,7 +5,7 @@ Groups are checked by the trainer:
     samplers.know(policy_hash, version)              # weights that are out; older ones than `staleness` are forgotten
     samplers.insert(signed)                          # "" where it is kept, else the word for why not
     groups = samplers.drawn(32, version=14)          # the newest versions first, authors take turns
-    samplers.settle(groups, caught={"12D3…": "other-activations"})
+    samplers.settle(groups, caught={"12D3…": "not-drawn"})
 
 A group counts only if it answers the question that follows from its author, its counter and the weights
 (`training.rl.tasks.assigned_task`): so nobody picks questions. Nor does anybody by leaving out groups: counters grow by

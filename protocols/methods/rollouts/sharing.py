@@ -23,7 +23,7 @@ import trio
 
 from swarmnode.protocols.calls.rpc import CallError, LifecycleGuard, Refuse
 from swarmnode.protocols.limits import Allowance, Budget
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.rollouts.intake import GroupIntake
 from swarmnode.protocols.methods.rollouts.messages import (
     GIVE,
@@ -387,11 +387,3 @@ class Rollouts:
             loads = [_Load(group, 2, {group.author}) for group in recent if group.author != peer]
             self._nursery.start_soon(self._offer, peer, loads[: query.count])
         return Empty()
-
-
-def admit(parts: Context, peer: PeerId, run_id: str) -> None:
-    """Raises Refuse for a call about another run, and of whom the run does not admit."""
-    if run_id != parts.run_id:
-        raise Refuse("unknown-run", "this node does not take part in that run")
-    if not parts.admits(peer):
-        raise Refuse("not-admitted", "this run does not admit you")

@@ -33,10 +33,9 @@ from numpy.typing import NDArray
 from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget, Recent
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, Digest
 from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
-from swarmnode.protocols.methods.rollouts.sharing import admit
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner, surely

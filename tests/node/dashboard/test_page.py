@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from browser import Browser, Page, needs_chromium
+from realnodes import until
 
 import swarmnode.node.dashboard
 
@@ -342,10 +343,7 @@ def test_pause_and_stop_reach_the_daemon_and_stop_asks_first(browser: Browser, d
     assert "stop" not in daemon.called
     assert page.js("document.querySelector('#sure').open")
     page.js("document.querySelector('#stop-yes').click()")
-    give_up = time.monotonic() + 5
-    while not {"pause", "stop"} <= set(daemon.called):
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    until(lambda: {"pause", "stop"} <= set(daemon.called), within=5)
 
 
 def test_a_limit_that_is_changed_reaches_the_daemon(browser: Browser, daemon: FakeDaemon) -> None:
@@ -355,10 +353,7 @@ def test_a_limit_that_is_changed_reaches_the_daemon(browser: Browser, daemon: Fa
     for field in ("document.querySelector('#caps input')", "document.querySelector('#caps [type=checkbox]')"):
         page.js(f"{field}.type === 'checkbox' ? {field}.click() : {field}.dispatchEvent(new Event('change'))")
         page.wait("document.querySelectorAll('#caps input').length === 2")
-    give_up = time.monotonic() + 5
-    while [cap["value"] for cap in daemon.caps.values()] != ["50", True]:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    until(lambda: [cap["value"] for cap in daemon.caps.values()] == ["50", True], within=5)
 
 
 def test_why_it_does_not_train_is_told_and_only_its_owners_pause_can_be_ended(

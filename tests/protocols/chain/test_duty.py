@@ -127,8 +127,7 @@ def test_the_leader_of_the_attempt_leads_once_it_has_all_or_waited_and_only_it()
 
 
 def test_a_leader_gets_what_it_lacks_first() -> None:
-    (action,) = does(*HERE, *BOTH.scores, norms={}, **LEADING)
-    assert isinstance(action, Fetch) and action.commit in COMMITS
+    assert does(*HERE, *BOTH.scores, norms={}, **LEADING) == (Fetch(),)
 
 
 def test_a_leader_quotes_nothing_that_it_cannot_show_to_others() -> None:

@@ -50,7 +50,9 @@ def test_what_is_new_since_the_last_epoch_counts_once() -> None:
 
 
 def test_forged_and_refuted_groups_count_against_their_author_and_old_ones_do_not() -> None:
-    ledger = told([stats("bob", 8, old=5, stale=2, flood=9, other_difficulty=3), stats("eve", 4, dishonest=4)])
+    ledger = told(
+        [stats("bob", 8, old=5, stale=2, flood=9, other_difficulty=3), stats("eve", 4, dishonest=3, not_drawn=1)]
+    )
     assert [(f.good, f.bad) for f in ledger.found("bob")] == [(8, 0)]
     assert [(f.good, f.bad) for f in ledger.found("eve")] == [(4, 4)]
 

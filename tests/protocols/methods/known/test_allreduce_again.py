@@ -13,9 +13,9 @@ from tripwire import Tripwire, spread
 from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
 from swarmnode.protocols.methods.known.partition import CHUNK, BufferPool, Chunks, grid_of
 from swarmnode.protocols.methods.known.reduction import Vector
+from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import codec
-from swarmnode.training.outer import weighted_sum
 
 Simulated = Callable[..., None]
 SIZE = 13 * CHUNK + 4321  # four parts of some chunks each, the last shorter

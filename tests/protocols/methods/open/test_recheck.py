@@ -11,12 +11,12 @@ import pytest
 import trio
 from chains import RULES, block, cut, hashed, quote, scores, start
 from hypothesis import settings
-from openspec import open_spec, parts_of
+from openspec import judged_at, open_spec, parts_of
 from trio.testing import MockClock
 
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import Score, Scores
-from swarmnode.protocols.methods.open.judge import Evaluator, batch_seed
+from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.recheck import CONFIRMED, drawn, furthest
 from swarmnode.protocols.methods.open.store import Contribution
@@ -69,7 +69,7 @@ def offers(rng: np.random.Generator, slope: Vector) -> dict[bytes, Contribution]
     return found
 
 
-def judged(kind: type[ToyModel], seed: int, work: dict[bytes, Contribution], at: Vector) -> tuple[Evaluator, Scores]:
+def judged(kind: type[ToyModel], nonce: bytes, work: dict[bytes, Contribution], at: Vector) -> tuple[Evaluator, Scores]:
     """What a machine of this kind measures with these sequences."""
     evaluator: Evaluator | None = None
     found: dict[bytes, Score] = {}
@@ -80,8 +80,7 @@ def judged(kind: type[ToyModel], seed: int, work: dict[bytes, Contribution], at:
         trainer = SimTrainer(kind(dimension=DIMENSION, seed=0, peer_id="me"))
         before = OuterState.start(at + np.float32(0.01))
         local = LocalTrainer(trainer, inline, spec)
-        state, parts = OuterState.start(at), parts_of(spec)
-        evaluator = Evaluator(local, parts, state=state, before=before, round=0, seed=seed, suspect=-math.inf)
+        evaluator = Evaluator(local, parts_of(spec), *judged_at(OuterState.start(at), before), nonce, suspect=-math.inf)
         found = await evaluator.measure(work, dict.fromkeys(work, "peer"), ("peer",))
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -90,22 +89,22 @@ def judged(kind: type[ToyModel], seed: int, work: dict[bytes, Contribution], at:
     return evaluator, Scores(0, bytes(32), bytes(32), bytes(16), evaluator.undo, rows)
 
 
-def scene(number: int) -> tuple[int, dict[bytes, Contribution], Vector]:
+def scene(number: int) -> tuple[bytes, dict[bytes, Contribution], Vector]:
     """A judge's draw, contributions and parameters, nearer and nearer to where nothing is left to learn."""
     rng, toy = np.random.default_rng(number), ToyModel(dimension=DIMENSION, seed=0)
     at = toy._truth + np.float32(10.0 ** -rng.uniform(0, 3)) * rng.standard_normal(toy.vector.size).astype(np.float32)
     toy.vector[:] = at
-    return int(rng.integers(1 << 60)), offers(rng, toy.slope(number, 0, 8)[1]), at
+    return rng.bytes(32), offers(rng, toy.slope(number, 0, 8)[1]), at
 
 
 @pytest.mark.slow
 def test_honest_figures_of_other_machines_are_found_right() -> None:
     figures, worst = 0, 0.0
     for number in range(FIGURES // (2 * OFFERS) + 1):
-        seed, work, at = scene(number)
-        _, said = judged(ToyModel, seed, work, at)
+        nonce, work, at = scene(number)
+        _, said = judged(ToyModel, nonce, work, at)
         for kind in (OtherOrder, Exact):
-            evaluator, again = judged(kind, seed, work, at)
+            evaluator, again = judged(kind, nonce, work, at)
             error = furthest(said, again.scores, evaluator)
             assert error is not None
             worst, figures = max(worst, error), figures + len(again.scores)
@@ -115,9 +114,9 @@ def test_honest_figures_of_other_machines_are_found_right() -> None:
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_lie_of_a_part_of_what_judges_differ_by_is_found(number: int) -> None:
-    seed, work, at = scene(number)
-    evaluator, said = judged(ToyModel, seed, work, at)
-    others = [judged(ToyModel, batch_seed(bytes([judge]), bytes(32)), work, at)[1] for judge in range(16)]
+    nonce, work, at = scene(number)
+    evaluator, said = judged(ToyModel, nonce, work, at)
+    others = [judged(ToyModel, bytes([judge]), work, at)[1] for judge in range(16)]
     for place in (0, OFFERS // 2, OFFERS - 1):
         spread = stdev(one.scores[place].gain for one in others)
         row = said.scores[place]

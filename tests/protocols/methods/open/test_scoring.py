@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import trio
-from openspec import open_spec, parts_of
+from openspec import judged_at, open_spec, parts_of
 from trio.testing import MockClock
 
 from swarmnode.protocols.chain.statements import MAX_GAIN
@@ -57,7 +57,7 @@ def judged(
     offers: list[Vector],
     *,
     samples: int = ROUND,
-    longest: float = np.inf,
+    norms: tuple[float, ...] = (),
     validators: int | None = None,
     last: Vector | None = None,
     undo: list[int | None] | None = None,
@@ -75,11 +75,10 @@ def judged(
         evaluator = Evaluator(
             work,
             parts_of(spec),
-            state=state,
-            before=OuterState.start(trainer.parameters() + (downhill(0.1) if last is None else last)),
-            round=0,
-            seed=5,
-            longest=longest,
+            *judged_at(
+                state, OuterState.start(trainer.parameters() + (downhill(0.1) if last is None else last)), norms=norms
+            ),
+            b"5",
         )
         found = {number.to_bytes(32, "big"): contribution(offer) for number, offer in enumerate(offers)}
         authors = {id: str(number) for number, id in enumerate(found)}
@@ -160,5 +159,5 @@ def test_what_cannot_be_measured_gains_nothing() -> None:
 
 
 def test_what_is_longer_than_a_roster_applies_is_judged_as_it_would_be_applied() -> None:
-    long, clipped = (judged(trainer(), [downhill(length)], longest=2.0) for length in (2000.0, CLIP_AT * 2.0))
+    long, clipped = (judged(trainer(), [downhill(length)], norms=(1.0,) * 4) for length in (2000.0, CLIP_AT * 2.0))
     assert long == pytest.approx(clipped, rel=1e-3)
