@@ -40,7 +40,6 @@ from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.node.process import metrics_of
-from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
@@ -50,6 +49,7 @@ from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
+from swarmnode.node.succession import SuccessorWatch
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import PROTOCOL as RPC

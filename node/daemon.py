@@ -43,11 +43,11 @@ from swarmnode.node.process import (
     share_arenas,
     watched_every,
 )
-from swarmnode.node.provenance import Unfit, first_state
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.succession import Unfit, first_state
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.receipts import PromiseChecks
 from swarmnode.protocols.runner import in_thread

@@ -1,4 +1,4 @@
-"""Where a model comes from, and how its run goes on: provenance records, and successors of a run.
+"""Where a model comes from: provenance records.
 
     NAME.safetensors        the tensors of the model under their own names, float32; in a folder with what
                             `transformers` or `peft` read beside it, where the run has a base model; in a folder of
@@ -17,8 +17,6 @@ that the specification is that of the run, and the data hashes are in it; that t
 (where the outer momentum is zero or in the file, since the hash covers it). It does not prove that the rounds went as
 told: for that, compare the records of several makers, a node's own history, or the rosters that validators signed in
 the run's state.
-
-A run goes on as another one where its owner says so in its record `note/successor` (docs/provenance.md).
 """
 
 from __future__ import annotations
@@ -26,35 +24,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import trio
 from numpy.typing import NDArray
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import Domain, Envelope
-from swarmnode.crdt.record import Element
-from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
-from swarmnode.node.storage.checkpoints import CheckpointManifest, Checkpoints, newest_round, newest_whole
-from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable, explain, write_atomic
+from swarmnode.node.storage.checkpoints import CheckpointManifest, newest_whole
+from swarmnode.node.storage.datadir import DataDir, RunStore, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
-from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.state.backend import StateBackend, StateError
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
-from swarmnode.training import mapped
-from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.hub import as_qwen3, fetch, file_name, weights_hash, write_beside, write_gguf
 from swarmnode.training.options import SettingError, installing
 from swarmnode.training.outer import Layout, OuterState, state_hash
@@ -66,14 +57,7 @@ FORMAT = 2  # 1 was signed over JSON
 MOMENTUM = "outer_momentum"  # name of the optional tensor (P,) beside those of the model
 MAX_RECORD = 1 << 28  # bytes; a million rounds
 DOMAIN = Domain("provenance", FORMAT, MAX_RECORD)
-KEY = "note/successor"
 OWN_NAMES = "swarmnode.safetensors"  # in a folder for transformers: the model that the record is of
-PARENT = "parent"  # folder within the run's: the state that it begins from, as a checkpoint of round 0
-MAX_REASON = 400  # characters
-FEW = 4  # tensors that an error names
-LOOK_EVERY = 60.0  # seconds, beside what the state tells at once: notes expire
-
-logger = logging.getLogger(__name__)
 
 
 class NoModel(ExpectedError):
@@ -417,241 +401,3 @@ def _history(record: dict[str, Any], rounds: tuple[PastRound, ...]) -> Iterator[
     counts = dict(_accepted(rounds)) == record["contributors"]
     told = f"{len(record['contributors'])} peers" if counts else "the counts are not those of the rounds"
     yield Check("contributors", counts, told)
-
-
-# --- successors -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Succession:
-    """What a run's owner said: the run that follows, or "" where this one just ends."""
-
-    run_id: str
-    round: int  # rounds of the parent that are in the successor, or that were done when it ended
-    reason: str
-
-    def value(self) -> dict[str, Any]:
-        """As it is written into the state."""
-        return {"run": self.run_id, "round": self.round, "reason": self.reason[:MAX_REASON]}
-
-
-def read(element: Element | None, spec: RunSpec) -> Succession | None:
-    """What an element says about the run `spec`; None where it is not the owner's word, or no word."""
-    if element is None or element.key != KEY or element.author != spec.owner or not spec.owner:
-        return None
-    value = element.value
-    if element.tombstone or not isinstance(value, dict):
-        return None
-    run_id, round, reason = value.get("run"), value.get("round"), value.get("reason")
-    if not isinstance(run_id, str) or type(round) is not int or not isinstance(reason, str):
-        return None
-    if run_id and (not RUN_ID.fullmatch(run_id) or run_id == spec.run_id):
-        return None
-    return Succession(run_id, round, "".join(c for c in reason[:MAX_REASON] if c.isprintable()))
-
-
-class SuccessorWatch:
-    def __init__(self, state: StateBackend, spec: RunSpec) -> None:
-        self._state = state
-        self._spec = spec
-        self.said: Succession | None = None
-
-    @property
-    def warning(self) -> str | None:
-        """What the person at this node should know; None where nothing was said."""
-        if self.said is None:
-            return None
-        why = f": {self.said.reason}" if self.said.reason else ""
-        if not self.said.run_id:
-            return f"the run's owner ended it after round {self.said.round}{why}. This node goes on until it is stopped"
-        return (
-            f"the run's owner published a successor{why}. This node stays here; to go over: swarmnode stop, then "
-            f"swarmnode run --run {self.said.run_id}"
-        )
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        if not self._spec.owner:
-            return
-        with self._state.watch(KEY) as changes:
-            while True:
-                try:
-                    self.said = read(await self._state.get(self._spec.owner, KEY), self._spec)
-                except StateError as error:
-                    logger.warning("what the run's owner says of it cannot be read now: %s", error)
-                with trio.move_on_after(LOOK_EVERY):
-                    await changes.receive()
-
-
-# --- beginning from a file ------------------------------------------------------------------------------------------
-
-
-class Unfit(ExpectedError):
-    """A run cannot begin, as the file that it begins from is not here, or does not fit its model."""
-
-    exit_code = CONFIG
-
-    def __init__(self, text: str, folder: Path) -> None:
-        """`folder`: what is kept of the run, which is of no use."""
-        super().__init__(text)
-        self.folder = folder
-
-
-def begun_from(spec: RunSpec, weights: str) -> RunSpec:
-    """The specification in a run file with the hash of the file that the run begins from, if one is named. Blocking.
-
-    Raises SettingError.
-    """
-    if not weights:
-        return spec
-    if spec.run.parent or not spec.needs_data:
-        why = "continues another one" if spec.run.parent else "is learned from rollouts"
-        raise SettingError(
-            f"--weights {weights}: the run {spec.run.name} {why}, so it begins from no file; leave it out"
-        )
-    try:
-        with Path(weights).expanduser().open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise SettingError(f"--weights {weights}: cannot be read: {error.strerror}; name a safetensors file") from error
-    if spec.run.weights not in ("", found):
-        raise SettingError(
-            f"--weights {weights}: has sha-256 {found}, and the run file says [run] weights = {spec.run.weights}: name "
-            "that file, or leave the key out of the run file"
-        )
-    return spec.updated(run={"weights": found})
-
-
-def tokenizer_beside(weights: str) -> str:
-    """The tokenizer that was exported with a file of weights; empty where none was, or no file is named."""
-    path = Path(weights).expanduser()
-    named = "tokenizer.json" if path.name == OWN_NAMES else f"{path.name.removesuffix('.safetensors')}.tokenizer.json"
-    return str(path.parent / named) if weights and (path.parent / named).exists() else ""
-
-
-def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray[np.float32]:
-    """The tensors of a file as the run's parameters, (P,). Raises Unfit."""
-    try:
-        tensors, sha256 = read_tensors(path)
-        if sha256 != spec.run.weights:
-            raise ValueError(f"it changed: its sha-256 is now {sha256}, and the run's is {spec.run.weights}")
-        tensors.pop(MOMENTUM, None)
-        slots = {file_name(spec.model, slot.name): slot for slot in layout.slots}
-        shapes = [
-            f"{name} is {tensors[name].dtype} {list(tensors[name].shape)} in place of float32 {list(slot.shape)}"
-            for name, slot in slots.items()
-            if name in tensors and (tensors[name].shape != slot.shape or tensors[name].dtype != np.float32)
-        ]
-        wrong = [
-            ("it lacks", sorted(slots.keys() - tensors.keys())),
-            ("the model has no", sorted(tensors.keys() - slots)),
-        ]
-        said = [f"{what} {_some(names)}" for what, names in (*wrong, ("its", shapes)) if names]
-        if said:
-            raise ValueError("; ".join(said))
-        parameters: NDArray[np.float32] = mapped.zeros(layout.parameters)
-        for name, slot in slots.items():
-            parameters[slot.offset : slot.offset + slot.size] = tensors[name].reshape(-1)
-        if not is_finite(parameters):
-            raise ValueError("it contains NaN or infinity")
-    except (OSError, ValueError) as error:
-        raise Unfit(
-            f"--weights {path}: the run {spec.run.name} cannot begin from it: {error}. A file fits where it has the "
-            "tensors of the run's [model] and [data] vocabulary by the same names, in float32, as swarmnode provenance "
-            "export writes them",
-            folder,
-        ) from error
-    return parameters
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few of them."""
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(name[:200] for name in names[:FEW]) + more
-
-
-# --- publishing -----------------------------------------------------------------------------------------------------
-
-
-def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSpec:
-    """The successor's specification: `spec` as its owner wrote it, with what follows from the parent filled in.
-
-    Raises SettingError where it could not go on from the parent's state.
-    """
-    for table in ("model", "task"):
-        ours, theirs = getattr(spec, table), getattr(parent, table)
-        if table == "task":
-            ours = replace(ours, heldout_sha256=theirs.heldout_sha256)
-        elif ours.base and not ours.base_sha256:
-            ours = replace(ours, base_sha256=theirs.base_sha256)
-            spec = replace(spec, model=ours)
-        if ours != theirs:
-            raise SettingError(
-                f"[{table}] differs from that of the run it continues, so its state does not fit; keep [{table}] as it "
-                "is there, or begin a new run"
-            )
-    owner = spec.run.owner or parent.owner
-    begins = {"parent": parent.run_id, "parent_state": state_hash, "weights": ""}
-    spec = spec.updated(run={"owner": owner, **begins})
-    if not spec.data.index:
-        spec = spec.updated(task={"heldout_sha256": parent.task.heldout_sha256})
-        spec = replace(spec, data=replace(parent.data, source=spec.data.source, sealed=spec.data.sealed))
-    return spec.begun_by(me)
-
-
-def keep_parent(store: RunStore, spec: RunSpec, layout: Layout, saved: Saved) -> None:
-    """Keep the successor `spec` and the state that it begins from. Blocking. Raises NoSpace or DataDirError."""
-    store.keep(spec)
-    _parent_of(store, spec, layout).save(replace(saved, round=0, members=(), extra=b""))
-
-
-def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str) -> Saved | None:
-    """What the chosen run begins from where the seed does not say it, as a checkpoint of its round 0. Blocking.
-
-    That is the state of the run that it continues, or `weights`, the file that this node's owner named. None where it
-    is the seed, or has to come from members. Raises ExpectedError, of these Unfit where the file is amiss.
-    """
-    spec, folder = chosen.spec, store.folder(chosen.run_id)
-    if not (spec.run.parent or spec.run.weights):
-        return None
-    kept = _parent_of(store, spec, layout).newest()
-    if kept is not None:
-        return _as_first_checkpoint(store, spec, layout, kept)
-    if spec.run.parent:
-        of_parent = store.folder(spec.run.parent) / "checkpoints"
-        found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
-        if found is None and chosen.creator:
-            raise RunUnavailable(
-                f"run {spec.run.name} continues run {spec.run.parent[:12]}…, whose state {spec.run.parent_state[:12]}… "
-                "is not on this machine. Join a node that has it (--join), or begin where that run was trained."
-            )
-        if found is None:
-            logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
-            return None
-        begun = found[1]
-    elif not chosen.creator or newest_round(folder / "checkpoints") is not None:
-        return None
-    elif not weights:
-        raise Unfit(
-            f"run {spec.run.name} begins from the file with sha-256 {spec.run.weights}, which this node was not given: "
-            "add --weights FILE, or join a member of the run (--join)",
-            folder,
-        )
-    else:
-        zeros = np.zeros(layout.parameters, np.float32)
-        begun = Saved(0, OuterState(_fitting(Path(weights).expanduser(), spec, layout, folder), zeros), zeros, ())
-    keep_parent(store, spec, layout, begun)
-    return first_state(store, chosen, layout, weights)
-
-
-def _as_first_checkpoint(store: RunStore, spec: RunSpec, layout: Layout, parent: Saved) -> Saved:
-    """A node that has no checkpoint of the run yet finds its place as one that comes back to round 0."""
-    folder = store.folder(spec.run_id) / "checkpoints"
-    if newest_whole(folder, spec.run_id) is None:
-        Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec)).save(parent)
-    return parent
-
-
-def _parent_of(store: RunStore, spec: RunSpec, layout: Layout) -> Checkpoints:
-    folder: Path = store.folder(spec.run_id) / PARENT
-    return Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))

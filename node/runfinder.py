@@ -28,11 +28,11 @@ from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.logs import setup_logs, show_ahead
 from swarmnode.node.process import reason_of, share_arenas
-from swarmnode.node.provenance import begun_from, tokenizer_beside
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import finishing, publish
 from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.node.storage.datasets import shown
+from swarmnode.node.succession import begun_from, tokenizer_beside
 from swarmnode.node.trainer.child import with_base
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.catalogue import FoundRun

@@ -14,10 +14,10 @@ from swarmnode.node.choice import wanted_by
 from swarmnode.node.control import Declined, absolute_path, number_in
 from swarmnode.node.control.peers_api import fitting, which_peer
 from swarmnode.node.exitcodes import UsageMistake
-from swarmnode.node.provenance import KEY, Succession, follow, keep_parent, read
 from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.session import RunSession
 from swarmnode.node.storage.history import HISTORY, figures
+from swarmnode.node.succession import KEY, Succession, follow, keep_parent, read
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.steering import STEERABLE, value_of

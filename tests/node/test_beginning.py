@@ -10,9 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file, save_file
 
 from swarmnode.node.identity import Identity
-from swarmnode.node.provenance import Unfit, begun_from, export, first_state, follow, tokenizer_beside
+from swarmnode.node.provenance import export
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore
+from swarmnode.node.succession import Unfit, begun_from, first_state, follow, tokenizer_beside
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.gpt import GPT
 from swarmnode.training.image import Perceptron

@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tinymodels import folder_of
 
 from swarmnode.node.identity import Identity
-from swarmnode.node.provenance import NoModel, begun_from, export, tokenizer_beside, verify
+from swarmnode.node.provenance import NoModel, export, verify
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import DataDir, RunStore
+from swarmnode.node.succession import begun_from, tokenizer_beside
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.gpt import GPT

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import trio
 
-from swarmnode.node.provenance import KEY, SuccessorWatch, first_state, follow, keep_parent
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnavailable
+from swarmnode.node.succession import KEY, SuccessorWatch, first_state, follow, keep_parent
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimWorld, run_simulation

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from swarmnode.crdt.record import Element
-from swarmnode.node.provenance import KEY as SUCCESSION
-from swarmnode.node.provenance import LOOK_EVERY, SuccessorWatch
+from swarmnode.node.succession import KEY as SUCCESSION
+from swarmnode.node.succession import LOOK_EVERY, SuccessorWatch
 from swarmnode.protocols.methods.known.population import KEY as TRIAL
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.seed import Seed
