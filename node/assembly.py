@@ -38,7 +38,7 @@ from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import metrics_of
+from swarmnode.node.process import Defects, metrics_of
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
@@ -108,7 +108,9 @@ class Node:
         self.agent = agent(__version__, datadir.name)
         self._blocked = datadir.blocked
         self.greeted = datadir.path / "greeted"  # there after the first run
-        self.network = Libp2pNetwork(identity, host_settings(config, limits=limits, agent=self.agent), trust)
+        self.defects = Defects()
+        settings = host_settings(config, limits=limits, agent=self.agent)
+        self.network = Libp2pNetwork(identity, settings, trust, self.defects)
         if self._blocked.exists():
             self.network.scoring.blocked.update(self._blocked.read_text(encoding="ascii", errors="replace").split())
         self.rpc = Rpc(self.network, limits=limits.rpc)
@@ -134,7 +136,7 @@ class Node:
         self.discovery = Discovery(self.network, self.book, join=config.join, seeds=config.seeds, runner=in_thread)
         self.catalogue = Catalogue(self.network, self.rpc, keeps=config.role in ("relay", "watch"))
         parts = (self.network, self.nat.udp, self.rpc, self.bulk, self.shards, self.answering)
-        self.metrics = metrics_of(limits, datadir, *parts)
+        self.metrics = metrics_of(limits, datadir, self.defects, *parts)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
         self.choice = Choice()
@@ -268,6 +270,7 @@ class Node:
             checkpoints=self.checkpoints,
             history=None if samples else History(self.folder / HISTORY),
         )
+        self.session.defects = self.defects
         self.session.measure(self.metrics)
         self.trust.take_part(self.session.method)
         return self.session

@@ -350,6 +350,7 @@ def warnings_of(node: Node) -> list[str]:
 def problems_of(node: Node) -> list[str]:
     """What keeps the node from its work, what concerns the run first."""
     told = _of_run(node, notices=False)
+    told += [node.defects.warning] if node.defects.warning else []
     told += [node.state.warning] if node.state is not None and node.state.warning else []
     told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
     told += _of_state(node)

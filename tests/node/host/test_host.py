@@ -470,7 +470,7 @@ async def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pyt
     async def crash() -> None:
         raise RuntimeError("internal")
 
-    monkeypatch.setattr(a._routing, "run", crash)
+    monkeypatch.setattr(a, "_listen_on_udp", crash)
     with pytest.raises(BaseExceptionGroup) as caught:
         await a.run()
     assert caught.value.subgroup(RuntimeError)
