@@ -66,6 +66,8 @@ LISTED = 4  # of those who could not show the trusted roster, to the owner
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
 SHOWS_WITHIN = 120.0  # seconds: 64 of the largest rounds, 19 MB, at the least rate at which full answers come in time
+MOST_SHOWN = 24 << 20  # bytes of them, of one member
+SHOW_AT_ONCE, SHOW_NEXT = 8, 3.0  # members that show their history; seconds that one has before the next is asked too
 DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not …
 LONGEST_DOUBT = 160.0  # … and twice as long each time, up to so long, after which who could not is asked again
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
@@ -104,6 +106,10 @@ class _Found:
     tip: Tip
     base: ChainState
     began: float  # trio time at which the round at its tip began there
+
+    @property
+    def state(self) -> tuple[bytes, bytes]:
+        return self.tip.base, self.tip.base_state
 
 
 class Joining:
@@ -193,22 +199,41 @@ class Joining:
 
     async def _join_others(self) -> bool:
         """Be where most members are; False where none answers, or what they have cannot be had now."""
-        lost = set[tuple[bytes, bytes]]()  # where nobody gave the state: with every second it is less likely to be had
-        for found in await self._ask_around():
-            place = (found.tip.base, found.tip.base_state)
-            if place in lost or not await self._is_trusted(found):
-                continue
+        left = await self._ask_around()
+        while (found := await self._next(left)) is not None:
             stands = self._store.stands
             if stands and await self._is_near(found):
                 await self._catch_up_by_replay(found)
             elif stands and self._trusted is None and await self._splits.has_diverged(found.peer, found.tip):
                 continue  # nobody told this node to go over to another history
-            elif not await self._go_to(found):
-                lost.add(place)
+            elif not await self._go_to(found):  # nobody gave the state: with every second it is less likely to be had
+                left = [one for one in left if one.state != found.state]
                 continue
             self._trusted = None  # what follows from where it stands is checked in full
             return True
         return False
+
+    async def _next(self, left: list[_Found]) -> _Found | None:
+        """Whom of those that are `left` to follow next: who is shown to be trusted first. Who takes long has others
+        asked beside it.
+        """
+        asked, shown = list[_Found](), list[_Found]()
+
+        async def ask(after: float) -> None:
+            await trio.sleep(after)
+            while left and not shown:
+                asked.append(found := left.pop(0))
+                if await self._is_trusted(found):
+                    shown.append(found)
+                asked.remove(found)
+            if shown or not asked:
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for turn in range(SHOW_AT_ONCE):
+                nursery.start_soon(ask, turn * SHOW_NEXT)
+        left[:0] = [*shown[1:], *asked]
+        return shown[0] if shown else None
 
     async def _is_trusted(self, found: _Found) -> bool:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
@@ -405,11 +430,13 @@ async def prove_lineage(
 
 
 async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
-    """These rosters and what they rest on, as far as a peer gives them within SHOWS_WITHIN. Raises InvalidStatement."""
-    told: list[Said[Any]] = []
+    """These rosters and what they rest on, as far as a peer gives them in time and size. Raises InvalidStatement."""
+    told, room = list[Said[Any]](), MOST_SHOWN
     with trio.move_on_after(SHOWS_WITHIN):
-        while rosters:
-            said = [read(one) for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
+        while rosters and room > 0:
+            records = [one for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
+            room -= sum(len(one.sealed) for one in records)
+            said = [read(one) for one in records]
             got = {one.id for one in said}.intersection(rosters)
             if not got:
                 break
