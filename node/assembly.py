@@ -263,6 +263,7 @@ class Node:
                 wait_seconds=config.wait_seconds,
                 last_round=self.options.rounds,
                 roster=self.options.roster,
+                named=self.discovery,
             ),
             emit=self.emit,
             samples=samples,

@@ -7,7 +7,7 @@
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where most of those who answer are too far
+from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where one whom the string names, or for a minute most of those who answer are too far
 to keep it still, it goes on with them, and says that nothing was checked. A creator that finds nobody begins the run; a
 node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
 
@@ -33,10 +33,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import trio
 
@@ -69,6 +69,7 @@ SHOWS_WITHIN = 120.0  # seconds: 64 of the largest rounds, 19 MB, at the least r
 MOST_SHOWN = 24 << 20  # bytes of them, of one member
 SHOW_AT_ONCE, SHOW_NEXT = 8, 3.0  # members that show their history; seconds that one has before the next is asked too
 DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not …
+OLD_AFTER = 40.0  # … after 10, 20 and 40 of them, a roster is too old if most say so: others are found by then …
 LONGEST_DOUBT = 160.0  # … and twice as long each time, up to so long, after which who could not is asked again
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
 BASE = 2  # rounds before its tip of which a node gives the chain
@@ -121,6 +122,7 @@ class Joining:
         self._genesis = genesis(parts.run_id, parts.spec.trust.validators or (parts.me,), window=window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
+        self._named = self._preferred = cast(Container[PeerId], ())  # by the join string; to be followed before others
         self._shown = False  # by the member that was followed, that its history contains the trusted roster
         self._doubted: dict[PeerId, tuple[str, int]] = {}  # who did not: why; rounds done, of who cannot tell
         self._doubt_for, self._doubt_until = DOUBT_FOR, 0.0  # s; trio time
@@ -129,7 +131,7 @@ class Joining:
 
     async def find(self, begin: Begin) -> bool:
         """Stand somewhere, see `Method.find_place`; whether others showed where."""
-        self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
+        self._trusted, self._named = TrustedRoster.parse(begin.roster) if begin.roster else None, begin.named
         saved = self._chain_of(begin)
         begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
         self._initial = begins_from or OuterState.start(self._parts.trainer.parameters())
@@ -209,7 +211,7 @@ class Joining:
             elif not await self._go_to(found):  # nobody gave the state: with every second it is less likely to be had
                 left = [one for one in left if one.state != found.state]
                 continue
-            self._trusted = None  # what follows from where it stands is checked in full
+            self._trusted, self._preferred = None, ()  # what follows from where it stands is checked in full
             return True
         return False
 
@@ -259,10 +261,11 @@ class Joining:
         trusted, now = self._trusted, trio.current_time()
         if trusted is None or now < self._doubt_until:
             return
-        far = [at for _, at in self._doubted.values() if at > trusted.round + DEPTH]
-        if 2 * len(far) > len(self._doubted):
-            self._trusted = None
-            logger.warning(unchecked := told_of_too_old(trusted, max(far)))
+        far = {peer: at for peer, (_, at) in self._doubted.items() if at > trusted.round + DEPTH}
+        most = 2 * len(far) > len(self._doubted) and self._doubt_for >= OLD_AFTER  # a lone stranger may say so
+        if most or any(peer in self._named for peer in far):
+            self._trusted, self._preferred = None, self._named
+            logger.warning(unchecked := told_of_too_old(trusted, max(far.values())))
             self._warn(None, unchecked)
         else:
             self._warn(told_of_nobody(trusted, self._doubted))
@@ -307,7 +310,9 @@ class Joining:
             for peer in peers:
                 nursery.start_soon(ask, peer)
         votes, lot = Counter(found.tip.base for found in answers), self._parts.rng.random
-        return sorted(answers, key=lambda found: (votes[found.tip.base], found.base.round, lot()), reverse=True)
+        first = self._preferred
+        answers.sort(key=lambda one: (one.peer in first, votes[one.tip.base], one.base.round, lot()), reverse=True)
+        return answers
 
     async def _go_to(self, found: _Found) -> bool:
         """Fetch the state at a member's base, and replay from there. False where that failed for now."""
