@@ -7,9 +7,10 @@
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where one whom the string names, or for a minute most of those who answer are too far
-to keep it still, it goes on with them, and says that nothing was checked. A creator that finds nobody begins the run; a
-node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
+from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where one whom the string names is too far
+to keep it still, or most of those who answer for a minute are, it goes on with them, and says that nothing was checked.
+A creator that finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round
+(`method.py`).
 
 **Whether a history goes back to the trusted roster** (`chain/forks.py`) a member shows by two answers:
 
