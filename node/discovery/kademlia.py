@@ -50,6 +50,7 @@ ASKS = 4  # questions of ours in flight to one peer: half of what a peer of our 
 ASK = 2.0  # seconds to open a stream, dialling included
 REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
 MAX_ID = 64  # bytes of a peer id
+MAX_ADDRESSES, MAX_ADDRESS_BYTES = 8, 600  # kept of a provider; who names more bytes in so many is not kept
 CLOSER = 20  # closer peers taken from an answer: Kademlia's k
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
 PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
@@ -281,6 +282,9 @@ class BoundedProviderStore(ProviderStore):
         self._keys_of: Counter[str] = Counter()
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
+        provider = PeerInfo(provider.peer_id, provider.addrs[:MAX_ADDRESSES])
+        if sum(len(place.to_bytes()) for place in provider.addrs) > MAX_ADDRESS_BYTES:
+            return
         name = str(provider.peer_id)
         known = name in self.providers.get(key, {})
         if not known and name != str(self.local_peer_id):
