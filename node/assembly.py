@@ -31,14 +31,14 @@ from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_o
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest, weigh
 from swarmnode.node.host.addresses import listening
-from swarmnode.node.host.answering import Answering, Renewable, Runnable
+from swarmnode.node.host.answering import Answering
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.host.network import HostSettings, Libp2pNetwork
 from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import Defects, metrics_of
+from swarmnode.node.process import Defects, Run, metrics_of
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
@@ -127,9 +127,8 @@ class Node:
             standings=trust,
         )
         self.liveness = Liveness(self.rpc)
-        served: dict[str, Runnable] = {RPC: self.rpc, BULK: self.bulk, SHARDS: self.shards}
-        self.parts = {protocol: Renewable(part) for protocol, part in served.items()}
-        self.answering = Answering(self.network, self.rpc, self.parts)
+        served: dict[str, Run] = {RPC: self.rpc.run, BULK: self.bulk.run, SHARDS: self.shards.run}
+        self.answering = Answering(self.network, self.rpc, served, self.defects)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)

@@ -157,8 +157,7 @@ class Daemon:
         node = self._node
         serve_hello(node.network, node.agent)
         serve_runs(node.rpc, node.listings, node.store.encoded)
-        rpc, bulk, shards = (part.run for part in node.parts.values())
-        carriers = (rpc, bulk, node.liveness.run, shards, node.answering.run)
+        carriers = (node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run, node.answering.run)
         await stack.enter_async_context(_running(node.network.run))  # which cannot begin anew
         for part in (*carriers, node.nat.run, node.discovery.run, node.be_listed, node.catalogue.run):
             await stack.enter_async_context(_running(part, node.defects))

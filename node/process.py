@@ -194,6 +194,7 @@ class Defects:
 
     def __init__(self) -> None:
         self._count, self._last, self._told = 0, 0.0, ""
+        self._kept: dict[Run, trio.CancelScope] = {}
 
     @property
     def warning(self) -> str:
@@ -215,13 +216,17 @@ class Defects:
         return self._told
 
     async def keep(self, run: Run, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """`run`, which begins anew after each defect in it."""
+        """`run`, which begins anew after each defect in it, while what depends on it goes on."""
         while True:
             try:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(run)
-                    task_status.started()
-                    task_status = trio.TASK_STATUS_IGNORED
-                return
+                with trio.CancelScope() as self._kept[run]:
+                    async with trio.open_nursery() as nursery:
+                        await nursery.start(run)
+                        task_status.started()
+                        task_status = trio.TASK_STATUS_IGNORED
+                    return
             except Exception as error:
                 await self.bear(error)
+
+    def begin_anew(self, run: Run) -> None:
+        self._kept[run].cancel()

@@ -111,7 +111,7 @@ class Discovery:
             self._add_join(address)
         self._notify()
 
-    def __contains__(self, peer: PeerId) -> bool:
+    def __contains__(self, peer: object) -> bool:
         """Whether a join address led to the peer."""
         return any(each.peer == peer and each.join is not None and not each.seed for each in self._candidates.values())
 
