@@ -38,7 +38,7 @@ from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import Defects, Run, metrics_of
+from swarmnode.node.process import Run, metrics_of
 from swarmnode.node.provenance import SuccessorWatch
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
@@ -108,9 +108,8 @@ class Node:
         self.agent = agent(__version__, datadir.name)
         self._blocked = datadir.blocked
         self.greeted = datadir.path / "greeted"  # there after the first run
-        self.defects = Defects()
-        settings = host_settings(config, limits=limits, agent=self.agent)
-        self.network = Libp2pNetwork(identity, settings, trust, self.defects)
+        self.network = Libp2pNetwork(identity, host_settings(config, limits=limits, agent=self.agent), trust)
+        self.defects = self.network.defects
         if self._blocked.exists():
             self.network.scoring.blocked.update(self._blocked.read_text(encoding="ascii", errors="replace").split())
         self.rpc = Rpc(self.network, limits=limits.rpc)

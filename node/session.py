@@ -409,7 +409,6 @@ class RunSession(Observer):
         return self._context.trainer.accuracy if math.isfinite(result.loss) else math.nan
 
     def _why(self, peer: PeerId, result: RoundResult) -> str:
-        """What is known of why its work is not in the result."""
         if (verdict := result.verdicts.get(peer)) is not None:
             return verdict
         here = {self._context.network.me, *(view.peer for view in self._context.network.peers())}

@@ -368,7 +368,6 @@ def _holds(session: RunSession | None) -> list[dict[str, Any]]:
 
 
 def _of_run(node: Node, *, notices: bool) -> list[str]:
-    """What its session and its data warn of: notices, or all else."""
     of_session = node.session.warnings if node.session is not None else {}
     of_data = node.data.warnings if node.data is not None else {}
     return [text for cause, text in (of_session | of_data).items() if (cause in NOTICES) == notices]

@@ -254,9 +254,7 @@ class Walk:
 
 
 class _Measured:
-    """A stream on which no question is longer than `most` bytes, as upstream allows 4 MiB for each, and none is read
-    before its peer may ask one more.
-    """
+    """A stream on which no question is longer than `most` bytes (upstream: 4 MiB), nor read before its peer may ask."""
 
     def __init__(self, stream: INetStream, most: int, asked: Budget[PeerId]) -> None:
         self._stream, self._most, self._asked = stream, most, asked

@@ -25,8 +25,6 @@ class _Running:
 
 
 class Handlers:
-    """The handlers that run now, by protocol."""
-
     def __init__(self) -> None:
         self._running: dict[str, set[_Running]] = {}
 

@@ -80,20 +80,14 @@ HANDLER_FAILURES = Metric("swarmnode_handler_failures_total", COUNTER, "faults o
 class Libp2pNetwork:
     """A node's place in the libp2p network. Use after `run()` has called `started()`."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        settings: HostSettings,
-        policy: PeerPolicy | None = None,
-        defects: Defects | None = None,
-    ) -> None:
+    def __init__(self, identity: Identity, settings: HostSettings, policy: PeerPolicy | None = None) -> None:
         mend_libp2p()
         self._identity = identity
         self._settings = settings
         self._handshakes = Handshakes(settings.connections.handshakes, settings.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
         self.policy = policy or PeerPolicy()
-        self._defects = defects or Defects()
+        self.defects = Defects()  # of the whole node
         self._allowance = HostAllowance(
             settings.connections, settings.limits.rates, self.scoring, self.policy, settings.up, settings.down
         )
@@ -152,7 +146,7 @@ class Libp2pNetwork:
                     if listens:
                         await self._listen_on_udp()
                         self._listening = self._host.get_transport_addrs()
-                        await self._defects.keep(self._serve, task_status=task_status)
+                        await self.defects.keep(self._serve, task_status=task_status)
                 finally:
                     with trio.move_on_after(CLOSING) as closing:
                         closing.shield = True

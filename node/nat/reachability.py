@@ -301,7 +301,6 @@ def is_local(host: str) -> bool:
 
 
 def local_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """The network of LOCAL in which an IP address is."""
     return next((network for network in LOCAL if ip_of(host) in network), None)
 
 

@@ -1,11 +1,5 @@
 """A node's way through NATs: find out whether it can be dialled, be a relay or use some, and replace circuits by direct
-connections.
-
-    public    announces its own addresses and those at which it was reached, relays for members of its runs, and says
-              so in the DHT
-    private   announces circuit addresses only (its own to the local network), and where it was reached all the same,
-              over IPv6 or by those to whom it had sent something; holds places at two relays
-    unknown   goes on as before; at the start it announces its own addresses
+connections. What a node announces and does that is public, private or of unknown reachability: docs/nat.md.
 
 Who was dialled through a relay tries to punch a hole to the dialler. Where there is a direct connection to a peer, its
 circuits are closed when nothing uses them. Protocols move by themselves (`PeerEvent.moved`): new streams are direct,

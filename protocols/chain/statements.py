@@ -217,8 +217,6 @@ class Seal(_OfRound):
 
 @dataclass(frozen=True)
 class Score:
-    """One contribution as one judge found it."""
-
     commit: Annotated[bytes, _bytes(PREFIX)]  # the first bytes of the commit's id
     found: Annotated[int, _integer(JUDGED, MALFORMED)]  # JUDGED, MISSING or MALFORMED
     gain: Annotated[

@@ -22,12 +22,10 @@ A member that lies in one of them is as one that has another history. No state a
 history of 64 rounds takes some megabytes.
 
 **Members whose history parted from this node's for good: a split.**
-Two parts of a swarm that were cut off from one another for more than DEPTH rounds have no roster in common that is
-still kept: no rule says which history is right, and each goes on with its own. The owners are told, who can have a node
-go over: `swarmnode run --roster ROUND:ID`, with a roster of the other history. So now and then, and before it goes over
-to another's state, a node asks members where they stand. Who keeps rosters of the same rounds as this node, all of them
-others, has parted from it. A member can lie about that, and thereby have a line of text shown. A node in whose rosters
-since then nobody's work counts but its own, as on a machine that was asleep, has nobody to part from and goes over.
+What that means for owners: docs/open.md. Now and then, and before it goes over to another's state, a node asks members
+where they stand. Who keeps rosters of the same rounds as this node, all of them others, has parted from it. A member
+can lie about that, and thereby have a line of text shown. A node in whose rosters since then nobody's work counts but
+its own, as on a machine that was asleep, has nobody to part from and goes over.
 """
 
 from __future__ import annotations
@@ -108,10 +106,6 @@ class _Found:
     tip: Tip
     base: ChainState
     began: float  # trio time at which the round at its tip began there
-
-    @property
-    def state(self) -> tuple[bytes, bytes]:
-        return self.tip.base, self.tip.base_state
 
 
 class Joining:
@@ -210,7 +204,8 @@ class Joining:
             elif stands and self._trusted is None and await self._splits.has_diverged(found.peer, found.tip):
                 continue  # nobody told this node to go over to another history
             elif not await self._go_to(found):  # nobody gave the state: with every second it is less likely to be had
-                left = [one for one in left if one.state != found.state]
+                lacking = (found.tip.base, found.tip.base_state)
+                left = [one for one in left if (one.tip.base, one.tip.base_state) != lacking]
                 continue
             self._trusted, self._preferred = None, ()  # what follows from where it stands is checked in full
             return True

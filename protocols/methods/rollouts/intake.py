@@ -62,8 +62,6 @@ def informative(signed: SignedGroup, *, judged: bool = False) -> str:
 
 
 class _RateBudget:
-    """What each holder has left of so many groups and bytes a second."""
-
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
         self._groups, self._bytes = Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)
