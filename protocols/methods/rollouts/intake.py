@@ -149,8 +149,6 @@ class IntakeLimiter:
 
 @dataclass(frozen=True)
 class _Grant:
-    """A peer was asked for a group."""
-
     peer: PeerId
     offered: OfferedGroup
     since: float  # trio time
