@@ -31,7 +31,7 @@ from swarmnode.node.discovery.finder import AddressBook, Discovery, rendezvous_o
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import LOOK_EVERY, Guest
 from swarmnode.node.host.addresses import listening
-from swarmnode.node.host.answering import Answering, Renewable, Runnable
+from swarmnode.node.host.answering import Answering
 from swarmnode.node.host.libp2p_host import HostSettings
 from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.network import Libp2pNetwork
@@ -39,7 +39,7 @@ from swarmnode.node.identity import Identity, agent
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import metrics_of
+from swarmnode.node.process import Run, metrics_of
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
@@ -109,6 +109,7 @@ class Node:
         self._blocked = datadir.blocked
         self.greeted = datadir.path / "greeted"  # there after the first run
         self.network = Libp2pNetwork(identity, host_settings(config, limits=limits, agent=self.agent), trust)
+        self.defects = self.network.defects
         if self._blocked.exists():
             self.network.scoring.blocked.update(self._blocked.read_text(encoding="ascii", errors="replace").split())
         self.rpc = Rpc(self.network, limits=limits.rpc)
@@ -125,16 +126,15 @@ class Node:
             standings=trust,
         )
         self.liveness = Liveness(self.rpc)
-        served: dict[str, Runnable] = {RPC: self.rpc, BULK: self.bulk, SHARDS: self.shards}
-        self.parts = {protocol: Renewable(part) for protocol, part in served.items()}
-        self.answering = Answering(self.network, self.rpc, self.parts)
+        served: dict[str, Run] = {RPC: self.rpc.run, BULK: self.bulk.run, SHARDS: self.shards.run}
+        self.answering = Answering(self.network, self.rpc, served, self.defects)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)
         self.discovery = Discovery(self.network, self.book, join=config.join, seeds=config.seeds, runner=in_thread)
         self.catalogue = Catalogue(self.network, self.rpc, keeps=config.role in ("relay", "watch"))
         parts = (self.network, self.nat.udp, self.rpc, self.bulk, self.shards, self.answering)
-        self.metrics = metrics_of(limits, datadir, *parts)
+        self.metrics = metrics_of(limits, datadir, self.defects, *parts)
         self.dashboard = ""  # address of the page; empty where none is served
         self.ready = False  # it takes part, or has a role without a run
         self.choice = Choice()
@@ -261,6 +261,7 @@ class Node:
                 wait_seconds=config.wait_seconds,
                 last_round=self.options.rounds,
                 roster=self.options.roster,
+                named=self.discovery,
             ),
             emit=self.emit,
             samples=samples,
@@ -268,6 +269,7 @@ class Node:
             checkpoints=self.checkpoints,
             history=None if samples else History(self.folder / HISTORY),
         )
+        self.session.defects = self.defects
         self.session.measure(self.metrics)
         self.trust.take_part(self.session.method)
         return self.session

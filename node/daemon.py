@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
@@ -36,6 +36,8 @@ from swarmnode.node.process import (
     STARTING,
     STOPPING,
     WATCHDOG,
+    Defects,
+    Run,
     harden,
     notify,
     reason_of,
@@ -95,10 +97,10 @@ def run_daemon(loaded: Loaded, options: RunOptions) -> int:
 
 
 @asynccontextmanager
-async def _running(run: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
-    """A part that runs, in a nursery of its own, for as long as the block does."""
+async def _running(run: Run, defects: Defects | None = None) -> AsyncIterator[None]:
+    """A part that runs, in a nursery of its own, for as long as the block does; anew after each of its `defects`."""
     async with trio.open_nursery() as nursery:
-        await nursery.start(run)
+        await nursery.start(run if defects is None else partial(defects.keep, run))
         yield
         nursery.cancel_scope.cancel()
 
@@ -120,8 +122,8 @@ class Daemon:
                 nursery.start_soon(self._watch_signals, signals)
                 nursery.start_soon(self._stop_when_told)
                 nursery.start_soon(self._tell_watchdog)
-                nursery.start_soon(self._invite_again)
-                nursery.start_soon(self._show_progress)
+                nursery.start_soon(node.defects.keep, self._invite_again)
+                nursery.start_soon(node.defects.keep, self._show_progress)
                 async with AsyncExitStack() as stack:
                     await self._start_parts(stack)
                     with self._life:
@@ -155,15 +157,16 @@ class Daemon:
         node = self._node
         serve_hello(node.network, node.agent)
         serve_runs(node.rpc, node.listings, node.store.encoded)
-        rpc, bulk, shards = (part.run for part in node.parts.values())
-        carriers = (node.network.run, rpc, bulk, node.liveness.run, shards, node.answering.run)
-        for part in (*carriers, node.nat.run, Api(node).run, node.discovery.run, node.be_listed, node.catalogue.run):
-            await stack.enter_async_context(_running(part))
+        carriers = (node.rpc.run, node.bulk.run, node.liveness.run, node.shards.run, node.answering.run)
+        await stack.enter_async_context(_running(node.network.run))  # which cannot begin anew
+        for part in (*carriers, node.nat.run, node.discovery.run, node.be_listed, node.catalogue.run):
+            await stack.enter_async_context(_running(part, node.defects))
+        await stack.enter_async_context(_running(Api(node).run))
         for page in self._dashboard():
             await stack.enter_async_context(_running(page))
         rest_what_stays()
 
-    def _dashboard(self) -> list[Callable[..., Awaitable[None]]]:
+    def _dashboard(self) -> list[Run]:
         """What serves the owner's page, where one is wanted and its address can be had."""
         node, home = self._node, self._node.config.directory
         if node.config.dashboard == OFF:
@@ -209,8 +212,9 @@ class Daemon:
                 notify(WATCHDOG, status=f"peer {node.network.me}, {node.rounds_done()} rounds")
             await trio.sleep(patience / 3)
 
-    async def _show_progress(self) -> None:
+    async def _show_progress(self, *, task_status: trio.TaskStatus[None]) -> None:
         """On a terminal what goes on, each second; elsewhere a line now and then until the first round is over."""
+        task_status.started()
         node, said_at, before, since = self._node, trio.current_time(), "", 0.0
         while not node.stopping.is_set():
             now, text = trio.current_time(), node.doing()
@@ -241,26 +245,26 @@ class Daemon:
         state = node.join_run(chosen)
         assert node.sync is not None and node.membership is not None and node.successors is not None
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(_running(state.run))
+            await stack.enter_async_context(_running(state.run, node.defects))
             node.state = state
             stack.callback(setattr, node, "state", None)  # it closes next: from now on nobody can ask for it
-            await stack.enter_async_context(_running(node.sync.run))
+            await stack.enter_async_context(_running(node.sync.run, node.defects))
             if node.data is not None:
-                await stack.enter_async_context(_running(node.data.run))
+                await stack.enter_async_context(_running(node.data.run, node.defects))
             trainer = node.make_trainer()
             logger.info("starting the trainer, which loads torch and builds the model: some seconds")
             await stack.enter_async_context(_running(trainer.run))
             if trainer.needs is not None:
                 node.emit({"event": "memory", **trainer.needs.told()})
             if node.data is not None:
-                await stack.enter_async_context(_running(partial(node.data.pass_on, trainer)))
-            await stack.enter_async_context(_running(node.membership.run))
-            await stack.enter_async_context(_running(node.successors.run))
+                await stack.enter_async_context(_running(partial(node.data.pass_on, trainer), node.defects))
+            await stack.enter_async_context(_running(node.membership.run, node.defects))
+            await stack.enter_async_context(_running(node.successors.run, node.defects))
             reputation = await node.trust.join(node.folder, state=state, sync=node.sync, membership=node.membership)
             reputation.measure(node.metrics)
-            await stack.enter_async_context(_running(reputation.run))
+            await stack.enter_async_context(_running(reputation.run, node.defects))
             checks = PromiseChecks(node.shards, node.shard_store, node.trust.receipts)
-            await stack.enter_async_context(_running(checks.run))
+            await stack.enter_async_context(_running(checks.run, node.defects))
             first = await in_thread(lambda: first_state(node.store, chosen, trainer.layout, node.config.weights))
             if first is not None:
                 trainer.load(first.state.parameters)
@@ -268,7 +272,7 @@ class Daemon:
             if node.pause_mark.exists():
                 logger.warning("training is paused, as before the restart: go on with swarmnode resume")
                 await session.pause()
-            await stack.enter_async_context(_running(node.be_guest))
+            await stack.enter_async_context(_running(node.be_guest, node.defects))
             self._ready()
             await session.run()
             node.emit({"event": "finished", "rounds": node.rounds_done()})
@@ -319,8 +323,9 @@ class Daemon:
             node.greeted.touch()
         self._say("\n".join([first, *told, *lines]))
 
-    async def _invite_again(self) -> None:
+    async def _invite_again(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Say the invitation once more when others can dial this node, where they could not when it was ready."""
+        task_status.started()
         node = self._node
         while True:
             await trio.sleep(LOOK_AGAIN)

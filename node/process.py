@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import errno
 import faulthandler
 import gc
 import logging
@@ -31,7 +32,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, ExpectedError
 from swarmnode.node.host.limits import Limits
-from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.golden import GoldenMismatch
 from swarmnode.training.sandbox import system
@@ -41,6 +42,7 @@ VERSION = Metric("swarmnode_info", GAUGE, "always 1; the version of the node", "
 UPTIME = Metric("swarmnode_uptime_seconds", GAUGE, "seconds since the node started")
 RESIDENT = Metric("swarmnode_resident_bytes", GAUGE, "bytes of memory that the daemon holds; its trainer not included")
 TASKS = Metric("swarmnode_tasks", GAUGE, "tasks that the daemon runs at the same time")
+DEFECTS = Metric("swarmnode_defects_total", COUNTER, "rounds and other work that a defect of swarmnode ended")
 LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/host/limits.py names", "limit")
 
 M_ARENA_MAX, ARENAS = -8, 2  # mallopt(3): the main thread's and one for all others
@@ -54,6 +56,10 @@ AS_ROOT = (
     "whole machine. Stop it and start it as an ordinary user (docs/volunteers.md); the data directory then has to "
     "belong to that user"
 )
+
+AFTER_DEFECT = 5.0  # seconds until what a defect ended goes on
+TOLD_FOR = 600.0  # seconds that a defect is told in `status`
+TO_MEND = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # of the disk, by a person
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +112,12 @@ def harden() -> None:
 
 def runs_as_root() -> bool:
     return os.geteuid() == 0
+
+
+class Run(Protocol):
+    """What a part of a node does from now on."""
+
+    async def __call__(self, *, task_status: trio.TaskStatus[None]) -> None: ...
 
 
 class Measured(Protocol):
@@ -169,3 +181,46 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(each)
     else:
         yield error
+
+
+class Defects:
+    """Defects of this program, which a peer may have found: each ends what met it for a while, never the daemon."""
+
+    def __init__(self) -> None:
+        self._count, self._last, self._told = 0, 0.0, ""
+        self._kept: dict[Run, trio.CancelScope] = {}
+
+    @property
+    def warning(self) -> str:
+        """The last one, while it is not long ago; "" for none."""
+        return self._told if self._told and trio.current_time() - self._last < TOLD_FOR else ""
+
+    def measure(self, metrics: Metrics) -> None:
+        metrics.show(DEFECTS, lambda: self._count)
+
+    async def bear(self, error: Exception) -> str:
+        """Log, count and wait; what a person is told. What a person can mend is raised again, and ends the daemon."""
+        reason = reason_of(error)
+        if isinstance(reason, ExpectedError) or (isinstance(reason, OSError) and reason.errno in TO_MEND):
+            raise error
+        log.error("a defect of swarmnode ended what went on here; it goes on in %g s", AFTER_DEFECT, exc_info=error)
+        self._told = f"a defect of swarmnode: {reason!r}; please report it with the file of swarmnode diag"
+        self._count, self._last = self._count + 1, trio.current_time()
+        await trio.sleep(AFTER_DEFECT)
+        return self._told
+
+    async def keep(self, run: Run, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """`run`, which begins anew after each defect in it, while what depends on it goes on."""
+        while True:
+            try:
+                with trio.CancelScope() as self._kept[run]:
+                    async with trio.open_nursery() as nursery:
+                        await nursery.start(run)
+                        task_status.started()
+                        task_status = trio.TASK_STATUS_IGNORED
+                    return
+            except Exception as error:
+                await self.bear(error)
+
+    def begin_anew(self, run: Run) -> None:
+        self._kept[run].cancel()

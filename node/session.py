@@ -22,7 +22,7 @@ import trio
 
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.guest import Hold
-from swarmnode.node.process import reason_of
+from swarmnode.node.process import Defects, reason_of
 from swarmnode.node.storage.checkpoints import Checkpoints, CheckpointWriter
 from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.node.storage.datasets import pace
@@ -40,7 +40,7 @@ from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.seed import Seed
 from swarmnode.protocols.methods.streaming import Streaming
 from swarmnode.protocols.methods.trainer import TrainerDied, Vector
-from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId, Traffic
 from swarmnode.training.options import number_of
 
@@ -60,7 +60,6 @@ CUT_OFF = (
 LOSSES_SHOWN = 240  # rounds of the loss curve that `status` gives
 ABANDONED = 4  # reasons why a round was tried again that its line in the history gives, the last ones
 RECENT = 16  # rounds that averages shown to people go over
-AFTER_DEFECT = 5.0  # seconds until this node goes on after a defect of its own
 
 ROUND = Metric("swarmnode_round", GAUGE, "rounds of the run in this node's state")
 ROUND_AGE = Metric("swarmnode_round_age_seconds", GAUGE, "seconds since a round brought a result; none after the last")
@@ -69,7 +68,6 @@ LOSS = Metric("swarmnode_loss", GAUGE, "held-out loss after the last round, in t
 REWARD = Metric("swarmnode_reward", GAUGE, "mean reward of the last round of a run by rollouts, 0 to 1")
 TOKENS = Metric("swarmnode_tokens_per_second", GAUGE, "tokens trained on a second, over the last 16 rounds")
 MEMBERS = Metric("swarmnode_members", GAUGE, "members of the round in hand, this node included")
-DEFECTS = Metric("swarmnode_defects_total", COUNTER, "rounds and other work that a defect of swarmnode ended")
 PAUSED = Metric("swarmnode_paused", GAUGE, "1 while training is paused, by the owner or by a cap, else 0")
 
 
@@ -127,7 +125,7 @@ class RunSession(Observer):
         self._together_at = math.inf  # trio's time at the end of the last round with another member
         self._last_at: float | None = None  # trio's time at the end of the last round
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
-        self._defects = 0
+        self.defects = Defects()  # its own, where no node has put its there
         self._abandoned: list[str] = []  # why there was no result since the last round
         self._arriving: tuple[int, int] | None = None
         self._arriving_since = 0.0  # trio's time
@@ -144,7 +142,6 @@ class RunSession(Observer):
         metrics.show(REWARD, lambda: self.rewards[-1][1] if self.rewards else None)
         metrics.show(TOKENS, lambda: self.tokens_per_second)
         metrics.show(MEMBERS, lambda: len(self.place.members) if self.place is not None else 0)
-        metrics.show(DEFECTS, lambda: self._defects)
         metrics.show(PAUSED, lambda: self.paused)
 
     # --- the life of a node in a run --------------------------------------------------------------------------------
@@ -155,7 +152,7 @@ class RunSession(Observer):
             nursery.start_soon(self._hold_at_stop)
             if self._writer is not None:
                 nursery.start_soon(self._writer.run)
-            await self._context.membership.announce()
+            await self._borne(self._context.membership.announce())
             await self._find_place()
             if self._is_over():
                 logger.warning("the run has its %s rounds (--rounds): nothing is left to train", self._begin.last_round)
@@ -172,7 +169,7 @@ class RunSession(Observer):
     async def serve_forever(self) -> None:
         """After the last round: serve late comers the final state."""
         while True:
-            await self._context.membership.announce()
+            await self._borne(self._context.membership.announce())
             await trio.sleep(30)
 
     def stop(self) -> None:
@@ -195,7 +192,7 @@ class RunSession(Observer):
     async def _hold(self) -> None:
         await self._context.trainer.hold()
         if self.paused or self._stopping.is_set():  # still
-            await self.method.say_away()
+            await self._borne(self.method.say_away())
 
     async def pause(self, hold: Hold = OWNERS) -> None:
         """Stop training within two seconds, until `resume` for each cause; the others do not wait for this node."""
@@ -272,7 +269,9 @@ class RunSession(Observer):
             await self._remember(newest.moments, newest.updates)
             newest = replace(newest, moments=None)
         with self._search:
-            await self.method.find_place(replace(self._begin, saved=newest))
+            while True:
+                with suppress(LostPlace):  # by a defect
+                    return await self._kept(self.method.find_place(replace(self._begin, saved=newest)))
 
     async def _remember(self, moments: Vector, updates: int) -> None:
         """Have the inner optimizer go on where it was.
@@ -317,31 +316,29 @@ class RunSession(Observer):
 
     async def _regain_place(self) -> None:
         if not self._stopping.is_set() and self._resumed.is_set():
-            with trio.CancelScope() as self._training, suppress(LostPlace):
-                await self._kept(self.method.regain_place())
+            with trio.CancelScope() as self._training:
+                await self._borne(self.method.regain_place())
 
     async def _watch(self) -> None:
         while True:
-            with suppress(LostPlace):
-                await self._kept(self.method.watch())
+            await self._borne(self.method.watch())
 
     async def _kept(self, doing: Awaitable[T]) -> T:
         """What this comes to. A defect of this program, which a peer may have found, ends a round, never the daemon."""
         try:
             return await doing
         except Exception as error:
-            if isinstance(reason := reason_of(error), ExpectedError | LostPlace):
+            if isinstance(reason_of(error), LostPlace):
                 raise
-            logger.exception("a defect of swarmnode ended what the run did here, and it goes on in %g s", AFTER_DEFECT)
-            told = f"a defect of swarmnode: {reason!r}; please report it with the file of swarmnode diag"
-            self.warn("defect", told)
-            self._defects += 1
-            await trio.sleep(AFTER_DEFECT)
-            raise LostPlace(told) from error
+            raise LostPlace(await self.defects.bear(error)) from error
+
+    async def _borne(self, doing: Awaitable[None]) -> None:
+        with suppress(LostPlace):
+            await self._kept(doing)
 
     async def _pause(self) -> None:
         self._override = "paused"
-        await self.method.leave()
+        await self._borne(self.method.leave())
         self._save()
         await self._resumed.wait()  # `stop` sets it as well
         if not self._stopping.is_set():
@@ -353,7 +350,7 @@ class RunSession(Observer):
         """Leave cleanly: what was trained goes into the checkpoint, and the others do not wait for this node."""
         if self.place is None:
             return
-        await self.method.leave()
+        await self._borne(self.method.leave())
         self._save()
 
     def _is_over(self) -> bool:
@@ -412,7 +409,6 @@ class RunSession(Observer):
         return self._context.trainer.accuracy if math.isfinite(result.loss) else math.nan
 
     def _why(self, peer: PeerId, result: RoundResult) -> str:
-        """What is known of why its work is not in the result."""
         if (verdict := result.verdicts.get(peer)) is not None:
             return verdict
         here = {self._context.network.me, *(view.peer for view in self._context.network.peers())}
@@ -470,7 +466,6 @@ class RunSession(Observer):
         if cut_off and "cut off" not in self.warnings:
             logger.warning("%s", cut_off)
         self.warn("cut off", cut_off)
-        self.warn("defect", None)
         if (answered := result.learned or result.sampled) is not None and math.isfinite(answered.reward):
             self.rewards.append((result.round, answered.reward))
         for task, reward in (result.learned.by_task if result.learned is not None else {}).items():

@@ -232,7 +232,6 @@ class Catalogue:
         return self._signed[0]
 
     async def _ask(self, peer: PeerId) -> list[GenuineListing]:
-        """The genuine listings that a peer tells, in its order."""
         try:
             told = await self._rpc.call(peer, "listings", Empty(), Listings, timeout=ANSWER)
         except CallError as error:
@@ -278,8 +277,6 @@ class Catalogue:
 
 
 class _Search:
-    """One search: whom it asked, what it heard, and what it found to be true."""
-
     def __init__(self, catalogue: Catalogue, network: Network, rpc: Rpc) -> None:
         self._catalogue, self._network, self._rpc = catalogue, network, rpc
         self._due: dict[PeerId, float] = {}  # who was asked, and when to ask again, trio time: who had nothing to say

@@ -52,7 +52,6 @@ class Metrics:
         self._shown.setdefault(metric, []).append(read)
 
     def declared(self) -> tuple[Metric, ...]:
-        """All metrics that are shown, by name."""
         return tuple(sorted(self._shown, key=lambda metric: metric.name))
 
     def samples(self) -> Iterator[Sample]:

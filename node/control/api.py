@@ -350,6 +350,7 @@ def warnings_of(node: Node) -> list[str]:
 def problems_of(node: Node) -> list[str]:
     """What keeps the node from its work, what concerns the run first."""
     told = _of_run(node, notices=False)
+    told += [node.defects.warning] if node.defects.warning else []
     told += [node.state.warning] if node.state is not None and node.state.warning else []
     told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
     told += _of_state(node)
@@ -367,7 +368,6 @@ def _holds(session: RunSession | None) -> list[dict[str, Any]]:
 
 
 def _of_run(node: Node, *, notices: bool) -> list[str]:
-    """What its session and its data warn of: notices, or all else."""
     of_session = node.session.warnings if node.session is not None else {}
     of_data = node.data.warnings if node.data is not None else {}
     return [text for cause, text in (of_session | of_data).items() if (cause in NOTICES) == notices]

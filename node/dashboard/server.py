@@ -258,7 +258,6 @@ class Dashboard:
         )
 
     async def _statuses(self) -> list[dict[str, Any] | None]:
-        """Each node's status, None of one that does not answer."""
         found: list[dict[str, Any] | None] = [None] * len(self._nodes)
 
         async def look(number: int) -> None:

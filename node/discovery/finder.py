@@ -111,6 +111,10 @@ class Discovery:
             self._add_join(address)
         self._notify()
 
+    def __contains__(self, peer: object) -> bool:
+        """Whether a join address led to the peer."""
+        return any(each.peer == peer and each.join is not None and not each.seed for each in self._candidates.values())
+
     def join_failures(self) -> dict[Address, str]:
         """Why join addresses could not be reached, for those that are not connected now."""
         return dict(self._failures)

@@ -38,6 +38,7 @@ from swarmnode.node.host.limits import DhtLimits
 from swarmnode.node.host.stream import places_in
 from swarmnode.protocols.dht.lookup import LookupLimits, lookup, sorted_by_distance
 from swarmnode.protocols.frames import FrameReader, close, frame
+from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import Group, group_of_addresses, spread
@@ -50,6 +51,8 @@ ASKS = 4  # questions of ours in flight to one peer: half of what a peer of our 
 ASK = 2.0  # seconds to open a stream, dialling included
 REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
 MAX_ID = 64  # bytes of a peer id
+ASKED = Allowance(rate=16, burst=256)  # questions that one peer has answered: each takes some 2 ms
+MAX_ADDRESSES, MAX_ADDRESS_BYTES = 8, 600  # kept of a provider; who names more bytes in so many is not kept
 CLOSER = 20  # closer peers taken from an answer: Kademlia's k
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
 PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
@@ -74,6 +77,7 @@ class Kademlia(KadDHT):
         self.limits = limits
         self.violations = Violations(str(PROTOCOL_ID))
         self._streams: Counter[PeerId] = Counter()
+        self._asked = Budget[PeerId](ASKED)
         self._lines: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self.network = network
         validator = NamespacedValidator({}, strict_validation=True)  # which refuses every value
@@ -92,7 +96,7 @@ class Kademlia(KadDHT):
         self._streams[peer] += 1
         try:
             with trio.move_on_after(self.limits.stream) as scope:
-                await self._do_handle_stream(_Measured(stream, self.limits.message))  # type: ignore[arg-type]
+                await self._do_handle_stream(_Measured(stream, self.limits.message, self._asked))  # type: ignore[arg-type]
             if scope.cancelled_caught:
                 await stream.reset()
         finally:
@@ -247,14 +251,15 @@ class Walk:
 
 
 class _Measured:
-    """A stream on which no question is longer than `most` bytes: upstream allows 4 MiB for each."""
+    """A stream on which no question is longer than `most` bytes (upstream: 4 MiB), nor read before its peer may ask."""
 
-    def __init__(self, stream: INetStream, most: int) -> None:
-        self._stream = stream
-        self._most = most
+    def __init__(self, stream: INetStream, most: int, asked: Budget[PeerId]) -> None:
+        self._stream, self._most, self._asked = stream, most, asked
         self._read = 0  # since the last answer
 
     async def read(self, n: int | None = None) -> bytes:
+        if not self._read:
+            await trio.sleep(self._asked.overdraw(str(self._stream.muxed_conn.peer_id), 1))
         chunk = await self._stream.read(n)
         self._read += len(chunk)
         if self._read > self._most:
@@ -278,6 +283,9 @@ class BoundedProviderStore(ProviderStore):
         self._keys_of: Counter[str] = Counter()
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
+        provider = PeerInfo(provider.peer_id, provider.addrs[:MAX_ADDRESSES])
+        if sum(len(place.to_bytes()) for place in provider.addrs) > MAX_ADDRESS_BYTES:
+            return
         name = str(provider.peer_id)
         known = name in self.providers.get(key, {})
         if not known and name != str(self.local_peer_id):

@@ -23,11 +23,11 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import trio
 
 from swarmnode.node.host.network import Libp2pNetwork
+from swarmnode.node.process import Defects, Run
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Refused, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
@@ -47,31 +47,6 @@ UNTOLD = "untold"  # why a probe is refused: identify did not say that the asker
 
 WEDGED = Metric("swarmnode_handlers_wedged", GAUGE, "protocols whose handlers do not answer")
 RESTARTS = Metric("swarmnode_handler_restarts_total", COUNTER, "times that a wedged handler was restarted", "protocol")
-
-
-class Runnable(Protocol):
-    """What has a `run`, such as `Rpc`."""
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None: ...
-
-
-class Renewable:
-    """A part whose `run` can begin anew, while what depends on it goes on."""
-
-    def __init__(self, part: Runnable) -> None:
-        self._part = part
-        self._scope = trio.CancelScope()
-
-    def begin_anew(self) -> None:
-        self._scope.cancel()
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        while True:
-            with trio.CancelScope() as self._scope:
-                await self._part.run(task_status=task_status)
-            if not self._scope.cancelled_caught:
-                return
-            task_status = trio.TASK_STATUS_IGNORED
 
 
 @dataclass(frozen=True)
@@ -95,9 +70,9 @@ class _Silent:
 class Answering:
     """Both sides of the probe; `run()` checks this node's own handlers for as long as it lasts."""
 
-    def __init__(self, network: Libp2pNetwork, rpc: Rpc, parts: Mapping[str, Renewable]) -> None:
-        """`parts`: what begins anew when a protocol is wedged."""
-        self._network, self._rpc, self._parts = network, rpc, parts
+    def __init__(self, network: Libp2pNetwork, rpc: Rpc, parts: Mapping[str, Run], defects: Defects) -> None:
+        """`parts`: what begins anew when a protocol is wedged; `defects` keeps them."""
+        self._network, self._rpc, self._parts, self._defects = network, rpc, parts, defects
         self._silent: dict[str, _Silent] = {}
         self._restarts: Counter[str] = Counter()
         self._restarted_at: dict[str, float] = {}  # trio time
@@ -170,7 +145,7 @@ class Answering:
         log.error("the handler of %s does not answer: it is restarted, and streams that wait for it end", protocol)
         self._network.handlers.cancel(protocol)
         if protocol in self._parts:
-            self._parts[protocol].begin_anew()
+            self._defects.begin_anew(self._parts[protocol])
 
     async def _try(self, asker: PeerId, probe: Probe) -> Probed:
         """For a peer: whether its handler of the protocol answers."""

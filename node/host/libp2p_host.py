@@ -22,6 +22,7 @@ from libp2p.identity.identify import identify
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
+from libp2p.peer.envelope import Envelope
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.rcmgr.connection_limits import ConnectionLimits as EstablishedLimits
@@ -34,7 +35,7 @@ from swarmnode.node.exitcodes import CONFIG, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.handshakes import Handshakes
 from swarmnode.node.host.limits import ConnectionLimits, Limits
-from swarmnode.node.host.patches.basic_host import MAX_PLACES
+from swarmnode.node.host.patches.basic_host import MAX_PLACE, MAX_PLACES, MAX_RECORD
 from swarmnode.node.host.quic_transport import QuicTransport
 from swarmnode.node.host.tcp import MeteredTCP
 
@@ -147,8 +148,13 @@ class _PeerStore(PeerStore):
         self._me = me
         self.connected: Mapping[ID, object] = {}
 
+    def consume_peer_record(self, envelope: Envelope, ttl: int) -> bool:
+        """Pass over a larger one: answers about the closest peers, who send it, would be too large for who asked."""
+        return len(envelope.raw_payload) > MAX_RECORD or super().consume_peer_record(envelope, ttl)
+
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
-        super().add_addrs(peer_id, addrs, ttl)
+        """Upstream compares each with all others, and the text of a long one takes the square of its length."""
+        super().add_addrs(peer_id, [at for at in addrs if len(at.to_bytes()) <= MAX_PLACE][-MAX_PLACES:], ttl)
         if (known := self.peer_data_map.get(peer_id)) is not None:  # else it was the oldest, and made room just now
             del known.addrs[:-MAX_PLACES]
 

@@ -68,7 +68,6 @@ class BulkRate:
         self._bytes = 0  # since `_since`
 
     def came(self, size: int, now: float) -> None:
-        """So many bytes came."""
         if now - self._last > PAUSE or now - self._since > LONGEST:
             self._since, self._bytes = now, -size  # how long the first took is not known
         self._bytes += size

@@ -4,8 +4,8 @@ py-libp2p gives sockets, handshakes, identify, limits and Kademlia's tables; its
 Dialling (`dialling`), peers that come and go (`connections`) and opening streams (`stream`) are our own, because
 upstream waits where nobody needs to wait: 0.25 s a dial, 60 s before it tries a failed peer again.
 
-All tasks live in `run()`. A peer's failure ends that peer's stream or connection; a failure of the host itself is
-logged and leaves `run()` as an exception.
+All tasks live in `run()`. A peer's failure ends that peer's stream or connection. A defect met by what this node
+does by itself is borne (`Defects`); one of libp2p's host is logged and leaves `run()` as an exception.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
 from swarmnode.node.host.stream import Handlers, agree, multiaddrs_of
 from swarmnode.node.nat.relay import RelayClient
+from swarmnode.node.process import Defects
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
     Address,
@@ -84,6 +85,7 @@ class Libp2pNetwork:
         self._handshakes = Handshakes(settings.limits.connections.handshakes, settings.limits.connections.handshake)
         self.scoring = PeerScoring(settings.limits.conduct)
         self.policy = policy or PeerPolicy()
+        self.defects = Defects()  # of the whole node
         limits = settings.limits
         self._allowance = HostAllowance(
             limits.connections, limits.rates, self.scoring, self.policy, settings.up, settings.down
@@ -140,7 +142,7 @@ class Libp2pNetwork:
                     if listens:
                         await self._listen_on_udp()
                         self._listening = self._host.get_transport_addrs()
-                        await self._serve_until_cancelled(task_status)
+                        await self.defects.keep(self._serve, task_status=task_status)
                 finally:
                     with trio.move_on_after(CLOSING) as closing:
                         closing.shield = True
@@ -311,7 +313,7 @@ class Libp2pNetwork:
 
         self._host.set_stream_handler(TProtocol(protocol), self.handlers.watched(protocol, handle))
 
-    async def _serve_until_cancelled(self, task_status: trio.TaskStatus[None]) -> None:
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         try:
             with self.connections.watch() as events:
                 async with trio.open_nursery() as nursery:

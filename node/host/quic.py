@@ -116,7 +116,6 @@ class Windowed(QuicConnection):
         return self._streams.get(stream_id)
 
     def open(self) -> int:
-        """The id of a new stream."""
         stream_id = self.get_next_available_stream_id()
         self._get_or_create_stream_for_send(stream_id)
         return stream_id
@@ -136,7 +135,6 @@ class Windowed(QuicConnection):
 
     @property
     def window(self) -> int:
-        """The congestion window, bytes."""
         return self._loss.congestion_window
 
 

@@ -155,8 +155,6 @@ class QuicTransport(ITransport):
 
 
 class QuicListener(IListener):
-    """One UDP socket while it listens."""
-
     background_nursery: trio.Nursery  # py-libp2p sets it
 
     def __init__(self, transport: QuicTransport, handler: THandler) -> None:

@@ -32,7 +32,7 @@ from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, multiaddrs_of, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability, local_network
 from swarmnode.node.nat.udp import WITHIN, UdpPuncher
-from swarmnode.protocols.limits import Recent
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ GRACE = 0.6  # s for TCP to come beside a connection over UDP
 RETRY_AFTER = 600.0  # s after a failure, doubled each time
 RETRY_AT_MOST = 6 * 3600.0  # s
 ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last one ends here
+ANSWERS = Allowance(rate=1 / 60, burst=6)  # of one peer: each sends a thousand packets to wherever the peer says it is
 MAX_REMEMBERED = 1024  # peers that could not be punched through to
 
 
@@ -59,6 +60,7 @@ class HolePuncher:
         self._udp = udp
         self._failures = Recent[PeerId, tuple[int, float]](MAX_REMEMBERED)  # how many, and until when it is left
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
+        self._asked = Budget[PeerId](ANSWERS)
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
         self.succeeded = 0
         self.failed = 0
@@ -126,8 +128,8 @@ class HolePuncher:
     async def _on_dcutr(self, stream: Stream) -> None:
         """As A."""
         peer = stream.peer
-        if self._answering[peer] >= ANSWERS_AT_ONCE:
-            raise BadMessage(f"{peer} wants more than {ANSWERS_AT_ONCE} holes at once")
+        if self._answering[peer] >= ANSWERS_AT_ONCE or not self._asked.take(peer, 1.0):
+            raise BadMessage(f"{peer} wants too many holes")
         self._answering[peer] += 1
         try:
             await self._take_part(stream, peer)

@@ -293,7 +293,6 @@ def is_local(host: str) -> bool:
 
 
 def local_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """The network of LOCAL in which an IP address is."""
     return next((network for network in LOCAL if ip_of(host) in network), None)
 
 
@@ -322,13 +321,10 @@ class AutoNat:
         if status != pb.Message.OK:
             failed = status == pb.Message.E_DIAL_ERROR
             return DialVerdict(host, False, trio.current_time()) if failed else None
-        try:
-            reached = str(Multiaddr(answer.dialResponse.addr)).partition("/p2p/")[0]
-        except ValueError as error:
-            raise BadMessage(f"{helper} reached an address that is none: {error}") from error
-        if reached not in asked:
+        reached = places_in([answer.dialResponse.addr])
+        if not {*reached} & {*asked}:
             raise BadMessage(f"{helper} reached {reached}, where it was not asked to dial")
-        return DialVerdict(host, True, trio.current_time(), reached)
+        return DialVerdict(host, True, trio.current_time(), reached[0])
 
     async def _serve(self, stream: Stream) -> None:
         request = await receive(stream, pb.Message)
@@ -426,10 +422,6 @@ async def seen_by(session: MuxedSession) -> Address | None:
 
     Raises NetworkError where it does not answer.
     """
-    message = await identified(session)
-    try:
-        place = str(Multiaddr(message.observed_addr)).partition("/p2p/")[0]
-    except ValueError:
-        return None
-    endpoint = parse(place)
+    places = places_in([(await identified(session)).observed_addr])
+    endpoint = parse(places[0]) if places else None
     return endpoint.place if endpoint is not None and not endpoint.is_name else None

@@ -15,10 +15,8 @@ it a request is refused with a typed status, and those who are served do not not
 who has `AHEAD` more standing than one of their holders gets its place; circuits that this one has go on.
 
 `RelayClient` makes and takes circuits, and keeps `WANTED` places for a private node, renews them in time, and moves on
-when a relay goes. Relays are not listed anywhere. Any public node of the swarm is one: found among the
-connected peers that speak the hop protocol, and as providers of `RELAY_KEY` in the DHT. The nearest few are preferred,
-with a draw among them, so that the private nodes of a swarm spread over its relays; one that refused or failed is left
-alone for a while.
+when a relay goes. Any public node of the swarm is one. The nearest few are preferred, with a draw among them, so that
+the private nodes of a swarm spread over its relays; one that refused or failed is left alone for a while.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class NatTraversal:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; never raises for what peers do."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._nursery, self._entered = nursery, Reach.UNKNOWN
             nursery.start_soon(self._watch_connections, nursery)
             nursery.start_soon(self._watch_interfaces)
             nursery.start_soon(let_go_of_circuits, self._network)

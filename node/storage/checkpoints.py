@@ -227,7 +227,6 @@ def newest_round(folder: Path) -> int | None:
 
 
 def _manifests(folder: Path) -> list[Path]:
-    """Manifests in `folder`, of the latest round first."""
     return sorted(folder.glob("round-*.json"), reverse=True)
 
 

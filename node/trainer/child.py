@@ -457,7 +457,7 @@ class TrainerChild:
                     raise ValueError("it has no end")
         except trio.BrokenResourceError:
             logger.debug("the trainer's socket broke")
-        except ValueError as error:
+        except Exception as error:  # whatever it makes of this program
             self._reason = self._reason or f"answered nonsense: {error}"
         # The kernel closes the socket only as the process ends, or the process has closed it and is of no use.
         await self._reap()

@@ -19,12 +19,8 @@ whoever trusts a roster can take the state from anybody. The rest are pure funct
   Its rate follows what the rosters list. While nothing is known of that, those who are no validators hold back by the
   number of members that they see.
 
-**Who leaves the validator set between its changes, and who takes the seat.** Every cut names the judges of the round
-before of whom its author holds no cut. A validator whom a quorum of all judges names in SILENCE rosters, none of which
-quotes a cut of its own, leaves at once, but never below SMALL validators. The seats of those who left are filled from
-those who earned a place, by at most `growth` (rounded up) a roster, genesis validators that were away first. Seats
-change with the validator set: by `growth` (at least one) more where more have earned a place than there are seats, up
-to what validators may grow to, else as many fewer, down to the validators that there are.
+Who leaves the validator set between its changes, and who takes the seat: docs/architecture.md has that too. Every cut
+names the judges of the round before of whom its author holds no cut.
 
 **Who loses the place for lies.** A validator whom the cuts of a majority of all judges name for false scores
 (`methods/open/recheck.py`) is none any more, and what it earned is forgotten; for `earn_window` rosters it cannot come

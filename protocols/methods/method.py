@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -83,6 +83,7 @@ class Begin:
     last_round: int | None  # this node stops after so many rounds of the run; a swarm that did them names nobody more
     saved: Saved | None = None  # from the newest checkpoint
     roster: str = ""  # of the run's history, which the join string named: only what contains it is joined
+    named: Container[PeerId] = ()  # peers that the join string names
 
     @property
     def patience(self) -> float:

@@ -62,7 +62,6 @@ def group_of_addresses(addresses: Iterable[str]) -> Group:
 
 
 def through(relay: str) -> Group:
-    """The group of those who are reached through a relay."""
     return f"via {relay}"
 
 

@@ -126,7 +126,7 @@ class Liveness:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the pinging tasks until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._nursery, self._ended = nursery, False
             nursery.start_soon(self._listen, nursery)
             task_status.started()
             before = trio.current_time()

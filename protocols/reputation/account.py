@@ -1,12 +1,5 @@
 """What one node has seen of one peer: how good its work is, how much of it was verified, and how it behaves.
 
-    account = after_work(Account(), 0.9, round=12)     # helped 0.9 times as much as the median contribution
-    account = after_violations(account, bad=1, round=12)  # sent something malformed
-    score(account), work(account, 13), weight(account, 13)
-
-    work = proved(chain, id, roster, quoted)           # the chain before a valid roster, and what the roster quotes
-    accounts = after_roster(accounts, work, me=me)     # everybody's account after it
-
 All of it is pure. Work is measured relative to a round's median gain, in [-1, 1]: 0 is no work at all, below it harm.
 
 - *rating*: an OpenSkill rating, from matches against the player that does nothing;
@@ -26,10 +19,7 @@ play one game, as in Gauntlet (2505.21684): there ten identities that contribute
 player's skill is known, so the scale has a point that means something, and a swarm of liars cannot shift it. Floats of
 two machines may differ in their last bits: a rating is one node's view, and no part of what all nodes compute alike.
 
-In an open run, records prove everybody's work: a roster's quoted scores are read again, so that a judge's voice weighs
-as much as the work that was verified of it, full from half of a median peer's work on (`judge_voice`). Were voices in
-proportion, liars who lower honest scores a little would lower honest voices with them: 40 % of the judges then turned
-all scores within 40 rounds.
+How much a judge's voice weighs (`judge_voice`), and why: docs/reputation.md, "Where scores come from".
 
 Bytes that no encoder makes, and two commits in one round, are violations. What came too late, could not be retrieved or
 was not asked for says nothing. Bytes that another revealed earlier count as no work.

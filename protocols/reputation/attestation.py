@@ -18,13 +18,9 @@ id of what the newest finding of its kind rests on, or empty. How far a third pa
     served     MiB that the subject relayed or served, as whom it     empty             nobody: a receipt, signed by
                served says                                                              who had the benefit
 
-Whether an attestation agrees with the signed records that it names.
-
-    check(attested, finding, works)        # CONFIRMED, CONTRADICTED or UNKNOWN
-
-A contradicted one was not a mistake: who attests quotes a roster that says otherwise in front of everybody, so a node
-that finds it out hears none of its author's attestations any more. What a roster does not settle stays UNKNOWN, and
-counts for as much as its author.
+`check` says whether one agrees with the signed records that it names. A contradicted one was not a mistake: who attests
+quotes a roster that says otherwise in front of everybody, so a node that finds it out hears none of its author's
+attestations any more. What a roster does not settle stays UNKNOWN, and counts for as much as its author.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """A peer's standing as one node sees it: score with its uncertainty, weight, share, and the reasons. Pure.
 
-    liars = disproved(attested, works)
-    seen = standings(accounts, attested, me=me, round=round, now=now, liars=liars)
-    seen[peer].score, seen[peer].share, reasons(seen[peer])
-
 Own observation first, others' words where it is short (`with_own`). A node hears who has verified work in its *own*
 eyes, and nobody about itself; nobody at all who equivocated about attestations or whose attestations are disproved by
 what they quote. Words fade: each HALF_LIFE halves them.

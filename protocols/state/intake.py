@@ -5,11 +5,9 @@
 Several neighbours offer the same element within a moment. The first is asked; the others are remembered, and one of
 them is asked where the element has not come in `ASKED_FOR` seconds, as who was asked may be gone, or its push lost.
 
-What a peer can make this node do is bounded at each step: it waits where it sends more than its allowance, an element
-that is here costs no verification, and the first one that is false ends the batch: an honest node verifies before it
-passes anything on, so whoever sends a false element made it or does not look. Nor does an honest node sign much more
-than its slots hold, or pass on what strangers signed. Violations go to `scoring`, which slows the peer, then has it
-refused.
+What a peer can make this node do is bounded at each step. An honest node verifies before it passes anything on, so
+whoever sends a false element made it or does not look; nor does it sign much more than its slots hold, or pass on what
+strangers signed.
 
 An element dated more than 60 s ahead is dropped here: neither stored nor passed on, and its stamp does not touch the
 clock. Its sender is blamed only where peers confirm this node's own clock (`PeerClocks`) and the date is hours off.

@@ -1,11 +1,8 @@
 """News of the state goes from neighbour to neighbour: whole to a few, by rank to some more, who ask for what they lack.
 
-What the state stores, from whomever it came, waits `COLLECT` seconds for more, then goes to peers chosen anew each
-time: `EAGER` of them get the elements, but only one those of more than `LARGE` bytes, and the others, with `LAZY` more,
-their ranks. So an element reaches a node whole one to two times, as whoever is offered it asks one peer. What this node
-says itself goes whole to `FIRST`: nobody can have it yet. Nobody is sent what it sent, offered or was sent
-before, but for leases: authors are offered their own, by which two daemons with one key hear of one another. What
-came by repair goes by rank only: others may long have it.
+To how many, and when: docs/architecture.md, "Push". Nobody is sent what it sent, offered or was sent before, but for
+leases: authors are offered their own, by which two daemons with one key hear of one another. What came by repair goes
+by rank only: others may long have it.
 
 Who may fail when, and what is then true: a peer that does not answer holds up nobody; what comes while a push to it is
 under way goes with the next one, and what it misses as it fails, or what is above the limits, repair brings. An
@@ -146,8 +143,6 @@ class Neighbours:
 
 
 class Pusher:
-    """Passes on what one state stores; `run` until cancelled."""
-
     def __init__(
         self, backend: StateBackend, rpc: Rpc, *, me: PeerId, neighbours: Neighbours, rng: random.Random
     ) -> None:

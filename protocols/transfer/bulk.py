@@ -22,9 +22,8 @@ Who may fail when, and what is then true:
 - the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
   goes on there, idle streams on the old path are closed, and those in use are not used again;
 - the peer sends nothing for `stall` seconds: StreamBroken, and it is not asked again;
-- the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Not one
-  byte of the buffer is read after `withdraw` returned, so its owner may use it again (a digest begun before may still
-  read it; nobody sees that digest);
+- the offer is withdrawn while it is served: the stream is closed; the fetcher asks again and gets NotOffered. Nobody is
+  given a byte of the buffer that was read after `withdraw` returned, so its owner may use it again;
 - the fetcher stops reading: its stream is dropped after `serve_stall`; nothing else waits for it.
 """
 

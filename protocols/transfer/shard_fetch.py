@@ -76,8 +76,6 @@ BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: oth
 
 
 class DeliveryLog(Protocol):
-    """Who keeps what providers gave."""
-
     def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
         """A provider sent so many verified bytes of a shard in one fetch, and had what it said, or had not."""
 

@@ -111,7 +111,7 @@ def test_no_round_begins_while_the_trainer_is_held_again() -> None:
     simulate(body)
 
 
-@pytest.mark.parametrize("part, times", [("run_round", 2), ("regain_place", 1)])
+@pytest.mark.parametrize("part, times", [("run_round", 2), ("regain_place", 1), ("leave", 1), ("find_place", 2)])
 def test_a_defect_that_a_peer_may_find_ends_a_round_and_not_the_node(
     part: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,27 +121,29 @@ def test_a_defect_that_a_peer_may_find_ends_a_round_and_not_the_node(
         monkeypatch.delattr(session, "_kept")  # a simulation has none, so that defects fail tests
         works = getattr(session.method, part)
 
-        async def fails() -> Any:
+        async def fails(*arguments: Any) -> Any:
             nonlocal failed
             failed += 1
             if failed > times:
-                return await works()
+                return await works(*arguments)
             async with trio.open_nursery():
                 raise OverflowError("int too large to convert to float")
 
         monkeypatch.setattr(session.method, part, fails)
-        if part == "regain_place":
+        if part == "find_place":
+            session._search = trio.CancelScope()
+            await session._find_place()
+        elif part != "run_round":
             await session.pause()
             await trio.sleep(1.0)
             session.resume()
-        await swarm.until(lambda: failed == times and "defect" in session.warnings)
-        assert "OverflowError" in session.warnings["defect"] and "swarmnode diag" in session.warnings["defect"]
+        await swarm.until(lambda: failed >= times and bool(session.defects.warning))
+        assert "OverflowError" in session.defects.warning and "swarmnode diag" in session.defects.warning
         metrics = Metrics()
-        session.measure(metrics)
+        session.defects.measure(metrics)
         assert f"swarmnode_defects_total {times}" in metrics.text()
         await swarm.round_done(8, "a", "b", "c")
         await swarm.until(swarm.all_stand_together)
-        assert "defect" not in session.warnings
         assert "OverflowError: int too large" in caplog.text  # with its traceback
 
     simulate(body)

@@ -122,6 +122,25 @@ def test_a_roster_that_nobody_keeps_is_refused_where_it_is_recent_and_else_said_
     simulate(body)
 
 
+def test_a_stranger_alone_does_not_make_a_roster_too_old_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the join string names is believed at once, as above; another has others a minute to be found."""
+    monkeypatch.setattr(open_sync, "MAX_PATH", 2)
+    monkeypatch.setattr(open_place, "DEPTH", 1)
+
+    async def body(swarm: SimSwarm) -> None:
+        await settle(swarm, "x")
+        new = await swarm.start("new", join="x", roster=str(TrustedRoster(0, bytes(32))))
+        await trio.sleep(1.0)
+        new.open.places._named = ()
+        await trio.sleep(60.0)
+        assert new.open.place is None and "nobody who answers shows" in new.session.warnings["lineage"]
+        await swarm.until(lambda: "could not be checked" in new.session.warnings.get("roster", ""), within=60)
+        await swarm.until(lambda: len(new.rounds) >= 2, within=120)
+        assert "lineage" not in new.session.warnings
+
+    simulate(body)
+
+
 def test_a_history_whose_records_are_not_shown_is_not_joined() -> None:
     """A path of ids alone shows nothing."""
 

@@ -247,6 +247,7 @@ class SimSwarm:
                 wait_seconds=60.0,
                 last_round=rounds,
                 roster=roster,
+                named={self.nodes[join].network.me} if join is not None else (),
             ),
             emit=emit,
             samples=samples,

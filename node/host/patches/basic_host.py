@@ -89,6 +89,8 @@ async def keep_agent(peerstore: IPeerStore, peer: ID, message: Any) -> None:
     places = [raw for raw in message.listen_addrs[:MAX_PLACES] if len(raw) <= MAX_PLACE]
     protocols = [name for name in message.protocols[:MAX_PROTOCOLS] if len(name.encode()) <= MAX_PROTOCOL]
     message.listen_addrs[:], message.protocols[:] = places, protocols
+    if len(message.observed_addr) > MAX_PLACE:  # its text takes the square of that: 2.5 s for 64 KiB
+        message.ClearField("observed_addr")
     if len(message.signedPeerRecord) > MAX_RECORD:
         message.ClearField("signedPeerRecord")
     await _update_peerstore(peerstore, peer, message)

@@ -119,7 +119,6 @@ def attempt_of(run_id: str, roster_id: str) -> bytes:
 
 
 def seal(what: Statement, author: PeerId, attempt: bytes, life: bytes, sign: Sign) -> Signed:
-    """`what`, one of KINDS, signed."""
     kind, body = NAMES[type(what)], wire.encode(what)
     return Signed(author, attempt, life, kind, body, sign(STATEMENTS.message(body, _about(attempt, life, kind))))
 

@@ -56,8 +56,6 @@ class MeetRequest(Message):
 
 @dataclass(frozen=True)
 class MeetReply(Message):
-    """Whether it comes, and in which round it is."""
-
     round: Counter
     comes: bool
 

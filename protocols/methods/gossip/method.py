@@ -83,8 +83,6 @@ ALONE = Metric("swarmnode_gossip_alone", GAUGE, "share of the last 64 rounds in 
 
 
 class Gossip(Method):
-    """One node's part in a run by gossip."""
-
     name = "gossip"
     phase = "waiting"
 

@@ -7,8 +7,7 @@ Order, for a roster that fits into one group (`partition.py`):
    *once* (with a residual of its own, dropped when ownership moves) and offers it to all seats;
 3. each member fetches all reduced parts and decodes them: all hold the same bytes, so all compute the same state.
 
-In a grid of several groups (docs/architecture.md) the owner of a column adds up, in step 2, the values of its group
-alone, and the owner of a part the sums of all groups.
+A grid of several groups, and the next attempt at a round of one: docs/architecture.md, "Groups" and "Retries".
 
 All of it goes on at once, chunk by chunk: what is offered and fetched grows (`StreamingBuffer`). The arithmetic
 (`reduction.py`) runs in the runner's threads, a batch of chunks at a time.
@@ -20,8 +19,6 @@ a part of a reduction's usual time, whatever it is waited for (`silence_allowed`
 members first, after `within` seconds, and members on owners after twice that, those between them in between, so that
 the first complaint names the one that held all up. In chunks whose values cannot be encoded, because they and the
 residual overflow, the values count as zeros and the residual ends.
-
-Where all are one group, the next attempt at the round goes on from what is there (docs/architecture.md, "Retries").
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
 Wire, per parameter and member: 2 (N−1)/N times the codec's bytes, in a full grid too. Memory: beside values, mean and

@@ -68,8 +68,6 @@ def next_factor(me: PeerId, own: float, trials: Mapping[PeerId, Trial], rng: ran
 
 
 class Population:
-    """One member's factor in one run with [inner] population in its file."""
-
     def __init__(self, parts: Context) -> None:
         self._parts = parts
         self._every = parts.spec.inner.population  # rounds of a period

@@ -215,7 +215,6 @@ class DilocoRounds:
         return NOTHING
 
     async def _take_steps(self, round: int, steps: int, seconds: float) -> TrainStats:
-        """As `Trainer.train`."""
         return await self._trainer.train(round=round, steps=steps, seconds=seconds)
 
     def _seconds_to_train(self, here: Position) -> float:

@@ -7,9 +7,10 @@
 
 A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
 tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where most of those who answer are too far
-to keep it still, it goes on with them, and says that nothing was checked. A creator that finds nobody begins the run; a
-node with a checkpoint goes on from it alone, silent in the first round (`method.py`).
+from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where one whom the string names is too far
+to keep it still, or most of those who answer for a minute are, it goes on with them, and says that nothing was checked.
+A creator that finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round
+(`method.py`).
 
 **Whether a history goes back to the trusted roster** (`chain/forks.py`) a member shows by two answers:
 
@@ -21,22 +22,20 @@ A member that lies in one of them is as one that has another history. No state a
 history of 64 rounds takes some megabytes.
 
 **Members whose history parted from this node's for good: a split.**
-Two parts of a swarm that were cut off from one another for more than DEPTH rounds have no roster in common that is
-still kept: no rule says which history is right, and each goes on with its own. The owners are told, who can have a node
-go over: `swarmnode run --roster ROUND:ID`, with a roster of the other history. So now and then, and before it goes over
-to another's state, a node asks members where they stand. Who keeps rosters of the same rounds as this node, all of them
-others, has parted from it. A member can lie about that, and thereby have a line of text shown. A node in whose rosters
-since then nobody's work counts but its own, as on a machine that was asleep, has nobody to part from and goes over.
+What that means for owners: docs/open.md. Now and then, and before it goes over to another's state, a node asks members
+where they stand. Who keeps rosters of the same rounds as this node, all of them others, has parted from it. A member
+can lie about that, and thereby have a line of text shown. A node in whose rosters since then nobody's work counts but
+its own, as on a machine that was asleep, has nobody to part from and goes over.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import trio
 
@@ -66,7 +65,10 @@ LISTED = 4  # of those who could not show the trusted roster, to the owner
 FIND_MEMBERS_FOR = 30.0  # seconds after which a node that may begin alone does, where others are believed to be there
 NOTICE_MEMBERS_FOR = 3.0  # the same, where none are
 SHOWS_WITHIN = 120.0  # seconds: 64 of the largest rounds, 19 MB, at the least rate at which full answers come in time
+MOST_SHOWN = 24 << 20  # bytes of them, of one member
+SHOW_AT_ONCE, SHOW_NEXT = 8, 3.0  # members that show their history; seconds that one has before the next is asked too
 DOUBT_FOR = 10.0  # seconds that others have to show a history with the trusted roster, once one could not …
+OLD_AFTER = 40.0  # … after 10, 20 and 40 of them, a roster is too old if most say so: others are found by then …
 LONGEST_DOUBT = 160.0  # … and twice as long each time, up to so long, after which who could not is asked again
 REPLAY_FOR = 30.0  # seconds in which the rosters since the base should be here
 BASE = 2  # rounds before its tip of which a node gives the chain
@@ -115,6 +117,7 @@ class Joining:
         self._genesis = genesis(parts.run_id, parts.spec.trust.validators or (parts.me,), window=window)
         self._initial: OuterState | None = None
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
+        self._named = self._preferred = cast(Container[PeerId], ())  # by the join string; to be followed before others
         self._shown = False  # by the member that was followed, that its history contains the trusted roster
         self._doubted: dict[PeerId, tuple[str, int]] = {}  # who did not: why; rounds done, of who cannot tell
         self._doubt_for, self._doubt_until = DOUBT_FOR, 0.0  # s; trio time
@@ -123,7 +126,7 @@ class Joining:
 
     async def find(self, begin: Begin) -> bool:
         """Stand somewhere, see `Method.find_place`; whether others showed where."""
-        self._trusted = TrustedRoster.parse(begin.roster) if begin.roster else None
+        self._trusted, self._named = TrustedRoster.parse(begin.roster) if begin.roster else None, begin.named
         saved = self._chain_of(begin)
         begins_from = begin.saved.state if saved is self._genesis and begin.saved is not None else None
         self._initial = begins_from or OuterState.start(self._parts.trainer.parameters())
@@ -193,22 +196,42 @@ class Joining:
 
     async def _join_others(self) -> bool:
         """Be where most members are; False where none answers, or what they have cannot be had now."""
-        lost = set[tuple[bytes, bytes]]()  # where nobody gave the state: with every second it is less likely to be had
-        for found in await self._ask_around():
-            place = (found.tip.base, found.tip.base_state)
-            if place in lost or not await self._is_trusted(found):
-                continue
+        left = await self._ask_around()
+        while (found := await self._next(left)) is not None:
             stands = self._store.stands
             if stands and await self._is_near(found):
                 await self._catch_up_by_replay(found)
             elif stands and self._trusted is None and await self._splits.has_diverged(found.peer, found.tip):
                 continue  # nobody told this node to go over to another history
-            elif not await self._go_to(found):
-                lost.add(place)
+            elif not await self._go_to(found):  # nobody gave the state: with every second it is less likely to be had
+                lacking = (found.tip.base, found.tip.base_state)
+                left = [one for one in left if (one.tip.base, one.tip.base_state) != lacking]
                 continue
-            self._trusted = None  # what follows from where it stands is checked in full
+            self._trusted, self._preferred = None, ()  # what follows from where it stands is checked in full
             return True
         return False
+
+    async def _next(self, left: list[_Found]) -> _Found | None:
+        """Whom of those that are `left` to follow next: who is shown to be trusted first. Who takes long has others
+        asked beside it.
+        """
+        asked, shown = list[_Found](), list[_Found]()
+
+        async def ask(after: float) -> None:
+            await trio.sleep(after)
+            while left and not shown:
+                asked.append(found := left.pop(0))
+                if await self._is_trusted(found):
+                    shown.append(found)
+                asked.remove(found)
+            if shown or not asked:
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for turn in range(SHOW_AT_ONCE):
+                nursery.start_soon(ask, turn * SHOW_NEXT)
+        left[:0] = [*shown[1:], *asked]
+        return shown[0] if shown else None
 
     async def _is_trusted(self, found: _Found) -> bool:
         """Whether a member's history was shown to follow from the trusted roster, or none is trusted."""
@@ -234,10 +257,11 @@ class Joining:
         trusted, now = self._trusted, trio.current_time()
         if trusted is None or now < self._doubt_until:
             return
-        far = [at for _, at in self._doubted.values() if at > trusted.round + DEPTH]
-        if 2 * len(far) > len(self._doubted):
-            self._trusted = None
-            logger.warning(unchecked := told_of_too_old(trusted, max(far)))
+        far = {peer: at for peer, (_, at) in self._doubted.items() if at > trusted.round + DEPTH}
+        most = 2 * len(far) > len(self._doubted) and self._doubt_for >= OLD_AFTER  # a lone stranger may say so
+        if most or any(peer in self._named for peer in far):
+            self._trusted, self._preferred = None, self._named
+            logger.warning(unchecked := told_of_too_old(trusted, max(far.values())))
             self._warn(None, unchecked)
         else:
             self._warn(told_of_nobody(trusted, self._doubted))
@@ -282,7 +306,9 @@ class Joining:
             for peer in peers:
                 nursery.start_soon(ask, peer)
         votes, lot = Counter(found.tip.base for found in answers), self._parts.rng.random
-        return sorted(answers, key=lambda found: (votes[found.tip.base], found.base.round, lot()), reverse=True)
+        first = self._preferred
+        answers.sort(key=lambda one: (one.peer in first, votes[one.tip.base], one.base.round, lot()), reverse=True)
+        return answers
 
     async def _go_to(self, found: _Found) -> bool:
         """Fetch the state at a member's base, and replay from there. False where that failed for now."""
@@ -405,11 +431,13 @@ async def prove_lineage(
 
 
 async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
-    """These rosters and what they rest on, as far as a peer gives them within SHOWS_WITHIN. Raises InvalidStatement."""
-    told: list[Said[Any]] = []
+    """These rosters and what they rest on, as far as a peer gives them in time and size. Raises InvalidStatement."""
+    told, room = list[Said[Any]](), MOST_SHOWN
     with trio.move_on_after(SHOWS_WITHIN):
-        while rosters:
-            said = [read(one) for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
+        while rosters and room > 0:
+            records = [one for one in await sync.ask_records(peer, rosters) if isinstance(one, Record)]
+            room -= sum(len(one.sealed) for one in records)
+            said = [read(one) for one in records]
             got = {one.id for one in said}.intersection(rosters)
             if not got:
                 break

@@ -49,8 +49,6 @@ def batch_seed(nonce: bytes, seed: bytes) -> int:
 
 
 class Evaluator:
-    """Where one judge measures in one round."""
-
     def __init__(
         self,
         local: LocalTrainer,

@@ -54,8 +54,6 @@ CHECKS = Metric("swarmnode_open_rechecks_total", COUNTER, "scores of judges that
 
 
 class Rechecks(Looks):
-    """One validator's looks at other judges; disputes come again."""
-
     def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, signer: Signer) -> None:
         super().__init__(parts, store, local)
         self._signer = signer

@@ -473,7 +473,6 @@ class Signer:
 
 
 def accepted_in(block: Block) -> set[PeerId]:
-    """Authors whose work a roster accepted."""
     if block.roster is None or not block.roster.accepted:
         return set()
     return {one.author for one in block.chain.history[-1] if one.units}

@@ -165,7 +165,6 @@ class Contributions:
         self._bulk.offer(self._key(id), raw)
 
     def refuse(self, id: bytes) -> None:
-        """Remember that bytes with this id are malformed."""
         self._malformed[id] = None
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:

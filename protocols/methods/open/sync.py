@@ -160,7 +160,6 @@ class ChainSync:
         self.store.notify()
 
     def _serve_state(self) -> None:
-        """Let others catch up with where this node stands."""
         block, state = self.store.block, self.store.state(self.store.tip)
         assert state is not None, "the state on which a node stands is kept"
         self._catch_up.serve_state(block.chain.round, self.store.hashes[block.id], state)

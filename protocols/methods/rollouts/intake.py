@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 FLOOD = "flood"  # the word for groups beyond their author's allowance
 LEAST_WAIT = 1.0  # seconds that a peer is asked to leave this node alone, where there is no room
+HELD_FOR = 5.0  # seconds after which a group that a peer was asked for is had from the next who offers it as well
 GRANTED_FOR = 5.0  # seconds that a peer may take to give what it was asked for, beside those that its bytes take
 MAX_GRANTS = 2 * MAX_OFFERED  # of one peer: what it spreads, and what it was asked for as recent
 WINDOW = 10.0  # seconds over which the shares of peers that bring groups are equal
@@ -61,8 +62,6 @@ def informative(signed: SignedGroup, *, judged: bool = False) -> str:
 
 
 class _RateBudget:
-    """What each holder has left of so many groups and bytes a second."""
-
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
         self._groups, self._bytes = Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)
@@ -150,11 +149,10 @@ class IntakeLimiter:
 
 @dataclass(frozen=True)
 class _Grant:
-    """A peer was asked for a group."""
-
     peer: PeerId
     offered: OfferedGroup
-    until: float  # trio time
+    since: float  # trio time
+    until: float  # likewise
 
 
 class GroupIntake:
@@ -171,7 +169,7 @@ class GroupIntake:
         self._limiter = IntakeLimiter(limits)
         self.violations = Violations("rollouts")
         self.counts: Counter[str] = Counter()
-        self._grants: dict[bytes, _Grant] = {}
+        self._grants: dict[tuple[bytes, PeerId], _Grant] = {}  # by group, and who was asked for it
 
     # -- offers
 
@@ -179,7 +177,8 @@ class GroupIntake:
         """Which of these groups to have from `peer`."""
         now = trio.current_time()
         self._forget_grants(now)
-        room = MAX_GRANTS - sum(grant.peer == peer for grant in self._grants.values())
+        room = MAX_GRANTS - self._granted(peer)
+        awaited = {id for (id, who), grant in self._grants.items() if who == peer or now < grant.since + HELD_FOR}
         wants: list[int] = []
         has: list[int] = []
         wait = 0.0
@@ -188,7 +187,7 @@ class GroupIntake:
         for index, offered in enumerate(offer.groups):
             if self._pool.saw(offered.id):
                 has.append(index)
-            elif offered.id in self._grants:
+            elif offered.id in awaited:
                 continue  # another peer may be about to bring it; if it does not, this one offers it again
             elif self._declines(offered, asked.get(offered.author, [])):
                 # Whose it is, only its signature tells: nobody's count suffers from what another says.
@@ -199,7 +198,8 @@ class GroupIntake:
                 wants.append(index)
                 asked.setdefault(offered.author, []).append(offered.size)
                 coming += offered.size
-                self._grants[offered.id] = _Grant(peer, offered, now + GRANTED_FOR + coming / SLOWEST)
+                awaited.add(offered.id)
+                self._grants[offered.id, peer] = _Grant(peer, offered, now, now + GRANTED_FOR + coming / SLOWEST)
             else:
                 self.counts["no_room"] += 1
                 wait = max(wait, self._limiter.wait(offered.size), LEAST_WAIT)
@@ -216,6 +216,9 @@ class GroupIntake:
         size = sum(before) + offered.size
         return self._limiter.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
 
+    def _granted(self, peer: PeerId) -> int:
+        return sum(grant.peer == peer for grant in self._grants.values())
+
     def _forget_grants(self, now: float) -> None:
         for id, grant in list(self._grants.items()):
             if grant.until <= now:
@@ -230,22 +233,21 @@ class GroupIntake:
 
         One that came from elsewhere meanwhile is among them: the copies that came with it are still to be spread.
         """
-        granted = sum(grant.peer == peer for grant in self._grants.values())
+        granted = self._granted(peer)
         if len(sealed) > granted:  # nobody can have this node verify more than it asked for
             self.counts["unasked"] += len(sealed) - granted
             self.violations.note(peer, "gave more rollout groups than it was asked for", Kind.LOAD)
         taken: list[tuple[SignedGroup, int]] = []
         for group in await self._opened(peer, sealed[:granted]):
-            grant = self._grants.get(group.id)
-            if grant is None or grant.peer != peer:
+            grant = self._grants.pop((group.id, peer), None)
+            if grant is None:
                 self.counts["unasked"] += 1
                 if not self._pool.saw(group.id):
                     self.violations.note(peer, "gave a rollout group that it was not asked for", Kind.LOAD)
                 continue
-            del self._grants[group.id]
             if grant.offered.author != group.author or grant.offered.size != group.size:
                 self._refuse_from(peer, "an offer does not say what was given")
-            elif self._affords(group) and await self._keep(group):
+            elif group.id in self._pool or (self._affords(group) and await self._keep(group)):
                 taken.append((group, min(grant.offered.copies, self._copies)))
         return taken
 

@@ -149,7 +149,6 @@ class RolloutPool:
         return iter(tuple(self._held.values()))
 
     def get(self, id: bytes) -> SignedGroup | None:
-        """The group of that id, own or other."""
         held = self._held.get(id)
         return held.signed if held is not None else self._own.get(id)
 

@@ -257,7 +257,6 @@ class Rollouts:
                 self.counts["not_handed_on"] += 1
 
     def _offer_some(self, here: set[PeerId], nursery: trio.Nursery) -> None:
-        """Begin to offer groups to some of the peers that are here."""
         now = trio.current_time()
         self._left_until = {peer: until for peer, until in self._left_until.items() if until > now}
         for id in [id for id, load in self._loads.items() if here <= load.known]:
@@ -346,7 +345,6 @@ class Rollouts:
                 self.counts["not_handed_on"] += 1
 
     async def _ask_recent(self, peer: PeerId, count: int) -> None:
-        """Have a peer offer what is recent."""
         try:
             query = RecentQuery(self._parts.run_id, count)
             await self._parts.rpc.call(peer, RECENT, query, Empty, timeout=TIMEOUT)

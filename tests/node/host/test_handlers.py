@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ import trio.testing
 from hosts import network, running, until
 
 from swarmnode.node.host import answering
-from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed, Renewable
+from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.nat.traversal import NatTraversal
+from swarmnode.node.process import Defects
 from swarmnode.protocols.calls.rpc import PROTOCOL as RPC
 from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.network import Stream
@@ -43,8 +46,9 @@ class Side:
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=False)
         serve_hello(self.network, "test")
-        self.parts = {RPC: Renewable(self.rpc), BULK: Renewable(self.bulk)}
-        self.answering = Answering(self.network, self.rpc, self.parts)
+        defects, served = Defects(), {RPC: self.rpc.run, BULK: self.bulk.run}
+        self.parts = [SimpleNamespace(run=partial(defects.keep, run)) for run in served.values()]
+        self.answering = Answering(self.network, self.rpc, served, defects)
         self.lock = trio.Lock()
         self.wedged = False
         self.network.serve(WEDGE, self.serve)
@@ -62,7 +66,7 @@ class Side:
 async def two() -> AsyncIterator[tuple[Side, Side]]:
     """Two connected nodes, each of which knows what the other serves."""
     a, b = Side(), Side()
-    async with running(*(part for side in (a, b) for part in (side.network, *side.parts.values()))):
+    async with running(*(part for side in (a, b) for part in (side.network, *side.parts))):
         await a.network.connect(b.network.addresses[0])
         await until(lambda: a.network.speaks(b.network.me, WEDGE) and b.network.speaks(a.network.me, WEDGE))
         yield a, b

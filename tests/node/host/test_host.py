@@ -12,6 +12,7 @@ import pytest
 import trio
 from disconnecting import disconnect
 from hosts import echo, identity, network, running, until
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
@@ -26,6 +27,7 @@ from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import HEADER, YamuxSession
 from swarmnode.node.host.stream import agree, places_in
 from swarmnode.node.identity import peer_id_of
+from swarmnode.protocols.limits import Allowance
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
@@ -402,6 +404,26 @@ async def test_providers_are_found_through_a_third_node() -> None:
         assert await c.find_providers(os.urandom(32)) == ()
 
 
+async def test_who_asks_the_dht_without_end_is_answered_at_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kademlia, "ASKED", Allowance(rate=5, burst=20))
+    a, b = network(), network()
+    async with running(a, b):
+        await b.connect(a.addresses[0])
+        answers = 0
+
+        async def ask() -> None:
+            nonlocal answers
+            while True:
+                await b.kademlia.exchange(a.me, Message(type=Message.MessageType.FIND_NODE, key=os.urandom(32)))
+                answers += 1
+
+        with trio.move_on_after(2.0):
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(ask)
+        assert 5 < answers <= 20 + 2 * 5
+
+
 def test_a_key_too_many_is_not_announced_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -473,7 +495,7 @@ async def test_crash_inside_the_host_leaves_run_as_an_exception(monkeypatch: pyt
     async def crash() -> None:
         raise RuntimeError("internal")
 
-    monkeypatch.setattr(a._routing, "run", crash)
+    monkeypatch.setattr(a, "_listen_on_udp", crash)
     with pytest.raises(BaseExceptionGroup) as caught:
         await a.run()
     assert caught.value.subgroup(RuntimeError)

@@ -9,6 +9,7 @@ import contextlib
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,16 +27,18 @@ from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.identity.identify_push import identify_push
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStore
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStore, create_signed_peer_record
 from libp2p.rcmgr.manager import ResourceManager
 from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
+from swarmnode.node.discovery.kademlia import MAX_ADDRESSES, BoundedProviderStore
 from swarmnode.node.host import muxed
 from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
 from swarmnode.node.host.libp2p_host import _PeerStore
-from swarmnode.node.host.limits import ConnectionLimits
+from swarmnode.node.host.limits import ConnectionLimits, DhtLimits
 from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.protocols.peers.scoring import Kind
@@ -268,6 +271,7 @@ def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
         listen_addrs=[bytes(1 << 20), *(number.to_bytes(2, "big") for number in range(1000))],
         protocols=["y" * 1000, "é" * 64, *(f"/{number}" for number in range(100_000))],
         signedPeerRecord=bytes(1 << 20),
+        observed_addr=bytes(basic_host.MAX_PLACE + 1),
     )
     run(partial(basic_host.keep_agent, store, PEER, message))
     agent = str(store.get(PEER, basic_host.AGENT))
@@ -275,7 +279,7 @@ def test_what_a_peer_says_of_itself_is_kept_printable_and_short() -> None:
     assert 0 < len(store.addrs(PEER)) < basic_host.MAX_PLACES
     assert 0 < len(store.get_protocols(PEER)) < basic_host.MAX_PROTOCOLS
     assert "é" * 64 not in store.get_protocols(PEER), "which this node could not ask for"
-    assert not message.signedPeerRecord
+    assert not message.signedPeerRecord and not message.observed_addr
 
 
 def test_what_a_peer_pushes_is_bounded_as_well() -> None:
@@ -335,6 +339,26 @@ def test_peer_store_that_forgets_the_peer_at_hand_goes_on() -> None:
     store.add_protocols(silent, ["/test/1"])  # one that tells no addresses: nobody is forgotten yet
     store.add_addrs(oldest, [Multiaddr("/ip4/192.0.2.1/tcp/2")], 60)
     assert store.peer_ids() == [me, silent]
+
+
+def test_what_a_stranger_says_in_the_dht_of_where_it_is_stalls_nobody_and_is_bounded() -> None:
+    keys = create_new_key_pair()
+    me, store = ID.from_pubkey(keys.public_key), _PeerStore(ID(b"another"))
+    many = [Multiaddr(bytes([4, *divmod(number, 256), 0, 1, 6, 0, 1])) for number in range(5000)]
+    began = time.perf_counter()
+    store.add_addrs(me, many, 60)
+    assert time.perf_counter() - began < 1.0, "upstream compares each with all others, for ten seconds"
+    assert store.addrs(me) == many[-basic_host.MAX_PLACES :]
+    store.add_addrs(me, [Multiaddr(b"\xa5\x03\xe8\x07" + bytes(1000))], 60)  # whose text takes the square of that
+    assert store.addrs(me) == many[-basic_host.MAX_PLACES :]
+    for places, kept in ((many[:100], False), (many[:3], True)):
+        assert store.consume_peer_record(create_signed_peer_record(me, places, keys.private_key), 60)
+        assert (store.get_peer_record(me) is not None) == kept
+    providers = BoundedProviderStore(SimpleNamespace(get_id=lambda: ID(b"another")), DhtLimits())  # type: ignore[arg-type]
+    providers.add_provider(b"key", PeerInfo(me, many))
+    providers.add_provider(b"other", PeerInfo(me, [Multiaddr(b"\x35\xd8\x04" + b"a" * 600)]))
+    assert [len(provider.addrs) for provider in providers.get_providers(b"key")] == [MAX_ADDRESSES]
+    assert not providers.get_providers(b"other")
 
 
 # circuit addresses: basic_host.keep_relays

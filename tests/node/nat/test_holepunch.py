@@ -20,6 +20,7 @@ from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import receive, send
 from swarmnode.node.nat import udp
 from swarmnode.node.nat.holepunch import (
+    ANSWERS,
     ANSWERS_AT_ONCE,
     ATTEMPTS,
     DCUTR,
@@ -318,6 +319,19 @@ async def test_a_peer_cannot_have_this_node_dial_many_times_at_once() -> None:
                 for _ in range(5):
                     nursery.start_soon(ask, b.network, a.network.me, HERE)
         assert len(a.dials.made) == ANSWERS_AT_ONCE
+
+
+async def test_a_peer_cannot_have_this_node_dial_again_and_again() -> None:
+    """Wherever it says that it is, such as at the machine of a third."""
+    async with two() as (b, a):
+        for _ in range(20):
+            with trio.move_on_after(DIAL_WITHIN):
+                await ask(b.network, a.network.me, HERE)
+        assert len(a.dials.made) == ANSWERS.burst
+        await trio.sleep(1 / ANSWERS.rate)
+        with trio.move_on_after(DIAL_WITHIN):
+            await ask(b.network, a.network.me, HERE)
+        assert len(a.dials.made) == ANSWERS.burst + 1
 
 
 def relay_of(node: Libp2pNetwork, peer: Libp2pNetwork) -> str | None:

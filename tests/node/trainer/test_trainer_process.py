@@ -676,6 +676,23 @@ def test_groups_are_packed_and_answers_unpacked_in_threads(monkeypatch: pytest.M
     assert len(threads) == 2 and threading.main_thread() not in threads
 
 
+def test_an_answer_that_a_defect_of_this_program_meets_ends_the_trainer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meets(self: TrainerChild, raw: bytes) -> int:
+        raise OverflowError("int too large to convert to float")
+
+    async def main() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+        child = TrainerChild()
+        child._stream = ours  # type: ignore[assignment]
+        child.process = SimpleNamespace(returncode=0, wait=lambda: None)  # type: ignore[assignment]
+        await theirs.send_all(bytes(trainerchild.LENGTH))
+        await child._read_answers()
+        assert child.ended.is_set() and "int too large" in child.cause()
+
+    monkeypatch.setattr(TrainerChild, "_take", meets)
+    trio.run(main)
+
+
 def test_a_trainer_cannot_take_the_parameters_memory_away(settings: TrainerSettings, tmp_path: Path) -> None:
     task = tmp_path / "task.py"
     task.write_text(TAKEN_OVER)

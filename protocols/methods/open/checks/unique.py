@@ -53,8 +53,6 @@ SECONDS = Metric("swarmnode_unique_work_seconds_total", COUNTER, "seconds spent 
 
 
 class UniqueWork(WorkCheck):
-    """One node's tests of others."""
-
     def __init__(self, parts: Context, store: ChainStore, local: LocalTrainer, ledger: Ledger) -> None:
         super().__init__(parts, store, local, SHARE)
         self._ledger = ledger

@@ -14,7 +14,8 @@ from swarmnode.crdt.record import Record
 from swarmnode.protocols.chain.forks import TrustedRoster
 from swarmnode.protocols.chain.rules import advance, derive
 from swarmnode.protocols.chain.statements import Commit
-from swarmnode.protocols.methods.open.join import SHOWS_WITHIN, CannotTell, Tip, prove_lineage
+from swarmnode.protocols.methods.open import join
+from swarmnode.protocols.methods.open.join import SHOW_AT_ONCE, SHOWS_WITHIN, CannotTell, Joining, Tip, prove_lineage
 from swarmnode.protocols.methods.open.sync import MAX_PATH, TIMEOUT, Path
 
 CHAIN = after_rounds(start("ABCDE"), RULES, 4, "ABCDE")
@@ -76,3 +77,51 @@ def test_a_member_that_gives_one_roster_in_each_answer_holds_a_newcomer_no_longe
         assert trio.current_time() <= SHOWS_WITHIN
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_slow_liars_hold_nobody_up_who_is_shown_the_history_by_another() -> None:
+    proofs, at_once = list[str](), 0
+
+    async def is_trusted(found: str) -> bool:
+        nonlocal at_once
+        proofs.append(found)
+        at_once += 1
+        try:
+            await trio.sleep(1.0 if found == "honest" else SHOWS_WITHIN)
+        finally:
+            at_once -= 1
+        return found == "honest"
+
+    async def main() -> None:
+        joining: Any = SimpleNamespace(_is_trusted=is_trusted)
+        liars = [f"liar {number}" for number in range(SHOW_AT_ONCE - 1)]
+        left: Any = [*liars, "honest", "another"]
+        assert await Joining._next(joining, left) == "honest"  # type: ignore[comparison-overlap]
+        assert trio.current_time() < 30.0
+        assert left == [*liars, "another"] and at_once == 0, "whoever was asked in vain can be asked again"
+        many: Any = [f"liar {number}" for number in range(2 * SHOW_AT_ONCE)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Joining._next, joining, many)
+            await trio.sleep(SHOWS_WITHIN - 1)
+            assert at_once == SHOW_AT_ONCE
+            nursery.cancel_scope.cancel()
+        assert await Joining._next(joining, []) is None
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_member_shows_no_more_than_the_largest_rounds_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    class Floods(Shows):
+        """Gives one roster in each answer, and much besides."""
+
+        async def ask_records(self, peer: str, ids: Any) -> list[Record]:
+            nonlocal asked
+            asked += 1
+            return [*RECORDS, *(COMMITS[id] for id in ids[:1] if id in COMMITS)]
+
+    monkeypatch.setattr(join, "MOST_SHOWN", 3 * sum(len(record.sealed) for record in RECORDS))
+    with pytest.raises(CannotTell):
+        trio.run(shown, Floods, (ROSTER.id, *COMMITS)[:MAX_PATH], RECORDS, start("L"))
+    assert 1 < asked <= 3

@@ -14,7 +14,7 @@ from rolloutnodes import RUN, RolloutNode, connect, everybody, group, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.limits import Allowance
-from swarmnode.protocols.methods.rollouts.intake import MAX_GRANTS
+from swarmnode.protocols.methods.rollouts.intake import GRANTED_FOR, HELD_FOR, MAX_GRANTS
 from swarmnode.protocols.methods.rollouts.messages import (
     GIVE,
     MAX_GIVEN,
@@ -245,6 +245,33 @@ def test_offers_that_are_not_kept_block_nobody_else_and_are_counted(simulated: S
         await trio.sleep(6)
         await Liar(honest).brings(victim, made)
         assert made.id in held_by(victim) and victim.rollouts.violations.count(other.me)
+
+    simulated(main)
+
+
+def test_who_offers_a_group_first_and_does_not_give_it_keeps_it_from_a_node_for_seconds(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        limits = RolloutLimits(author=Rates(groups=Allowance(1e-6, 2), bytes=Allowance(1e6, 4 << 20)))
+        victim, other, honest = await start(nursery, world, 3, limits=limits)
+        await connect([(other, victim), (honest, victim)])
+        await trio.sleep(3)
+        made, liar = made_by(honest, 1), Liar(other)
+        slow = OfferedGroup(made.id, honest.me, 1 << 19, 1)  # for which half a minute is granted
+        assert (await liar.offers(victim, GroupOffer(RUN, (slow,)))).wants == (0,)
+        await trio.sleep(HELD_FOR - 1)
+        assert await Liar(honest).offers(victim, offer_of(made)) == OfferAnswer()
+        await trio.sleep(1)
+        await Liar(honest).brings(victim, made)
+        assert held_by(victim) == {made.id}
+        await trio.sleep(GRANTED_FOR)
+        another = made_by(honest, 2, tokens=4000)  # for which seconds more are granted
+        for first in (honest, other):  # both give it, the first late
+            assert (await Liar(first).offers(victim, offer_of(another))).wants == (0,)
+            await trio.sleep(HELD_FOR)
+        for giver in (other, honest):
+            await Liar(giver).gives(victim, give_of(another))
+        assert another.id in held_by(victim) and not victim.rollouts.violations.count(honest.me)
+        assert not victim.rollouts.pool.refused, "each counts once against its author's two"
 
     simulated(main)
 
