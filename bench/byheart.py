@@ -34,7 +34,7 @@ from learned.workers import Size, Workers
 
 from swarmnode.training.byte_lm import divided, loss_on
 from swarmnode.training.documents import Documents, Meter
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 
 PEERS, LIARS = 16, 3
 UNSEEN = 0.1  # of the documents

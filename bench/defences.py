@@ -90,7 +90,7 @@ def on_text(seeds: int) -> Iterator[dict[str, Any]]:
     from learned import methods
     from learned.workers import Size, Workers
 
-    from swarmnode.training.runspec import ModelSection
+    from swarmnode.training.sections import ModelSection
 
     spent = [0.0]  # CPU seconds of all judges together
 

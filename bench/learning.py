@@ -40,7 +40,8 @@ from learned.methods import Arm, spec_of, train
 from learned.report import described, write_report
 from learned.workers import Size, Vector, Workers
 
-from swarmnode.training.runspec import ModelSection, parse_runspec
+from swarmnode.training.runspec import parse_runspec
+from swarmnode.training.sections import ModelSection
 from swarmnode.training.verify.replay import DECAY
 
 PARTS = ("rates", "methods", "curves", "daemons", "menu", "checkpoint")

@@ -19,7 +19,7 @@ from learned.methods import Arm, Diloco, spec_of
 from learned.workers import Size, Vector, Workers
 
 from swarmnode.protocols.methods.known.population import Trial, next_factor
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 
 SIZE = Size(workers=8, batch=4, model=ModelSection(layers=2, heads=2, width=64, context=64))
 STEPS = 10  # H

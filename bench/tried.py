@@ -35,7 +35,8 @@ from swarmnode.testing.consensus import weighted_sum
 from swarmnode.training.inner import InnerLoop
 from swarmnode.training.optimizer import BETAS
 from swarmnode.training.outer import outer_step
-from swarmnode.training.runspec import ModelSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import ModelSection
 
 H = 12
 LOOK = 16  # windows of each half by which AdLoCo measures a gradient

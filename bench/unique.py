@@ -28,7 +28,7 @@ from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.open_step import CLIP_UNIT, Factor, apply_contributions, clip_units, norm_of, opened
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 
 SMALL = ModelSection(layers=2, heads=2, width=64, context=64)
 SAMPLES = (8, 16, 32)

@@ -17,7 +17,8 @@ from swarmnode.cli.terminal import UsageMistake, as_json, say, show
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.rl.section import asks_questions
-from swarmnode.training.runspec import BASE_TASK, BUILT_IN_TASKS, FILLED_IN, ROLLOUT_TASKS, SECTIONS
+from swarmnode.training.runspec import BASE_TASK, BUILT_IN_TASKS, ROLLOUT_TASKS, SECTIONS
+from swarmnode.training.sections import FILLED_IN
 
 Tables = dict[str, dict[str, Any]]
 

@@ -5,7 +5,7 @@
 Later sources win: defaults, then a TOML file (`config.toml` in the data directory, or --config FILE), then the
 environment (`SWARMNODE_PORT=4078`), then flags. The file is flat: one `key = value` a line, no tables; a run file has
 tables, which is how `swarmnode config check` tells the two apart. `docs/generate.py` writes `docs/configuration.md`
-from the descriptions here and in `training/runspec.py`.
+from the descriptions here and in `training/sections.py`.
 """
 
 from __future__ import annotations

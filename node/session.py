@@ -47,7 +47,7 @@ from swarmnode.training.options import number_of
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The exchange methods that a run may choose in `[exchange] method`, whose choices training/runspec.py declares.
+# The exchange methods that a run may choose in `[exchange] method`, whose choices training/sections.py declares.
 METHODS: dict[str, Build] = {
     each.name: each for each in (Async, Btard, DeMo, Diloco, DiLoCoX, Gossip, Open, sapo.Sapo, Seed, Streaming)
 }

@@ -12,7 +12,7 @@ from swarmnode.protocols.network import Network
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import Runner, inline
 from swarmnode.protocols.transfer.bulk import Bulk
-from swarmnode.training.runspec import ExchangeSection, InnerSection
+from swarmnode.training.sections import ExchangeSection, InnerSection
 
 
 def context_of(

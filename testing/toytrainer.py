@@ -25,7 +25,7 @@ from swarmnode.protocols.methods.trainer import (
 )
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.outer import Layout
-from swarmnode.training.runspec import InnerSection
+from swarmnode.training.sections import InnerSection
 from swarmnode.training.verify.recorder import Recorder
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import Point, State

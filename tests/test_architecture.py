@@ -40,6 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.rl.section",
         "swarmnode.training.rl.tasks",
         "swarmnode.training.runspec",
+        "swarmnode.training.sections",
         "swarmnode.training.seed",
         "swarmnode.training.streaming",
         "swarmnode.training.verify",
@@ -59,6 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "swarmnode.training.options",
         "swarmnode.training.rl.section",
         "swarmnode.training.runspec",
+        "swarmnode.training.sections",
     ),
 }
 # `swarmnode run` becomes the daemon in its own process; nothing else of the command line may touch it. A model and its

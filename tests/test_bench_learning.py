@@ -28,7 +28,7 @@ from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.codecs import codec
 from swarmnode.training.inner import layout_of
 from swarmnode.training.lowrank import LowRank
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 from swarmnode.training.seed import Tally
 from swarmnode.training.tokens import CorpusError
 

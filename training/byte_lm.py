@@ -33,7 +33,8 @@ from torch.nn import functional as F
 from swarmnode.training import tokens
 from swarmnode.training.gpt import GPT
 from swarmnode.training.open_step import SEQUENCES
-from swarmnode.training.runspec import DataSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import DataSection
 from swarmnode.training.tasks import Assignment, TaskError, load_task
 from swarmnode.training.tokens import CorpusError
 

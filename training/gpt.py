@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 from swarmnode.training.tokens import BYTES
 
 ROTARY_BASE = 10_000.0  # wavelengths of up to 2 π times as many tokens

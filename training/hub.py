@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training.options import installing
-from swarmnode.training.runspec import ModelSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import ModelSection
 from swarmnode.training.tokens import LETTERS, TokenizerError, end_of, size_of
 
 # Weights in safetensors and what tokenizers read; no pickled weights, no code, no copies for other runtimes.

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.options import installing
-from swarmnode.training.runspec import ModelSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import ModelSection
 from swarmnode.training.tasks import Assignment, TaskError
 
 PIXELS = 64

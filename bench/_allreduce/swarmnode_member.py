@@ -33,7 +33,7 @@ from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.parts import context_of
 from swarmnode.training.codecs import codec
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.sections import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32
 PATIENCE = 120.0  # seconds that a reduction may wait

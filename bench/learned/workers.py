@@ -30,7 +30,8 @@ from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
 from swarmnode.training.probes import Probes
-from swarmnode.training.runspec import InnerSection, ModelSection, RunSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import InnerSection, ModelSection, RunSection
 from swarmnode.training.tasks import Assignment
 
 Vector = NDArray[np.float32]

@@ -74,8 +74,9 @@ from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.runspec import InnerSection, RunSpec, encode
+from swarmnode.training.runspec import RunSpec, encode
 from swarmnode.training.sandbox import Rules, SandboxReport
+from swarmnode.training.sections import InnerSection
 from swarmnode.training.verify.trace import point_row
 from swarmnode.training.verify.vectors import FREE_SHARE, states_in
 

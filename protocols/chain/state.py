@@ -45,7 +45,7 @@ from swarmnode.crdt.encoding import EncodingError, Value
 from swarmnode.crdt.record import MAX_AUTHOR
 from swarmnode.protocols.chain.statements import HASH, MAX_JUDGES, MAX_ROUND, MAX_VALIDATORS, AvailabilityVote, Said
 from swarmnode.protocols.wire import check_range, plain
-from swarmnode.training.runspec import TrustSection
+from swarmnode.training.sections import TrustSection
 
 MILLION = 1_000_000
 EVERYBODY = MILLION  # participation in millionths: all take part

@@ -23,7 +23,7 @@ from swarmnode.protocols.wire import Message, within
 from swarmnode.training.outer import Layout
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
-from swarmnode.training.runspec import InnerSection
+from swarmnode.training.sections import InnerSection
 from swarmnode.training.verify.replay import Distance
 from swarmnode.training.verify.trace import Stretch
 

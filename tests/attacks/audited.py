@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from swarmnode.protocols.chain.statements import FULL_STANDING
 from swarmnode.protocols.methods.open.checks.audits import WAITING
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.training.runspec import TrustSection
+from swarmnode.training.sections import TrustSection
 from swarmnode.training.verify.recorder import STRETCHES
 from swarmnode.training.verify.replay import Audit, AuditBudget, Verdict, which, whom
 from swarmnode.training.verify.trace import Leg, Origin, Point, Stretch, Trace

@@ -22,7 +22,7 @@ from gradient import OF_MANY, SETTINGS, WITHOUT_LIARS, Damage, Line, Setting
 from openrounds import RULES, Bench, Lie, OpenSwarm, Seen, undefended
 
 from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN
-from swarmnode.training.runspec import TrustSection
+from swarmnode.training.sections import TrustSection
 
 pytestmark = pytest.mark.slow
 

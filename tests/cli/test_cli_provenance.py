@@ -14,7 +14,8 @@ from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.node.storage.history import HISTORY, History, PastRound
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import RunSection
 
 LAYOUT = Layout.of([("w", (2, 4))])
 

@@ -20,7 +20,8 @@ from swarmnode.training.image import Perceptron
 from swarmnode.training.inner import layout_of
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState
-from swarmnode.training.runspec import ModelSection, RunSection, RunSpec, TaskSection, decode, encode, parse_runspec
+from swarmnode.training.runspec import RunSpec, decode, encode, parse_runspec
+from swarmnode.training.sections import ModelSection, RunSection, TaskSection
 
 MODEL = ModelSection(layers=2, heads=2, width=16, context=8)
 SPEC = RunSpec(RunSection(name="new"), TaskSection(name="gpt"), model=MODEL)

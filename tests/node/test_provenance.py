@@ -26,7 +26,8 @@ from swarmnode.training.byte_lm import loss_on
 from swarmnode.training.gpt import GPT
 from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec, encode, parse_runspec
+from swarmnode.training.runspec import RunSpec, encode, parse_runspec
+from swarmnode.training.sections import RunSection
 from swarmnode.training.tokens import train
 
 LAYOUT = Layout.of([("block.weight", (3, 4)), ("block.bias", (4,))])

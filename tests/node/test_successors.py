@@ -18,7 +18,8 @@ from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimWorld, run_simulation
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import ExchangeSection, ModelSection, OuterSection, RunSection, RunSpec, decode, encode
+from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.sections import ExchangeSection, ModelSection, OuterSection, RunSection
 
 LAYOUT = Layout.of([("w", (20,))])
 OWNER = "12D3KooWOwner"

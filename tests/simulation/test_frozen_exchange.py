@@ -22,7 +22,7 @@ from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.sections import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CHUNK
 BANDWIDTH = 1_000_000  # bytes a second of each link: a round of four takes 1.6 s

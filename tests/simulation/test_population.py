@@ -14,7 +14,8 @@ from swarmnode.protocols.network import PeerId
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import InnerSection, RunSpec, parse_runspec
+from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.sections import InnerSection
 
 NAMES = ("a", "b", "c", "d", "e")
 PERIOD = 2  # rounds

@@ -14,7 +14,7 @@ from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.sections import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmnode.training.gpt import GPT, Rotary
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 
 TINY = ModelSection(layers=2, heads=2, width=32, context=16)
 OTHERS = (

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.training import runspec
+from swarmnode.training import runspec, sections
 from swarmnode.training.codecs import CODECS
 from swarmnode.training.options import SettingError, as_toml
 from swarmnode.training.outer import Layout
-from swarmnode.training.runspec import LAST_RATE, decode, encode, load_runspec, parse_runspec, to_toml
+from swarmnode.training.runspec import decode, encode, load_runspec, parse_runspec, to_toml
+from swarmnode.training.sections import LAST_RATE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "byte-lm.toml"
 
@@ -53,7 +54,7 @@ def test_rounds_that_grow_have_a_share_of_the_steps_before_them() -> None:
     assert lengths[:50] == [1] * 50 and set(lengths[150:]) == {20} and lengths == sorted(lengths)
     for round, length in enumerate(lengths):
         assert inner.steps_before(round) == sum(lengths[:round])
-        assert length in (1, 20) or abs(length - runspec.GROWTH * sum(lengths[:round])) <= 0.5
+        assert length in (1, 20) or abs(length - sections.GROWTH * sum(lengths[:round])) <= 0.5
     fixed = spec_of(inner={"steps": 20}).inner
     assert (fixed.steps_in(0), fixed.steps_before(7)) == (20, 140)
 
@@ -113,7 +114,7 @@ def test_open_runs_exchange_sparsely_by_the_open_method_unless_told_otherwise() 
 
 
 def test_every_codec_there_is_can_be_chosen() -> None:
-    chosen = runspec.describe(runspec.ExchangeSection)["codec"][1].choices
+    chosen = runspec.describe(sections.ExchangeSection)["codec"][1].choices
     assert set(chosen) == {"auto", *CODECS}
 
 

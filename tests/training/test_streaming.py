@@ -8,7 +8,7 @@ import pytest
 from swarmnode.training.gpt import GPT
 from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout, OuterState, outer_step
-from swarmnode.training.runspec import ModelSection
+from swarmnode.training.sections import ModelSection
 from swarmnode.training.streaming import Fragment, Unsettled, ahead, fragments_of, mixed
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]

@@ -66,7 +66,7 @@ from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.gossip import gossip_step, weights_codec
 from swarmnode.training.outer import OuterState, pseudo_gradient, state_hash
-from swarmnode.training.runspec import OuterSection
+from swarmnode.training.sections import OuterSection
 
 logger = logging.getLogger(__name__)
 

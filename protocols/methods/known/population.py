@@ -30,7 +30,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.trainer import loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
-from swarmnode.training.runspec import InnerSection
+from swarmnode.training.sections import InnerSection
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed, most_rounds
 from swarmnode.training.outer import OuterState, outer_step, pseudo_gradient, state_hash
-from swarmnode.training.runspec import InnerSection
+from swarmnode.training.sections import InnerSection
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSection, RunSpec, decode, encode
+from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.sections import RunSection
 
 RUN, P = "ab" * 32, 20
 LAYOUT = Layout.of([("w", (P,))])

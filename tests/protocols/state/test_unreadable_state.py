@@ -20,7 +20,8 @@ from swarmnode.protocols.methods.steering import SteeringWatch
 from swarmnode.protocols.state.backend import WAITING, Unwritable
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import run_simulation
-from swarmnode.training.runspec import RunSection, RunSpec
+from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import RunSection
 
 ME = "12D3KooW" + "A" * 44
 SPEC = RunSpec(RunSection(name="run", owner=ME)).resolved(heldout_sha256="ab" * 32, index="cd" * 32)

@@ -41,7 +41,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.wire import Empty, WireError
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-from swarmnode.training.runspec import ExchangeSection
+from swarmnode.training.sections import ExchangeSection
 
 Simulated = Callable[..., None]
 RUN, PARENT = "ab" * 32, "00" * 32
