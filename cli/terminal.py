@@ -281,8 +281,10 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at the most: `42 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`."""
-    whole = max(0, round(seconds))
+    """Two units at the most: `0.42 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`."""
+    if seconds < 9.5:
+        return f"{max(0.0, round(seconds, 3)):.2g} s"
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -397,7 +399,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
 
 def age(since: float) -> str:
     """How long ago a time in seconds since 1970 is, by this machine's clock."""
-    return duration(max(0.0, time.time() - since))
+    return duration(time.time() - since)
 
 
 def called(peer: dict[str, Any]) -> str:

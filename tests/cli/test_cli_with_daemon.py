@@ -296,8 +296,12 @@ def test_a_run_is_ended_only_when_told(swarmnode: Any, daemon: Any) -> None:
 
 def test_figures_are_short_and_right() -> None:
     assert [size(n) for n in (0, 999, 18_400_000, 999_950)] == ["0 B", "999 B", "18.4 MB", "1.0 MB"]
-    assert [duration(s) for s in (0, 59.6, 185, 7801, 90_000)] == [
+    assert [duration(s) for s in (-1, 0, 0.034, 9.4, 9.97, 59.6, 185, 7801, 90_000)] == [
         "0 s",
+        "0 s",
+        "0.034 s",  # what takes no second took some time all the same
+        "9.4 s",
+        "10 s",
         "1 min 00 s",
         "3 min 05 s",
         "2 h 10 min",
