@@ -140,6 +140,8 @@ def _link(peer: str, to: str) -> None:
     now = "not connected" if answer["path"] == "none" else f"connected: {_way(answer)}"
     if to == "unblocked":
         now = f"{'let in again' if answer['barred_before'] else 'it was not blocked'}, {now}"
+    elif to == "disconnected" and answer["path"] != "none":
+        now = f"disconnected, and one of the two dialled the other again at once: {now}"
     show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}")
 
 
@@ -154,8 +156,8 @@ def _way(way: dict[str, Any]) -> str:
 def _known_of(peer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What is shown of a peer, as labels and texts of several lines."""
     member = "a member of this node's run" if peer["member"] else "no member of this node's run"
-    yield "peer", f"{called(peer)}, {plain(peer['agent'] or 'it did not say what it is', 48)}, {member}"
-    rtt = f", {peer['rtt_ms']:.0f} ms" if peer["rtt_ms"] is not None else ""
+    yield "peer", f"{called(peer)}, {plain(peer['agent'] or 'program not known', 48)}, {member}"
+    rtt = f", {peer['rtt_ms']:.0f} ms" if peer["rtt_ms"] is not None and peer["path"] != "none" else ""
     yield "path", _way(peer) + rtt
     yield "connections", "\n".join(map(_connection, peer["connections"]))
     yield "addresses", "\n".join(plain(address, 160) for address in peer["addresses"]) or "none known"
@@ -181,8 +183,8 @@ def _labelled(label: str, text: str) -> str:
 def _connection(each: dict[str, Any]) -> str:
     side = "it dialled" if each["inbound"] else "dialled from here"
     rtt = "" if each["rtt_ms"] is None else f", {each['rtt_ms']:.0f} ms"
-    way = _way(each)
-    return f"{plain(each['address'], 100)}, {way}, {side} {duration(each['age_s'])} ago, {each['streams']} streams{rtt}"
+    streams = number_of(each["streams"], "stream")
+    return f"{plain(each['address'], 100)}, {_way(each)}, {side} {duration(each['age_s'])} ago, {streams}{rtt}"
 
 
 def _standing(told: dict[str, Any]) -> Iterator[str]:

@@ -199,7 +199,9 @@ def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daem
 def test_unblocking_says_whether_there_was_a_block(swarmnode: Any, daemon: Any, answer: Any) -> None:
     peer_id = answer["peer_id"]
     assert swarmnode("peers", "unblock", peer_id).stdout == f"{peer_id}: let in again, not connected\n"
-    assert swarmnode("peers", "unblock", "other").stdout == "other: it was not blocked, not connected\n"
+    assert swarmnode("peers", "unblock", "other").stdout == "other: it was not blocked, connected: direct over tcp\n"
+    assert swarmnode("peers", "disconnect", peer_id).stdout == f"{peer_id}: not connected\n"
+    assert "dialled the other again at once" in swarmnode("peers", "disconnect", "other").stdout
 
 
 def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode: Any, daemon: Any) -> None:
