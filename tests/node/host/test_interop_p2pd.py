@@ -55,9 +55,7 @@ def p2pd() -> str | None:
     return shutil.which("p2pd")
 
 
-pytestmark = pytest.mark.skipif(
-    p2pd() is None, reason="no p2pd binary: set P2PD to the one in hivemind 1.1.12's wheel"
-)
+pytestmark = pytest.mark.skipif(p2pd() is None, reason="no p2pd binary: set P2PD to the one in hivemind 1.1.12's wheel")
 
 
 # -- as much of protocol buffers as p2pd's control socket needs: (field, int or bytes) pairs
