@@ -83,11 +83,11 @@ def screen(snapshot: dict[str, Any], width: int, height: int, *, colour: bool = 
         room -= len(drawn)
     listed = _peers(peers)[: max(0, min(len(peers) + 2, room // 2 + 1))]
     last = rounds[-max(0, room - len(listed)) :] if room > len(listed) else []
-    lines += [*_rounds(last, status["peer_id"], colour), *listed, *warned]
+    lines += [*_rounds(last, colour), *listed, *warned]
     return "\n".join(lines[:height] if colour else [plain(line, width) for line in lines[:height]])
 
 
-def _rounds(rounds: Sequence[dict[str, Any]], me: str, colour: bool) -> list[str]:
+def _rounds(rounds: Sequence[dict[str, Any]], colour: bool) -> list[str]:
     """A line each: how long it took, as a bar of its parts; who was missing, or what became of this node's work."""
     longest = max((each.get("seconds", 0.0) for each in rounds), default=0.0) or 1.0
     lines = []
@@ -98,8 +98,7 @@ def _rounds(rounds: Sequence[dict[str, Any]], me: str, colour: bool) -> list[str
         for (mark, name, _), part in zip(_PARTS, spent, strict=True):
             drawn += style(mark * round(whole * part), name, on=colour)
         drawn += " " * (BAR - sum(round(whole * part) for part in spent))
-        others = [peer for peer in each.get("missing", ()) if peer != me]
-        missing = ", ".join(f"{short_peer(p)} {plain(each['why'][p], 30)}" for p in others[:2])
+        missing = ", ".join(f"{short_peer(p)} {plain(each['why'][p], 30)}" for p in each.get("missing", ())[:2])
         told = f"missing: {missing}" if missing else f"own work {plain(each.get('own', '-'), 30)}"
         lines.append(f"{each['round']:>6} {seconds:>8.2f} s  {drawn}  {each.get('members', 0)} members  {told}")
     return lines

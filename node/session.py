@@ -383,6 +383,7 @@ class RunSession(Observer):
         answered = learned or result.sampled
         parts = {"trained": worked.seconds, **result.stages}
         why = {peer: self._why(peer, result) for peer in result.missing}
+        own = why.pop(me, "none")
         numbers = {
             "loss": result.loss,
             "accuracy": self._accuracy(result),
@@ -401,7 +402,7 @@ class RunSession(Observer):
             "tokens": worked.tokens,
             "members": result.members,
             "outcome": self.outcome,
-            "own": result.verdicts.get(me) or ("accepted" if me in result.counted else why.get(me, "none")),
+            "own": result.verdicts.get(me) or ("accepted" if me in result.counted else own),
             **({"steered": dict(result.steered)} if result.steered else {}),
             **({"missing": list(why), "why": why} if why else {}),
             **({"abandoned": self._abandoned} if self._abandoned else {}),

@@ -261,7 +261,10 @@ def test_a_node_whose_own_work_is_not_in_a_result_is_not_called_missing(caplog: 
         await swarm.round_done(1, "a")
         session = swarm.nodes["a"].session
         assert session.last is not None
-        session._tell(replace(session.last, missing=(swarm.peer("a"),)))
+        late = replace(session.last, counted=(), missing=(swarm.peer("a"),))
+        session._tell(late)
+        told = session._figures(late)
+        assert told["own"] == "late" and "missing" not in told and "why" not in told, "its history says so as well"
 
     with caplog.at_level(logging.INFO):
         simulate(body)
