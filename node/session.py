@@ -183,7 +183,7 @@ class RunSession(Observer):
         self._cut_short()
 
     def _cut_short(self) -> None:
-        if self.phase != "exchanging":
+        if self.method.phase != "exchanging":
             self._training.cancel()
         else:
             self._training.deadline = trio.current_time() + LEAVE_WITHIN
@@ -226,8 +226,8 @@ class RunSession(Observer):
 
     @property
     def phase(self) -> str:
-        """training, exchanging, waiting, catching-up, paused or finished."""
-        return self._override or self.method.phase
+        """training, exchanging, waiting, catching-up, paused, finished or stopping."""
+        return "stopping" if self._stopping.is_set() else self._override or self.method.phase
 
     @property
     def arriving(self) -> tuple[int, int] | None:
@@ -518,7 +518,7 @@ class RunSession(Observer):
     def doing(self) -> str:
         """What goes on now and when it ends, for people; empty where nothing does."""
         place, phase = self.place, self.phase
-        if phase in ("paused", "finished") or self._is_over():
+        if phase in ("paused", "finished", "stopping") or self._is_over():
             return ""
         if self.arriving is not None:
             done, size = self.arriving

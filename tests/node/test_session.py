@@ -293,6 +293,10 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         session._override = None
         await swarm.until(lambda: session.phase == "paused")
         assert session.doing() == ""
+        session.stop()
+        assert session.phase == "stopping" and session.doing() == ""
+        await session.finished.wait()
+        assert session.phase == "stopping", "it is told to stop, and has not done all its rounds"
 
     simulate(body)
 

@@ -210,7 +210,7 @@ function runPart() {
     const rewards = feed().rounds.list.slice(-SMOOTH).map((one) => one.reward).filter(known);
     const exact = feed().rounds.list.findLast((one) => known(one.accuracy))?.accuracy;
     const change = last && before && known(last.loss) && known(before.loss) ? last.loss - before.loss : null;
-    const due = known(now.next_round_s) && phase !== "finished" && phase !== "paused" ? `next in ${duration(now.next_round_s)}` : "";
+    const due = known(now.next_round_s) ? `next in ${duration(now.next_round_s)}` : "";
     const others = (now.missing ?? []).filter((peer) => peer !== status.peer_id);
     const lost = others.length ? `missing: ${others.map(nameOf).slice(0, 3).join(", ")}` : now.missing?.length ? "own work not counted" : "";
     const measured = reward
