@@ -120,7 +120,7 @@ class NodeConfig:
     sandbox: str = option(
         "auto",
         "the trainer's sandbox: auto, all that this kernel can enforce, and the node says what it cannot; require, all "
-        "of it or no training; off, none",
+        "of it or no training; off, none but the cap on memory",
         choices=SANDBOX,
     )
     sandbox_read: tuple[str, ...] = option(
