@@ -169,6 +169,13 @@ class RunSession(Observer):
         self._override = "finished"
         self.finished.set()
 
+    async def keep(self) -> None:
+        """Have the rounds that were agreed on here on the disk, also where `run` failed or was cancelled."""
+        if self._writer is not None and not self.finished.is_set():
+            with trio.CancelScope(shield=True):
+                self._save()
+                await self._writer.settled()
+
     async def serve_forever(self) -> None:
         """After the last round: serve late comers the final state."""
         while True:

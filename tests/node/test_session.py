@@ -16,7 +16,7 @@ from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm, simulate
 
 from swarmnode.node.session import RunSession
-from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.checkpoints import Checkpoints, newest_round
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
@@ -178,6 +178,20 @@ def test_what_a_person_can_mend_still_ends_the_node() -> None:
 
     async def fails() -> None:
         raise NoSpace("the disk is full")
+
+    simulate(body)
+
+
+def test_a_node_that_fails_keeps_the_rounds_since_its_last_checkpoint(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        session = (await swarm.start("a")).session
+        await swarm.round_done(7, "a")  # one is written every fifth round
+        with trio.CancelScope() as failed:
+            failed.cancel()  # as where the trainer has failed
+            await session.keep()
+        rounds = newest_round(tmp_path / "a")
+        assert rounds is not None and rounds >= 8
 
     simulate(body)
 
