@@ -13,7 +13,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import wraps
 from itertools import pairwise
@@ -222,28 +222,26 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A remark that is no result: on standard error."""
-    print(text, file=sys.stderr)
+    """A remark that is no result: on standard error, to people. A program that wants JSON reads errors there alone."""
+    if not as_json():
+        print(text, file=sys.stderr)
 
 
 @contextmanager
 def waits(text: str) -> Iterator[None]:
-    """Say what a person waits for in the block, beside a sign that turns; a program that wants JSON is told nothing."""
+    """Say what a person waits for in the block, beside a sign that turns."""
     from rich.console import Console
 
-    if as_json():
+    say(text)
+    with nullcontext() if as_json() else Console(stderr=True).status(""):
         yield
-    else:
-        say(text)
-        with Console(stderr=True).status(""):
-            yield
 
 
 def be_sure(question: str, act: str, yes: bool) -> None:
     """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if as_json() or not sys.stdin.isatty():
         raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
     say(question)
     typer.confirm(act, abort=True, err=True)
