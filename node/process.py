@@ -31,7 +31,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.exitcodes import CONFIG, ERROR, KEY_IN_USE, PORT_TAKEN, ExpectedError
 from swarmnode.node.host.limits import Limits
-from swarmnode.node.host.network import PortTaken
+from swarmnode.node.host.network import CannotListen, PortTaken
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.state.membership import KeyInUse
 from swarmnode.training.golden import GoldenMismatch
@@ -153,6 +153,7 @@ def resident_bytes() -> float:
 EXIT_CODES: dict[type[Exception], int] = {
     KeyInUse: KEY_IN_USE,
     PortTaken: PORT_TAKEN,
+    CannotListen: CONFIG,
     GoldenMismatch: ERROR,
     CorpusError: CONFIG,
 }

@@ -46,8 +46,12 @@ log = logging.getLogger(__name__)
 UPGRADE = ConnectionLimits().handshake  # seconds for the handshakes of a connection
 
 
-class PortTaken(NetworkError):
-    """Another program listens on the port. The text says what to do."""
+class CannotListen(NetworkError):
+    """This machine does not let the node listen at an address and port. The text says what to do."""
+
+
+class PortTaken(CannotListen):
+    """Another program listens on the port."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,10 @@ def check_free(address: Multiaddr) -> None:
             probe.bind((host, int(port)))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise NetworkError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+                raise CannotListen(
+                    f"cannot listen on {host} port {port}: {error.strerror}. Name an address of this machine with "
+                    "--listen (:: is all that it has), and a --port above 1023"
+                ) from error
             raise PortTaken(
                 f"port {port} is in use by another program, perhaps another swarmnode; "
                 f"choose another with --port, or --port 0 for any free one "

@@ -44,7 +44,7 @@ from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.dialling import Dialler, peer_id
 from swarmnode.node.host.handlers import Handlers
 from swarmnode.node.host.handshakes import Handshakes
-from swarmnode.node.host.libp2p_host import UPGRADE, HostSettings, PortTaken, check_free, make_host
+from swarmnode.node.host.libp2p_host import UPGRADE, CannotListen, HostSettings, PortTaken, check_free, make_host
 from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
@@ -67,7 +67,7 @@ from swarmnode.protocols.peers.scoring import PeerScoring
 if TYPE_CHECKING:
     from swarmnode.node.identity import Identity
 
-__all__ = ["HostSettings", "Libp2pNetwork", "PortTaken"]
+__all__ = ["CannotListen", "HostSettings", "Libp2pNetwork", "PortTaken"]
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Libp2pNetwork:
             self._routing.addresses_changed()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled. Raises PortTaken, or NetworkError where an address cannot be listened on."""
+        """Listen until cancelled. Raises CannotListen."""
         listen = [Multiaddr(address) for address in self._settings.listen]
         for address in listen:
             check_free(address)
@@ -153,7 +153,7 @@ class Libp2pNetwork:
             log.exception("the libp2p host failed")
             raise
         if not listens:
-            raise NetworkError(f"cannot listen on {', '.join(self._settings.listen)}: check `listen`")
+            raise CannotListen(f"cannot listen on {', '.join(self._settings.listen)}: look at --listen and --port")
 
     async def _listen(self, places: list[Multiaddr]) -> bool:
         """Whether this node listens anywhere. Where any port will do, both families take the same."""

@@ -18,15 +18,17 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.discovery import kademlia
 from swarmnode.node.discovery.kademlia import Walk
+from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.dialling import peer_id
-from swarmnode.node.host.network import Libp2pNetwork, PortTaken
+from swarmnode.node.host.network import CannotListen, Libp2pNetwork, PortTaken
 from swarmnode.node.host.patches.yamux_session import HEADER, YamuxSession
 from swarmnode.node.host.stream import agree, places_in
 from swarmnode.node.identity import peer_id_of
+from swarmnode.node.process import reason_of
 from swarmnode.protocols.metrics import Metrics
-from swarmnode.protocols.network import NetworkError, ProtocolUnsupported, Stream, StreamBroken, Unreachable
+from swarmnode.protocols.network import ProtocolUnsupported, Stream, StreamBroken, Unreachable
 
 ECHO = "/test/echo/1"
 
@@ -292,8 +294,10 @@ async def test_port_in_use_is_reported_with_a_way_out() -> None:
 
 
 async def test_address_of_no_interface_is_reported() -> None:
-    with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.77 port 40777: .*--listen") as refused:
         await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
+    told = reason_of(refused.value)
+    assert isinstance(told, ExpectedError) and told.exit_code == CONFIG, "a person reads it without a traceback"
 
 
 async def test_unspecified_address_is_announced_as_real_ones() -> None:
