@@ -123,10 +123,9 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
     free = f"{machine.disk / GB:.1f} GB free in {folder}"
     verdict = BAD if machine.disk < DISK_BAD else WARN if machine.disk < DISK_WARN else OK
     yield Diagnosis("disk", verdict, free, "" if verdict == OK else "free some, or name another place: --data-dir")
-    target = folder / f".doctor-{os.getpid()}"
     try:
         began = time.monotonic()
-        with target.open("wb") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(SAMPLE))
             file.flush()
             os.fsync(file.fileno())
@@ -136,8 +135,6 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
         yield told if rate >= SLOW_DISK else Diagnosis("disk", WARN, told.says, slow)
     except OSError as error:
         yield Diagnosis("disk", BAD, f"{folder} cannot be written: {error.strerror}", "name another one: --data-dir")
-    finally:
-        target.unlink(missing_ok=True)
     verdict = BAD if machine.memory < MEMORY_BAD else WARN if machine.memory < MEMORY_WARN else OK
     advice = "" if verdict == OK else "close other programs; swarmnode plan RUN.toml says what a run needs"
     yield Diagnosis("memory", verdict, f"{machine.memory / GB:.1f} GB free", advice)
