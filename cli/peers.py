@@ -364,11 +364,11 @@ def stats() -> None:
     """
     answer = ask("dht", timeout=10.0)
     kept = [bucket for bucket in answer["table"] if bucket]
-    sizes = ", ".join(str(len(bucket)) for bucket in kept) or "empty"
+    sizes = f", with {', '.join(str(len(bucket)) for bucket in kept)} of them" if len(kept) > 1 else ""
     in_table = number_of(sum(map(len, kept)), "peer")
     lines = [
-        f"routing table  {in_table} in {number_of(len(kept), 'bucket')}: {sizes}",
-        f"connected      {number_of(answer['connected'], 'peer')} that speak Kademlia",
+        f"routing table  {in_table} in {number_of(len(kept), 'bucket')}{sizes}",
+        f"connected      {number_of(answer['connected'], 'peer')} of the DHT",
         f"announced      {number_of(answer['provided_keys'], 'key')} by this node",
         f"kept           providers of {number_of(answer['provider_keys'], 'key')}, for others",
     ]

@@ -295,6 +295,8 @@ def test_an_invitation_that_was_mistyped_says_so_before_anything_starts(swarmnod
     word = Invitation((f"/ip4/127.0.0.1/tcp/1/p2p/{PEER_ID}",), RUN_ID).encode()
     wrong = swarmnode("join", word[:-1])
     assert wrong.returncode == USAGE and "is cut off, or a character of it is wrong" in wrong.stderr
+    as_a_file = swarmnode("run", word)
+    assert as_a_file.returncode == USAGE and f"join it with: swarmnode join {word}" in as_a_file.stderr
     other = swarmnode("run", "--join", word, "--run", "0" * 64)
     assert other.returncode == USAGE and "another run than that of the link" in other.stderr
 
