@@ -241,7 +241,9 @@ class NodeConfig:
             try:
                 lines = [place] if parse(place) else Path(place).expanduser().read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise SettingError(f"bootstrap: {place} cannot be read ({error})") from error
+                raise SettingError(
+                    f"bootstrap: {place} cannot be read ({getattr(error, 'strerror', error)})"
+                ) from error
             told = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
             if wrong := [line for line in told if parse(line) is None]:
                 raise SettingError(

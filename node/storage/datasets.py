@@ -481,4 +481,4 @@ def pace(done: int, total: int, rate: float) -> str:
 
 
 def _no_space(error: NoRoom) -> NoSpace:
-    return NoSpace(f"the run's data do not fit: {error} The cap is shards_cap (--shards-cap GB).")
+    return NoSpace(f"the run's data do not fit: {error}")
