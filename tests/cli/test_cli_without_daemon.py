@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli import inspect
+from swarmnode.cli.main import main
 from swarmnode.cli.terminal import heed
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
@@ -262,7 +263,9 @@ def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home:
     assert not home.exists()
 
 
-def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, home: Path) -> None:
+def test_history_comes_from_the_disk_as_table_curve_and_data(
+    swarmnode: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = swarmnode("history")
     assert empty.returncode == ERROR and "no run is known here" in empty.stderr
     history = History(home / "runs" / RUN_ID / HISTORY)
@@ -283,6 +286,9 @@ def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, hom
     assert {"RIGHT", "TRAINED", "WAITED"} <= set(table.stdout.splitlines()[1].split()) and " 12.5% " in table.stdout
     gave = "counted in 29 of 30 rounds: 30.0 k tokens, 45 s of training, 30.0 MB in, 60.0 MB out"
     assert gave in table.stdout
+    monkeypatch.setattr("swarmnode.cli.history.MOST", 10)
+    assert main(["history", "--data-dir", str(home)]) == OK
+    assert capsys.readouterr().out == table.stdout, "the table has the newest rounds, however many there are"
     lines = swarmnode("history", "--csv", "--since", "28").stdout.splitlines()
     assert lines[0].startswith("round,time,loss,") and [line.split(",")[0] for line in lines[1:]] == ["28", "29"]
     drawn = swarmnode("history", "--plot").stdout.splitlines()

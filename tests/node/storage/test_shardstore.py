@@ -290,7 +290,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
             store.begin(ShardManifest.of(content(4)))
     with monkeypatch.context() as patch:
         patch.setattr(shardstore, "MARGIN", 1 << 60)
-        with pytest.raises(StoreFull, match="disk.*or make room on the disk"):
+        with pytest.raises(StoreFull, match=r"disk.*or make room on the disk"):
             put(store, content(3))
     assert {kept.shard for kept in store.kept()} == {before, shard}
     assert store.used == len(content(1)) + len(content(2))
