@@ -22,7 +22,6 @@ from swarmnode.cli.terminal import (
     live,
     number_of,
     plain,
-    print_json,
     say,
     short_peer,
     show,
@@ -56,16 +55,10 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
         return
     heed(data_dir, json_output)
     answer = ask("peers", timeout=10.0)
-    if as_json():
-        print_json(answer)
-        return
     for kept in answer["kept_out"]:
         say(f"{short_peer(kept['peer_id'])} is kept out for {duration(kept['for_s'])} more: {plain(kept['why'], 80)}")
     for blocked in answer["blocked"]:
         say(f"{short_peer(blocked)} is blocked: swarmnode peers unblock {blocked[-6:]}")
-    if not answer["peers"]:
-        print("no peers yet. Print the line for another machine with: swarmnode id --join")
-        return
     rows = [
         (
             called(peer),
@@ -81,7 +74,8 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
         for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
     ]
     heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "STANDING", "AGENT", "ADDRESS")
-    print(table(heads, rows, right=frozenset({1, 3, 4})))
+    nobody = "no peers. Print the line for another machine with: swarmnode id --join"
+    show(answer, table(heads, rows, right=frozenset({1, 3, 4})) or nobody)
 
 
 @peers.command("show")
@@ -279,14 +273,11 @@ def bw(
             yield _with_rates(now, before, protocol)
             before = now
 
-    with suppress(KeyboardInterrupt):
-        if watch and not as_json():
-            live(map(_traffic, answers()), 0.0)
-            return
-        for answer in answers():
-            show(answer, _traffic(answer))
-            if not watch:
-                return
+    screens = ((answer, _traffic(answer)) for answer in answers())
+    if watch:
+        live(screens, 0.0)
+    else:
+        show(*next(screens))
 
 
 def _with_rates(now: dict[str, Any], before: dict[str, Any], protocol: str | None) -> dict[str, Any]:

@@ -341,18 +341,22 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     return [(f"{scale[y]:9.4g}" if y in scale else "").rjust(9) + " " + line for y, line in enumerate(lines)]
 
 
-def live(screens: Iterator[str], interval: float) -> None:
-    """Show each of `screens` in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all."""
+def live(screens: Iterator[tuple[Any, str]], interval: float) -> None:
+    """Show each answer's screen in the place of the one before, `interval` s apart, until q or Ctrl-C.
+
+    In a pipe, and as JSON, one after the other.
+    """
     with suppress(KeyboardInterrupt):
-        if not sys.stdout.isatty():
-            for text in screens:
-                print(text + "\n", flush=True)
+        if as_json() or not sys.stdout.isatty():
+            for answer, text in screens:
+                show(answer, text + "\n")
                 time.sleep(interval)
+            return
         from rich.live import Live
         from rich.text import Text
 
         with _keyboard() as keys, Live(screen=True, auto_refresh=False) as shown:
-            for text in screens:
+            for _, text in screens:
                 lines = Text.from_ansi(text)
                 lines.no_wrap, lines.overflow = True, "crop"
                 shown.update(lines, refresh=True)

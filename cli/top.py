@@ -10,21 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.history import STAGES, measured
-from swarmnode.cli.terminal import (
-    as_json,
-    called,
-    colours,
-    curve,
-    directory,
-    live,
-    plain,
-    print_json,
-    short_peer,
-    style,
-    table,
-)
+from swarmnode.cli.terminal import ask, called, colours, curve, live, plain, short_peer, style, table
 from swarmnode.cli.views import head_of, labelled, path_of, warning_lines
-from swarmnode.node.control.client import ControlClient
 
 KEPT = 2000  # rounds of the curve
 BAR = 24  # characters of a round's bar
@@ -46,26 +33,21 @@ def top(
     Of a round's bar, █ is training, ▓ the exchange (in an open run commit, reveal and judging), ░ waiting. --json
     prints a snapshot a line: time, status, peers, and the newest rounds. Example: swarmnode top --interval 5
     """
-    snapshots = _snapshots(ControlClient(directory()))
-    if not as_json():
-        live((screen(each, *get_terminal_size(), colour=colours()) for each in snapshots), interval)
-        return
-    for each in snapshots:
-        print_json({**each, "rounds": each["rounds"][-TOLD:]})
-        time.sleep(interval)
+    drawn = ((each, screen(each, *get_terminal_size(), colour=colours())) for each in _snapshots())
+    live((({**each, "rounds": each["rounds"][-TOLD:]}, text) for each, text in drawn), interval)
 
 
-def _snapshots(client: ControlClient) -> Iterator[dict[str, Any]]:
+def _snapshots() -> Iterator[dict[str, Any]]:
     rounds: list[dict[str, Any]] = []
     while True:
-        status = client.call("status", timeout=10.0)
+        status = ask("status", timeout=10.0)
         done = (status["run"] or {}).get("round") or 0
         newest = rounds[-1]["round"] + 1 if rounds else 0
         if done < newest:  # on another history
             rounds, newest = [], 0
         if done > newest:
-            rounds = [*rounds, *client.call("history", since=newest, timeout=10.0)["rounds"]][-KEPT:]
-        peers = client.call("peers", timeout=10.0)["peers"]
+            rounds = [*rounds, *ask("history", since=newest, timeout=10.0)["rounds"]][-KEPT:]
+        peers = ask("peers", timeout=10.0)["peers"]
         yield {"time": time.time(), "status": status, "peers": peers, "rounds": rounds}
 
 
