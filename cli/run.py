@@ -19,7 +19,7 @@ import typer
 
 from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, declare, directory, heed, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
-from swarmnode.node.invite import is_link
+from swarmnode.node.invite import decode, is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, type_of
 
@@ -167,8 +167,6 @@ def run(
 
 def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[list[str], str | None, str | None]:
     """Addresses, run and roster, with those of links. Raises NotAnInvitation or UsageMistake."""
-    from swarmnode.node.invite import decode
-
     addresses: list[str] = []
     for place in join:
         if not is_link(place):

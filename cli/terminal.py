@@ -342,10 +342,7 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def live(screens: Iterator[tuple[Any, str]], interval: float) -> None:
-    """Show each answer's screen in the place of the one before, `interval` s apart, until q or Ctrl-C.
-
-    In a pipe, and as JSON, one after the other.
-    """
+    """Show one screen after the other, `interval` s apart, until q or Ctrl-C; in a pipe or as JSON, all of them."""
     with suppress(KeyboardInterrupt):
         if as_json() or not sys.stdout.isatty():
             for answer, text in screens:

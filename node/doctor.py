@@ -131,8 +131,8 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
             os.fsync(file.fileno())
         rate = SAMPLE / max(time.monotonic() - began, 1e-9)
         slow = "checkpoints take long; keep fewer (--checkpoint-every) or use another disk (--data-dir)"
-        told = Diagnosis("disk", OK, f"writes {rate / 1e6:.0f} MB/s")
-        yield told if rate >= SLOW_DISK else Diagnosis("disk", WARN, told.says, slow)
+        says = f"writes {rate / 1e6:.0f} MB/s"
+        yield Diagnosis("disk", OK, says) if rate >= SLOW_DISK else Diagnosis("disk", WARN, says, slow)
     except OSError as error:
         yield Diagnosis("disk", BAD, f"{folder} cannot be written: {error.strerror}", "name another one: --data-dir")
     verdict = BAD if machine.memory < MEMORY_BAD else WARN if machine.memory < MEMORY_WARN else OK

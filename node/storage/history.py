@@ -116,8 +116,7 @@ def read_history(path: Path) -> tuple[PastRound, ...]:
 def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, Any]]:
     """The rounds from `since` on with their figures, for people: `round`, `time` (s since 1970) and the others above.
 
-    At the `most` so many: the WHOLE newest, and those before evenly apart. Blocking. Raises DataDirError where the file
-    cannot be read.
+    At the `most` so many: the WHOLE newest, and those before evenly apart. Blocking. Raises DataDirError.
     """
     try:
         lines = list(_since(path, since))  # the newest first

@@ -73,8 +73,7 @@ def leave_network(rules: Rules) -> None:
 def enter(rules: Rules) -> SandboxReport:
     """Put this process under `rules`, for good. Called once, by a process with one thread.
 
-    A part that fails is reported as missing, and the others are tried all the same. With mode `off` the cap on memory
-    holds and nothing else.
+    A part that fails is reported as missing, the others are tried all the same. `off`: only the cap on memory holds.
     """
     system.cap_memory(rules.memory // rules.ranks)
     if rules.mode == "off":
