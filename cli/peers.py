@@ -282,7 +282,7 @@ def bw(
 
 def _with_rates(now: dict[str, Any], before: dict[str, Any], protocol: str | None) -> dict[str, Any]:
     """An answer of `traffic` with rates in bytes/s since the one before, and the protocols that are wanted."""
-    seconds = max(now.pop("time") - before["time"], 1e-3)
+    seconds = max(now["time"] - before["time"], 1e-3)
 
     def rated(new: dict[str, int], old: dict[str, int]) -> dict[str, float]:
         rates = {f"rate_{way}": round(max(0, new[way] - old.get(way, 0)) / seconds, 1) for way in ("in", "out")}

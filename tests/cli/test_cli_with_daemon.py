@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from json import loads as only_json  # one value and nothing after it
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli.main import main
+from swarmnode.cli.peers import _with_rates
 from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
@@ -202,6 +204,12 @@ def test_unblocking_says_whether_there_was_a_block(swarmnode: Any, daemon: Any, 
     assert swarmnode("peers", "unblock", "other").stdout == "other: it was not blocked, connected: direct over tcp\n"
     assert swarmnode("peers", "disconnect", peer_id).stdout == f"{peer_id}: not connected\n"
     assert "dialled the other again at once" in swarmnode("peers", "disconnect", "other").stdout
+
+
+def test_rates_of_traffic_are_shown_again_and_again() -> None:
+    answers = [{"time": at, "in": 100 * at, "out": 0, "protocols": {}, "peers": {}} for at in range(3)]
+    shown = [_with_rates(now, before, None) for before, now in pairwise(answers)]
+    assert [each["total"]["rate_in"] for each in shown] == [100.0, 100.0]
 
 
 def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode: Any, daemon: Any) -> None:
