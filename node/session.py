@@ -318,7 +318,7 @@ class RunSession(Observer):
             await self._note(result, self._tell(result))
             self._save_if_due()
         elif lost is not None:
-            if not isinstance(lost, Overtaken):
+            if not (isinstance(lost, Overtaken) or self._stopping.is_set()):
                 self._abandon(str(lost))
             await self._regain_place()
 

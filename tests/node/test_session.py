@@ -20,7 +20,7 @@ from swarmnode.node.storage.checkpoints import Checkpoints, newest_round
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
-from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR
+from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR, LostPlace
 from swarmnode.protocols.metrics import Metrics
 
 PARTS = {
@@ -192,6 +192,22 @@ def test_a_node_that_fails_keeps_the_rounds_since_its_last_checkpoint(tmp_path: 
             await session.keep()
         rounds = newest_round(tmp_path / "a")
         assert rounds is not None and rounds >= 8
+
+    simulate(body)
+
+
+def test_a_round_that_a_stop_cuts_short_is_not_said_to_have_failed() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        session = (await swarm.start("a")).session
+        await swarm.round_done(1, "a")
+
+        async def cut_short() -> None:
+            session.stop()
+            raise LostPlace("training is paused")
+
+        session.method.run_round = cut_short  # type: ignore[method-assign, assignment]
+        await session.finished.wait()
+        assert session.outcome == "Completed"
 
     simulate(body)
 
