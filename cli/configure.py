@@ -21,7 +21,7 @@ GIVES = {  # what a task may leave out, and what a run then has with it and with
     "places": ("audited in open runs", "nobody's steps are repeated in open runs"),
 }
 
-config = group("Check a file of settings, or show those in force.")
+config = group("Check a file of settings, or show those of the next start.")
 
 
 @config.command()
@@ -67,9 +67,10 @@ def check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
 
 @config.command("show")
 def show_settings(file: ConfigOption = None) -> None:
-    """Show each setting in force and where it came from.
+    """Show each setting as a start here would have it.
 
-    That is the default, the file, the environment or a flag.
+    And where it comes from: the default, a file, the environment or a flag. What a node that runs was started with
+    besides (swarmnode run --port …) is not known here.
 
     Example: swarmnode config show
     """

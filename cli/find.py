@@ -171,7 +171,7 @@ def _whose(run: dict[str, Any]) -> str:
     owner = run["owner"]
     signed = [peer for peer in run["signed_by"] if peer != owner] if owner else run["signed_by"]
     said = [f"its owner {short_peer(owner)}"] * run["by_owner"] + [short_peer(peer) for peer in signed]
-    whose = f", of {short_peer(owner)}" if owner and not run["by_owner"] else ""
+    whose = f"; owned by {short_peer(owner)}" if owner and not run["by_owner"] else ""
     return f"signed by {', '.join(said)} {age(time.time() - run['age_s'])} ago{whose}"
 
 

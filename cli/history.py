@@ -79,8 +79,8 @@ def history(
 
     RIGHT is the share of held-out tokens that the model expects first; FRESH the reward on fresh questions.
     It comes from the disk, whether or not the node is running; without RUN it is of the run that the node is in, or of
-    the only one there is. Of more than 1000 rounds, at most 1000 are shown, evenly apart. Example: swarmnode history
-    --csv > rounds.csv
+    the only one there is. Of more than 1000 rounds, --csv, --plot and --json have at most 1000, evenly apart. Example:
+    swarmnode history --csv > rounds.csv
     """
     if as_csv + plot + as_json() > 1:
         raise UsageMistake("--csv, --plot and --json exclude one another; give one of them")
@@ -89,7 +89,8 @@ def history(
         raise UsageMistake("--follow goes with --tensorboard and --wandb, and --csv and --plot do not; leave it out")
     home = DataDir(directory())
     answer = _read(home, run_meant(home, run_id, "swarmnode history "), since)
-    given, rounds = _given(answer["rounds"]), answer["rounds"]
+    rounds = answer["rounds"]
+    newest, given = rounds[-last:], _given(rounds)
     if not written_elsewhere:
         answer["rounds"] = rounds = rounds[::-1][:: max(1, -(-len(rounds) // MOST))][::-1]
     if written_elsewhere:
@@ -111,7 +112,7 @@ def history(
     elif plot:
         print("\n".join(_plot(answer)))
     else:
-        print("\n".join([*_table(answer, last), given]))
+        print("\n".join([*_table({**answer, "rounds": newest}), given]))
 
 
 def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
@@ -224,8 +225,8 @@ def _plot(answer: dict[str, Any]) -> Iterator[str]:
     yield " " * 10 + first + newest.rjust(width - len(first))
 
 
-def _table(answer: dict[str, Any], last: int) -> Iterator[str]:
-    rounds = answer["rounds"][-last:]
+def _table(answer: dict[str, Any]) -> Iterator[str]:
+    rounds = answer["rounds"]
     stages = [stage for stage in STAGES if any(stage in each for each in rounds)]
     unit = plain(answer["unit"], 32)
     yield f"{plain(answer['name'], 24)}  {answer['run_id'][:12]}   seconds of each part{f'; {unit}' if unit else ''}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.terminal import PassphraseOption, UsageMistake, ask, own_home, plain, say, show
+from swarmnode.cli.terminal import PassphraseOption, UsageMistake, as_json, ask, own_home, plain, say, show
 from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
@@ -119,13 +119,15 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
                 )
         expected = 2**bits
 
+        watched = sys.stderr.isatty() and not as_json()
+
         def progress(tried: int, rate: float) -> None:
             text = f"{tried:,} keys tried, {rate:,.0f} a second; {expected:,} are needed on average"
-            if sys.stderr.isatty():
+            if watched:
                 print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
 
         key = identity.mine(bits, progress=progress)
-        if sys.stderr.isatty():
+        if watched:
             print(file=sys.stderr)
         aside = identity.replace(home.identity, passphrase, key)
         if aside is not None:

@@ -57,13 +57,12 @@ def status(
 
     Example: swarmnode status --watch
     """
-    client = ControlClient(directory())
-    if not watch:
-        answer = client.call("status", timeout=10.0)
-        show(answer, render_status(answer, colour=colours()))
-        return
-    answers = iter(lambda: client.call("status", timeout=10.0), None)
-    live(((answer, render_status(answer, colour=colours())) for answer in answers), interval)
+    answers = iter(lambda: ask("status", timeout=10.0), None)
+    screens = ((answer, render_status(answer, colour=colours())) for answer in answers)
+    if watch:
+        live(screens, interval)
+    else:
+        show(*next(screens))
 
 
 def health(

@@ -20,7 +20,7 @@ import typer.core
 import typer.main
 
 from swarmnode import __version__
-from swarmnode.cli.terminal import UsageMistake, group, say
+from swarmnode.cli.terminal import UsageMistake, as_json, group, heed, say
 from swarmnode.node import exitcodes
 from swarmnode.node.config import misspelt
 
@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
+    heed(None, "--json" in arguments)
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="swarmnode", standalone_mode=False)
         return result if isinstance(result, int) else exitcodes.OK
@@ -138,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:  # what `_told` does not know is a defect, raised again with its traceback
         if (told := _told(error)) is None:
             raise
-        _say(*told, as_json="--json" in arguments)
+        _say(*told)
         return told[0]
 
 
@@ -162,13 +163,13 @@ def _told(error: Exception) -> tuple[int, str] | None:
     return None
 
 
-def _say(code: int, text: str, *, as_json: bool) -> None:
+def _say(code: int, text: str) -> None:
     """The error on standard error; with --json as an object, so that a program can read it."""
     from swarmnode.node.logs import for_terminal
 
     if not text:
         return
-    if as_json:
+    if as_json():
         print(json.dumps({"error": {"exit_code": code, "message": text}}, ensure_ascii=False), file=sys.stderr)
     else:
         text = for_terminal(text)

@@ -22,7 +22,6 @@ from swarmnode.cli.terminal import (
     live,
     number_of,
     plain,
-    print_json,
     say,
     short_peer,
     show,
@@ -56,16 +55,10 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
         return
     heed(data_dir, json_output)
     answer = ask("peers", timeout=10.0)
-    if as_json():
-        print_json(answer)
-        return
     for kept in answer["kept_out"]:
         say(f"{short_peer(kept['peer_id'])} is kept out for {duration(kept['for_s'])} more: {plain(kept['why'], 80)}")
     for blocked in answer["blocked"]:
         say(f"{short_peer(blocked)} is blocked: swarmnode peers unblock {blocked[-6:]}")
-    if not answer["peers"]:
-        print("no peers yet. Print the line for another machine with: swarmnode id --join")
-        return
     rows = [
         (
             called(peer),
@@ -81,7 +74,8 @@ def list_peers(context: typer.Context, data_dir: DataDirOption = None, json_outp
         for peer in sorted(answer["peers"], key=lambda p: (not p["member"], p["peer_id"]))
     ]
     heads = ("PEER", "RTT", "PATH", "SINCE", "ROUND", "MEMBER", "STANDING", "AGENT", "ADDRESS")
-    print(table(heads, rows, right=frozenset({1, 3, 4})))
+    nobody = "no peers. Print the line for another machine with: swarmnode id --join"
+    show(answer, table(heads, rows, right=frozenset({1, 3, 4})) or nobody)
 
 
 @peers.command("show")
@@ -140,6 +134,8 @@ def _link(peer: str, to: str) -> None:
     now = "not connected" if answer["path"] == "none" else f"connected: {_way(answer)}"
     if to == "unblocked":
         now = f"{'let in again' if answer['barred_before'] else 'it was not blocked'}, {now}"
+    elif to == "disconnected" and answer["path"] != "none":
+        now = f"disconnected, and one of the two dialled the other again at once: {now}"
     show(answer, f"{answer['peer_id']}: {'blocked, ' if answer['blocked'] else ''}{now}")
 
 
@@ -154,8 +150,8 @@ def _way(way: dict[str, Any]) -> str:
 def _known_of(peer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What is shown of a peer, as labels and texts of several lines."""
     member = "a member of this node's run" if peer["member"] else "no member of this node's run"
-    yield "peer", f"{called(peer)}, {plain(peer['agent'] or 'it did not say what it is', 48)}, {member}"
-    rtt = f", {peer['rtt_ms']:.0f} ms" if peer["rtt_ms"] is not None else ""
+    yield "peer", f"{called(peer)}, {plain(peer['agent'] or 'program not known', 48)}, {member}"
+    rtt = f", {peer['rtt_ms']:.0f} ms" if peer["rtt_ms"] is not None and peer["path"] != "none" else ""
     yield "path", _way(peer) + rtt
     yield "connections", "\n".join(map(_connection, peer["connections"]))
     yield "addresses", "\n".join(plain(address, 160) for address in peer["addresses"]) or "none known"
@@ -181,8 +177,8 @@ def _labelled(label: str, text: str) -> str:
 def _connection(each: dict[str, Any]) -> str:
     side = "it dialled" if each["inbound"] else "dialled from here"
     rtt = "" if each["rtt_ms"] is None else f", {each['rtt_ms']:.0f} ms"
-    way = _way(each)
-    return f"{plain(each['address'], 100)}, {way}, {side} {duration(each['age_s'])} ago, {each['streams']} streams{rtt}"
+    streams = number_of(each["streams"], "stream")
+    return f"{plain(each['address'], 100)}, {_way(each)}, {side} {duration(each['age_s'])} ago, {streams}{rtt}"
 
 
 def _standing(told: dict[str, Any]) -> Iterator[str]:
@@ -277,11 +273,11 @@ def bw(
             yield _with_rates(now, before, protocol)
             before = now
 
-    shown = ((answer, _traffic(answer)) for answer in answers())
+    screens = ((answer, _traffic(answer)) for answer in answers())
     if watch:
-        live(shown, 0.0)
+        live(screens, 0.0)
     else:
-        show(*next(shown))
+        show(*next(screens))
 
 
 def _with_rates(now: dict[str, Any], before: dict[str, Any], protocol: str | None) -> dict[str, Any]:
@@ -359,11 +355,11 @@ def stats() -> None:
     """
     answer = ask("dht", timeout=10.0)
     kept = [bucket for bucket in answer["table"] if bucket]
-    sizes = ", ".join(str(len(bucket)) for bucket in kept) or "empty"
+    sizes = f", with {', '.join(str(len(bucket)) for bucket in kept)} of them" if len(kept) > 1 else ""
     in_table = number_of(sum(map(len, kept)), "peer")
     lines = [
-        f"routing table  {in_table} in {number_of(len(kept), 'bucket')}: {sizes}",
-        f"connected      {number_of(answer['connected'], 'peer')} that speak Kademlia",
+        f"routing table  {in_table} in {number_of(len(kept), 'bucket')}{sizes}",
+        f"connected      {number_of(answer['connected'], 'peer')} of the DHT",
         f"announced      {number_of(answer['provided_keys'], 'key')} by this node",
         f"kept           providers of {number_of(answer['provider_keys'], 'key')}, for others",
     ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.terminal import PassphraseOption, directory, group, one_run, own_home, plain, show, table
+from swarmnode.cli.terminal import PassphraseOption, directory, group, number_of, one_run, own_home, plain, show, table
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 
 provenance = group("Export a trained model with its signed origin; verify one.")
@@ -64,7 +64,7 @@ def export(
     target = beside.with_name(record["model"]["file"])
     told = f"{target}, and {file.name} for llama.cpp" if file.suffix == ".gguf" else f"{target}"
     text = f"{told}: {record['name']} after {record['model']['round']} rounds\n"
-    text += f"{beside}: signed by {record['maker']}; {len(record['contributors'])} contributors"
+    text += f"{beside}: signed by {record['maker']}; {number_of(len(record['contributors']), 'contributor')}"
     show({"model": str(target), "record": str(beside), **_summary(record)}, text)
 
 

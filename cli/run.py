@@ -19,6 +19,7 @@ import typer
 
 from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, declare, directory, heed, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
+from swarmnode.node.invite import decode, is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, type_of
 
@@ -130,7 +131,7 @@ def run(
     settings |= {"task": task} | ({"dashboard": OFF} if no_dashboard else {})
     if runspec is not None and run_id is None and not runspec.exists() and not runspec.suffix:
         home = DataDir(directory())
-        if known := home.known_runs():
+        if (known := home.known_runs()) or is_link(str(runspec)):
             runspec, run_id = None, one_run(known, str(runspec), home.path, "swarmnode run ")
     if join := settings.get("join"):
         settings["join"], run_id, roster = _invited(join, run_id, roster)
@@ -166,8 +167,6 @@ def run(
 
 def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[list[str], str | None, str | None]:
     """Addresses, run and roster, with those of links. Raises UsageMistake."""
-    from swarmnode.node.invite import decode, is_link
-
     addresses: list[str] = []
     for place in join:
         if not is_link(place):

@@ -62,7 +62,7 @@ def list_runs() -> None:
         ]
         for one in found
     ]
-    heads = ("NAME", "ID", "ROUNDS", "LAST RESULT", "LAST ROUND", "SIZE", "OWNER", "")
+    heads = ("NAME", "ID", "ROUNDS", "LAST RESULT", "LAST USED", "SIZE", "OWNER", "")
     text = table(heads, rows, right=frozenset({2, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
     show({"runs": found, "running": current}, text)
 

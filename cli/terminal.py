@@ -13,7 +13,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import wraps
 from itertools import pairwise
@@ -217,28 +217,26 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A remark that is no result: on standard error."""
-    print(text, file=sys.stderr)
+    """A remark that is no result: on standard error, to people. A program that wants JSON reads errors there alone."""
+    if not as_json():
+        print(text, file=sys.stderr)
 
 
 @contextmanager
 def waits(text: str) -> Iterator[None]:
-    """Say what a person waits for in the block, beside a sign that turns; a program that wants JSON is told nothing."""
+    """Say what a person waits for in the block, beside a sign that turns."""
     from rich.console import Console
 
-    if as_json():
+    say(text)
+    with nullcontext() if as_json() else Console(stderr=True).status(""):
         yield
-    else:
-        say(text)
-        with Console(stderr=True).status(""):
-            yield
 
 
 def be_sure(question: str, act: str, yes: bool) -> None:
     """Ask before what cannot be taken back, unless it is `yes`. Raises UsageMistake where nobody can be asked."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if as_json() or not sys.stdin.isatty():
         raise UsageMistake(f"{question} Nobody can be asked here; say --yes if this is what you want.")
     say(question)
     typer.confirm(act, abort=True, err=True)
@@ -276,8 +274,10 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at the most: `42 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`."""
-    whole = max(0, round(seconds))
+    """Two units at the most: `0.42 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `5 d 3 h`."""
+    if seconds < 9.5:
+        return f"{max(0.0, round(seconds, 3)):.2g} s"
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -336,25 +336,19 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     return [(f"{scale[y]:9.4g}" if y in scale else "").rjust(9) + " " + line for y, line in enumerate(lines)]
 
 
-def live(answers: Iterator[tuple[Any, str]], interval: float) -> None:
-    """Show each text in the place of the one before, `interval` s apart, until q or Ctrl-C; in a pipe, all.
-
-    With --json what each was made of, a line each.
-    """
+def live(screens: Iterator[tuple[Any, str]], interval: float) -> None:
+    """Show one screen after the other, `interval` s apart, until q or Ctrl-C; in a pipe or as JSON, all of them."""
     with suppress(KeyboardInterrupt):
-        if as_json():
-            for answer, _ in answers:
-                print_json(answer)
+        if as_json() or not sys.stdout.isatty():
+            for answer, text in screens:
+                show(answer, text + "\n")
                 time.sleep(interval)
-        if not sys.stdout.isatty():
-            for _, text in answers:
-                print(text + "\n", flush=True)
-                time.sleep(interval)
+            return
         from rich.live import Live
         from rich.text import Text
 
         with _keyboard() as keys, Live(screen=True, auto_refresh=False) as shown:
-            for _, text in answers:
+            for _, text in screens:
                 lines = Text.from_ansi(text)
                 lines.no_wrap, lines.overflow = True, "crop"
                 shown.update(lines, refresh=True)
@@ -399,7 +393,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
 
 def age(since: float) -> str:
     """How long ago a time in seconds since 1970 is, by this machine's clock."""
-    return duration(max(0.0, time.time() - since))
+    return duration(time.time() - since)
 
 
 def called(peer: dict[str, Any]) -> str:

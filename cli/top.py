@@ -10,19 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.history import STAGES, measured
-from swarmnode.cli.terminal import (
-    called,
-    colours,
-    curve,
-    directory,
-    live,
-    plain,
-    short_peer,
-    style,
-    table,
-)
+from swarmnode.cli.terminal import ask, called, colours, curve, live, number_of, plain, short_peer, style, table
 from swarmnode.cli.views import head_of, labelled, path_of, warning_lines
-from swarmnode.node.control.client import ControlClient
 
 KEPT = 2000  # rounds of the curve
 BAR = 24  # characters of a round's bar
@@ -44,24 +33,21 @@ def top(
     Of a round's bar, █ is training, ▓ the exchange (in an open run commit, reveal and judging), ░ waiting. --json
     prints a snapshot a line: time, status, peers, and the newest rounds. Example: swarmnode top --interval 5
     """
-    shown = (
-        ({**each, "rounds": each["rounds"][-TOLD:]}, screen(each, *get_terminal_size(), colour=colours()))
-        for each in _snapshots(ControlClient(directory()))
-    )
-    live(shown, interval)
+    drawn = ((each, screen(each, *get_terminal_size(), colour=colours())) for each in _snapshots())
+    live((({**each, "rounds": each["rounds"][-TOLD:]}, text) for each, text in drawn), interval)
 
 
-def _snapshots(client: ControlClient) -> Iterator[dict[str, Any]]:
+def _snapshots() -> Iterator[dict[str, Any]]:
     rounds: list[dict[str, Any]] = []
     while True:
-        status = client.call("status", timeout=10.0)
+        status = ask("status", timeout=10.0)
         done = (status["run"] or {}).get("round") or 0
         newest = rounds[-1]["round"] + 1 if rounds else 0
         if done < newest:  # on another history
             rounds, newest = [], 0
         if done > newest:
-            rounds = [*rounds, *client.call("history", since=newest, timeout=10.0)["rounds"]][-KEPT:]
-        peers = client.call("peers", timeout=10.0)["peers"]
+            rounds = [*rounds, *ask("history", since=newest, timeout=10.0)["rounds"]][-KEPT:]
+        peers = ask("peers", timeout=10.0)["peers"]
         yield {"time": time.time(), "status": status, "peers": peers, "rounds": rounds}
 
 
@@ -79,11 +65,11 @@ def screen(snapshot: dict[str, Any], width: int, height: int, *, colour: bool = 
         room -= len(drawn)
     listed = _peers(peers)[: max(0, min(len(peers) + 2, room // 2 + 1))]
     last = rounds[-max(0, room - len(listed)) :] if room > len(listed) else []
-    lines += [*_rounds(last, status["peer_id"], colour), *listed, *warned]
+    lines += [*_rounds(last, colour), *listed, *warned]
     return "\n".join(lines[:height] if colour else [plain(line, width) for line in lines[:height]])
 
 
-def _rounds(rounds: Sequence[dict[str, Any]], me: str, colour: bool) -> list[str]:
+def _rounds(rounds: Sequence[dict[str, Any]], colour: bool) -> list[str]:
     """A line each: how long it took, as a bar of its parts; who was missing, or what became of this node's work."""
     longest = max((each.get("seconds", 0.0) for each in rounds), default=0.0) or 1.0
     lines = []
@@ -94,10 +80,10 @@ def _rounds(rounds: Sequence[dict[str, Any]], me: str, colour: bool) -> list[str
         for (mark, name, _), part in zip(_PARTS, spent, strict=True):
             drawn += style(mark * round(whole * part), name, on=colour)
         drawn += " " * (BAR - sum(round(whole * part) for part in spent))
-        others = [peer for peer in each.get("missing", ()) if peer != me]
-        missing = ", ".join(f"{short_peer(p)} {plain(each['why'][p], 30)}" for p in others[:2])
+        missing = ", ".join(f"{short_peer(p)} {plain(each['why'][p], 30)}" for p in each.get("missing", ())[:2])
         told = f"missing: {missing}" if missing else f"own work {plain(each.get('own', '-'), 30)}"
-        lines.append(f"{each['round']:>6} {seconds:>8.2f} s  {drawn}  {each.get('members', 0)} members  {told}")
+        members = number_of(each.get("members", 0), "member")
+        lines.append(f"{each['round']:>6} {seconds:>8.2f} s  {drawn}  {members:<9}  {told}")
     return lines
 
 

@@ -141,9 +141,9 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
     if run.get("arriving"):
         here, whole = run["arriving"]
         yield "state", f"{size(here)} of {size(whole)} fetched from members"
-    elif run.get("next_round_s") is not None and phase not in ("paused", "finished"):
+    elif run.get("next_round_s") is not None:
         took, due = run.get("round_seconds") or 0.0, run["next_round_s"]
-        usual = f"   (a round takes {duration(took) if took >= 10 else f'{took:.2g} s'})" if took else ""
+        usual = f"   (a round takes {duration(took)})" if took else ""
         yield "next", (f"in {duration(due)}" if due >= 1 else "in under 1 s" if due else "later than usual") + usual
     if run.get("learned") or run.get("sampled"):
         yield "reward", _reward(run, colour)

@@ -35,7 +35,7 @@ def configuration() -> str:
         "Written by `python docs/generate.py configuration > docs/configuration.md`; change the descriptions in",
         "`node/config.py`, `training/sections.py` and `training/rl/section.py`, not this page.",
         "",
-        "Check a file with `swarmnode config check FILE`; see what is in force with `swarmnode config show`.",
+        "Check a file with `swarmnode config check FILE`; see what a start would take with `swarmnode config show`.",
         "",
         "## The node",
         "",

@@ -475,7 +475,7 @@ def invitation(line: str, addresses: Sequence[str]) -> str:
             "another machine as soon as there is one, and `swarmnode netcheck` says what is in the way."
         )
     if addresses[0].startswith(("/ip4/127.", "/ip6/::1/")):
-        return f"To join this run from this machine (others cannot dial the addresses above):\n  {line}"
+        return f"To join this run from this machine (others cannot dial it: it listens here only):\n  {line}"
     return f"To join this run from another machine:\n  {line}"
 
 

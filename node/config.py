@@ -117,7 +117,7 @@ class NodeConfig:
     sandbox: str = option(
         "auto",
         "the trainer's sandbox: auto, all that this kernel can enforce, and the node says what it cannot; require, all "
-        "of it or no training; off, none",
+        "of it or no training; off, none but the cap on memory",
         choices=("auto", "require", "off"),
     )
     sandbox_read: tuple[str, ...] = option(
@@ -238,7 +238,9 @@ class NodeConfig:
             try:
                 lines = [place] if parse(place) else Path(place).expanduser().read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise SettingError(f"bootstrap: {place} cannot be read ({error})") from error
+                raise SettingError(
+                    f"bootstrap: {place} cannot be read ({getattr(error, 'strerror', error)})"
+                ) from error
             told = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
             if wrong := [line for line in told if parse(line) is None]:
                 raise SettingError(

@@ -269,6 +269,7 @@ class Daemon:
             if first is not None:
                 trainer.load(first.state.parameters)
             session = node.take_part()
+            stack.push_async_callback(session.keep)
             if node.pause_mark.exists():
                 logger.warning("training is paused, as before the restart: go on with swarmnode resume")
                 await session.pause()

@@ -124,21 +124,18 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
     free = f"{machine.disk / GB:.1f} GB free in {folder}"
     verdict = BAD if machine.disk < DISK_BAD else WARN if machine.disk < DISK_WARN else OK
     yield Diagnosis("disk", verdict, free, "" if verdict == OK else "free some, or name another place: --data-dir")
-    target = folder / f".doctor-{os.getpid()}"
     try:
         began = time.monotonic()
-        with target.open("wb") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(SAMPLE))
             file.flush()
             os.fsync(file.fileno())
         rate = SAMPLE / max(time.monotonic() - began, 1e-9)
         slow = "checkpoints take long; keep fewer (--checkpoint-every) or use another disk (--data-dir)"
-        told = Diagnosis("disk", OK, f"writes {rate / 1e6:.0f} MB/s")
-        yield told if rate >= SLOW_DISK else Diagnosis("disk", WARN, told.says, slow)
+        says = f"writes {rate / 1e6:.0f} MB/s"
+        yield Diagnosis("disk", OK, says) if rate >= SLOW_DISK else Diagnosis("disk", WARN, says, slow)
     except OSError as error:
         yield Diagnosis("disk", BAD, f"{folder} cannot be written: {error.strerror}", "name another one: --data-dir")
-    finally:
-        target.unlink(missing_ok=True)
     verdict = BAD if machine.memory < MEMORY_BAD else WARN if machine.memory < MEMORY_WARN else OK
     advice = "" if verdict == OK else "close other programs; swarmnode plan RUN.toml says what a run needs"
     yield Diagnosis("memory", verdict, f"{machine.memory / GB:.1f} GB free", advice)

@@ -166,6 +166,13 @@ class RunSession(Observer):
         self._override = "finished"
         self.finished.set()
 
+    async def keep(self) -> None:
+        """Have the rounds that were agreed on here on the disk, also where `run` failed or was cancelled."""
+        if self._writer is not None and not self.finished.is_set():
+            with trio.CancelScope(shield=True):
+                self._save()
+                await self._writer.settled()
+
     async def serve_forever(self) -> None:
         """After the last round: serve late comers the final state."""
         while True:
@@ -180,7 +187,7 @@ class RunSession(Observer):
         self._cut_short()
 
     def _cut_short(self) -> None:
-        if self.phase != "exchanging":
+        if self.method.phase != "exchanging":
             self._training.cancel()
         else:
             self._training.deadline = trio.current_time() + LEAVE_WITHIN
@@ -223,8 +230,8 @@ class RunSession(Observer):
 
     @property
     def phase(self) -> str:
-        """training, exchanging, waiting, catching-up, paused or finished."""
-        return self._override or self.method.phase
+        """training, exchanging, waiting, catching-up, paused, finished or stopping."""
+        return "stopping" if self._stopping.is_set() else self._override or self.method.phase
 
     @property
     def arriving(self) -> tuple[int, int] | None:
@@ -310,7 +317,7 @@ class RunSession(Observer):
             await self._note(result, self._tell(result))
             self._save_if_due()
         elif lost is not None:
-            if not isinstance(lost, Overtaken):
+            if not (isinstance(lost, Overtaken) or self._stopping.is_set()):
                 self._abandon(str(lost))
             await self._regain_place()
 
@@ -380,6 +387,7 @@ class RunSession(Observer):
         answered = learned or result.sampled
         parts = {"trained": worked.seconds, **result.stages}
         why = {peer: self._why(peer, result) for peer in result.missing}
+        own = why.pop(me, "none")
         numbers = {
             "loss": result.loss,
             "accuracy": self._accuracy(result),
@@ -398,7 +406,7 @@ class RunSession(Observer):
             "tokens": worked.tokens,
             "members": result.members,
             "outcome": self.outcome,
-            "own": result.verdicts.get(me) or ("accepted" if me in result.counted else why.get(me, "none")),
+            "own": result.verdicts.get(me) or ("accepted" if me in result.counted else own),
             **({"steered": dict(result.steered)} if result.steered else {}),
             **({"missing": list(why), "why": why} if why else {}),
             **({"abandoned": self._abandoned} if self._abandoned else {}),
@@ -512,7 +520,7 @@ class RunSession(Observer):
     def doing(self) -> str:
         """What goes on now and when it ends, for people; empty where nothing does."""
         place, phase = self.place, self.phase
-        if phase in ("paused", "finished") or self._is_over():
+        if phase in ("paused", "finished", "stopping") or self._is_over():
             return ""
         if self.arriving is not None:
             done, size = self.arriving

@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("cli", "crdt", "node", "package", "protocols", "training")  # what volunteers run; testing/ is not
 MANY = 8  # parameters of a function, `self` left out
 SMALL = 60  # lines: a file of fewer is half of an idea
-LARGE = 700  # lines: a file of more holds two
+LARGE = 600  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 64_785,
-    "files": 284,
+    "lines": 64_742,
+    "files": 287,
     "small files": 3,
-    "parameters that are callbacks": 37,
+    "parameters that are callbacks": 36,
     "class names in several files": 0,
     "functions with many parameters": 0,
     "circles of imports": 0,

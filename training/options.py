@@ -151,7 +151,7 @@ def read_toml(path: Path, *, hint: str = "check the path") -> dict[str, Any]:
         within = ", such as ".join(["name a file in it", *map(str, sorted(path.glob("*.toml"))[:1])])
         raise SettingError(f"{path}: is a folder and no file; {within}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read: {error}") from error
+        raise SettingError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number or nesting beyond what Python reads
         raise SettingError(f"{path}: not valid TOML: {error}") from error
 

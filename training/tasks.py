@@ -120,7 +120,7 @@ def task_source(local: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SettingError(f"--task {local!r}: {path} cannot be read: {error}") from error
+        raise SettingError(f"--task {local!r}: {path} cannot be read: {error.strerror}") from error
 
 
 def load_task(name: str, local: str) -> type[Any]:

@@ -249,6 +249,8 @@ def _agreement(summary: Summary) -> str:
     if summary.apart is not None:
         return f"each node has its own, as meant; in the end they were {summary.apart:.2%} apart"
     when = "in the end" if summary.in_the_end else "in every round"
+    if not summary.rounds:
+        return "not compared, as no round has ended"
     return f"equal {when}" if summary.hashes_agree else f"NOT equal {when}"
 
 

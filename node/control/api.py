@@ -104,7 +104,7 @@ class Api:
             "dashboard": node.dashboard or None,
             "choosing": node.choice.awaited,
             "doing": node.doing() or None,
-            "paused": node.session is not None and node.session.paused,
+            "paused": node.session is not None and node.session.paused and node.session.phase != "stopping",
             "holds": _holds(node.session),
             "reachability": node.nat.how_reached,
             "clock_off_s": None if off is None else off / 1000,  # the peers' median is ahead by these
@@ -127,6 +127,8 @@ class Api:
         speed = session.tokens_per_second if session is not None else None
         share = session.compute_share if session is not None else None
         outcome = session.outcome if session is not None else None
+        phase = session.phase if session is not None else "waiting"
+        goes_on = session is not None and not session.paused and phase not in ("finished", "stopping")
         steering = session.method.steering if session is not None else None
         spec = steering.stage.spec if steering is not None else chosen.spec
         return {
@@ -134,7 +136,7 @@ class Api:
             "name": chosen.spec.run.name,
             "round": place.round if place is not None else None,
             "rounds": node.options.rounds,
-            "phase": session.phase if session is not None else "waiting",
+            "phase": phase,
             "arriving": list(session.arriving) if session is not None and session.arriving is not None else None,
             "members": len(place.members) if place is not None else 0,
             "parameters": node.parameters(),
@@ -158,7 +160,7 @@ class Api:
             "missing": list(last.missing) if last is not None and outcome == "Partial" else [],
             "round_age_s": round(age, 1) if session is not None and (age := session.round_age) is not None else None,
             "round_seconds": round(last.seconds, 2) if last is not None else None,
-            "next_round_s": round(max(0.0, usual - place.elapsed), 1) if usual and place is not None else None,
+            "next_round_s": round(max(0.0, usual - place.elapsed), 1) if goes_on and usual and place else None,
         }
 
     def _trainer_status(self) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ FASTER = 1.25  # times the rate of TCP that QUIC must have brought
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
 CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
 TURNED_AWAY = Metric("swarmnode_turned_away_total", COUNTER, "connections closed once their peer was known", "why")
-TURNED = ("banned", "enough peers", "crowded out")
+TURNED = ("banned", "blocked", "enough peers", "crowded out")
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,11 @@ class Connections(INotifee):
 
     def note(self, peer: PeerId, why: str) -> None:
         """Remember how `peer` is reached now, and why that is so."""
-        self._histories.setdefault(peer, deque(maxlen=MAX_CHANGES)).append(
-            PathChange(wall_clock(), self.path(peer), why[:200])
-        )
+        changes = self._histories.setdefault(peer, deque(maxlen=MAX_CHANGES))
+        change = PathChange(wall_clock(), self.path(peer), why[:200])
+        if changes and (changes[-1].path, changes[-1].why) == (change.path, change.why):
+            changes.pop()  # who is turned away comes again each second
+        changes.append(change)
         self._histories.move_to_end(peer)
         if len(self._histories) > MAX_HISTORIES:
             gone = (other for other in self._histories if other not in self._peers)
@@ -219,7 +221,7 @@ class Connections(INotifee):
     def _why_not(self, peer: PeerId, group: Group) -> str | None:
         """Why the peer's new connection is closed, one of TURNED; None where there is room, or another makes some."""
         if self._scoring.standing(peer) is Standing.BANNED:
-            return "banned"
+            return "blocked" if peer in self._scoring.blocked else "banned"
         if (known := self._peers.get(peer)) is not None:
             return "enough peers" if known.leaving else None
         if sum(not other.leaving for other in self._peers.values()) < self._limits.peers:

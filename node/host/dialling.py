@@ -96,13 +96,8 @@ class Dialler:
 
         Returns the peer. Raises Unreachable, also where the peer is banned.
         """
-        if self._scoring.standing(target) is Standing.BANNED:
-            await trio.lowlevel.checkpoint()
-            if target in self._scoring.blocked:
-                raise Unreachable(f"{target} is blocked by this node's owner: swarmnode peers unblock")
-            raise Unreachable(
-                f"{target} broke rules, and this node keeps away from it for a while: see swarmnode peers"
-            )
+        await trio.lowlevel.checkpoint()
+        self._check_standing(target)
         dial = self._under_way.get(target)
         if dial is None:
             if self._connections.nursery is None:
@@ -302,6 +297,13 @@ class Dialler:
             raise Unreachable("it is this node itself")
         if not key_hex(peer).startswith(endpoint.begins):
             raise Unreachable(f"answers as another peer than the one that made the link, {peer}")
+        self._check_standing(peer)
+
+    def _check_standing(self, peer: PeerId) -> None:
+        if peer in self._scoring.blocked:
+            raise Unreachable(f"{peer} is blocked by this node's owner: swarmnode peers unblock")
+        if self._scoring.standing(peer) is Standing.BANNED:
+            raise Unreachable(f"{peer} broke rules, and this node keeps away from it for a while: see swarmnode peers")
 
 
 class _Dial:

@@ -124,7 +124,10 @@ def check_free(place: str) -> None:
             probe.bind((host, int(port)))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                told = f"cannot listen on {host} port {port}: {error.strerror}; name another address with --listen"
+                told = (
+                    f"cannot listen on {host} port {port}: {error.strerror}. Name an address of this machine with "
+                    "--listen (:: is all that it has), and a --port above 1023"
+                )
                 raise ExpectedError(told, exit_code=CONFIG) from error
             raise ExpectedError(
                 f"port {port} is in use by another program, perhaps another swarmnode; "

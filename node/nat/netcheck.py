@@ -155,7 +155,7 @@ def advice(path: str, steps: Sequence[Mapping[str, Any]]) -> str:
             "swarmnode netcheck, here and there, says what each router needs"
         )
     if not steps[0]["ok"]:
-        return "this node keeps it out: swarmnode peers unblock PEER lets it in"
+        return "this node keeps it out: swarmnode peers unblock lets it in"
     if not dialled:
         return "nobody says where it is. It is off, or in another swarm: ask its owner for swarmnode id --join"
     if all("refused" in result for result in dialled):
@@ -195,7 +195,8 @@ def problems(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     port = endpoints[0].port if endpoints else 4077
     forward = f"forward TCP port {port} to this machine on the router"
     if not answer["peers"]["connected"]:
-        yield "no peer is connected, so nothing could be tried", "join one: swarmnode join LINK"
+        dial = "have others join (swarmnode id --join prints the line), or dial one: swarmnode peers connect MULTIADDR"
+        yield "no peer is connected, so nothing could be tried", dial
     elif reachability == "unknown":
         yield "no peer has tried to dial this node yet", "wait a minute and look again"
     if endpoints and all(endpoint.host in ("127.0.0.1", "::1") for endpoint in endpoints):

@@ -285,7 +285,7 @@ class CheckpointWriter:
         self.failure: DataDirError | None = None  # why the last one could not be written; None where it could
         self.written_at: float | None = None  # trio's time; None while none was written
         self._next: Saved | None = None
-        self._writing = False
+        self._busy = trio.Lock()
         self._changed = trio.lowlevel.ParkingLot()
 
     def put(self, saved: Saved) -> None:
@@ -294,9 +294,19 @@ class CheckpointWriter:
         self._changed.unpark_all()
 
     async def settled(self) -> None:
-        """Wait until what was put is written, or could not be. Needs `run`."""
-        while self._writing or self._next is not None:
-            await self._changed.park()
+        """Have on the disk what was put, unless it cannot be written."""
+        async with self._busy:
+            while self._next is not None:
+                saved, self._next = self._next, None
+                try:
+                    await self._runner(lambda saved=saved: self._checkpoints.save(saved))  # type: ignore[misc]
+                except DataDirError as error:
+                    self.failure = error
+                    self._observer.warn("checkpoint", f"no checkpoint could be written: {error}")
+                    logger.error("no checkpoint of round %d: %s Training goes on.", saved.round, error)
+                else:
+                    self.failure, self.written_at = None, trio.current_time()
+                    self._observer.warn("checkpoint", None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled; a write in hand is finished then."""
@@ -304,17 +314,4 @@ class CheckpointWriter:
         while True:
             while self._next is None:
                 await self._changed.park()
-            saved, self._next = self._next, None
-            self._writing = True
-            try:
-                await self._runner(lambda saved=saved: self._checkpoints.save(saved))  # type: ignore[misc]
-            except DataDirError as error:
-                self.failure = error
-                self._observer.warn("checkpoint", f"no checkpoint could be written: {error}")
-                logger.error("no checkpoint of round %d: %s Training goes on.", saved.round, error)
-            else:
-                self.failure, self.written_at = None, trio.current_time()
-                self._observer.warn("checkpoint", None)
-            finally:
-                self._writing = False
-                self._changed.unpark_all()
+            await self.settled()

@@ -88,12 +88,12 @@ def explain(error: OSError, path: Path) -> DataDirError:
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DataDirError(
-            f"{path}: {error.strerror}. The node must be able to write there; run it as the directory's owner or name "
-            "another place with --data-dir."
+            f"{path}: {error.strerror}. Run as the owner of that directory, or name another place, for a node's own "
+            "files with --data-dir."
         )
     if error.errno == errno.ENOENT and not path.parent.exists():
         return DataDirError(f"{path}: there is no directory {path.parent}; make it, or name another path.")
-    return DataDirError(f"{path}: {error.strerror or error}. Look at the path, or name another one with --data-dir.")
+    return DataDirError(f"{path}: {error.strerror or error}. Look at the path, or name another one.")
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.dataset import MAX_INDEX, BadIndex, DataEntry, Index, ranking, share
 from swarmnode.training.documents import Meter, Stopped
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.sections import TaskSection
 from swarmnode.training.tokens import MAX_TOKENIZER, CorpusError
 
 logger = logging.getLogger(__name__)
@@ -333,7 +334,7 @@ class DataSet(Texts):
         for at in range(0, len(wanted), CHECKED):
             await self._pin_found(wanted[at : at + CHECKED])
         lacking = [entry for entry in wanted if entry.shard not in self._here]
-        if lacking:
+        if lacking and (self._corpus or self._spec.task.corpus == TaskSection.corpus):  # else its text is no run's
             meter = Meter()
 
             def take() -> None:
@@ -470,4 +471,4 @@ def pace(done: int, total: int, rate: float) -> str:
 
 
 def _no_space(error: NoRoom) -> NoSpace:
-    return NoSpace(f"the run's data do not fit: {error} The cap is shards_cap (--shards-cap GB).")
+    return NoSpace(f"the run's data do not fit: {error}")

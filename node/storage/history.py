@@ -17,7 +17,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 HISTORY = "history.jsonl"  # in the run's folder
 LIMIT = 1 << 26  # bytes of the file
-MOST = 1000  # rounds that are shown; of more, every second or third … is
+MOST = 1000  # rounds that are shown; of more, every second or third … is, but the newest
+WHOLE = 60  # of them, of which none is left out
 ALL = 10**9  # rounds, and so all that there are
 BLOCK = 1 << 16  # bytes read at a time from the end
 
@@ -116,7 +116,7 @@ def read_history(path: Path) -> tuple[PastRound, ...]:
 def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, Any]]:
     """The rounds from `since` on with their figures, for people: `round`, `time` (s since 1970) and the others above.
 
-    At the `most` so many, evenly apart, with the last one. Blocking. Raises DataDirError where it cannot be read.
+    At the `most` so many: the WHOLE newest, and those before evenly apart. Blocking. Raises DataDirError.
     """
     try:
         lines = list(_since(path, since))  # the newest first
@@ -124,10 +124,10 @@ def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, A
         return []
     except OSError as error:
         raise explain(error, path) from error
-    every = -(-len(lines) // most)
+    every = -(-len(lines) // (most - WHOLE))
     told: list[dict[str, Any]] = []
     before = None
-    for found in islice(map(_read, lines), 0, None, max(every, 1)):
+    for found in map(_read, lines[:WHOLE] + lines[WHOLE :: max(every, 1)]):
         if found is None or (before is not None and found["round"] >= before):
             continue  # torn, or given up for the history that follows
         before = found["round"]

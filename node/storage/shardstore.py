@@ -219,12 +219,12 @@ class ShardStore:
         short = size + MARGIN - free.f_bavail * free.f_frsize
         doomed = self._evictable(max(over, short))
         if doomed is None:
-            why = (
-                f"the cap of {self.cap} bytes" if over > short else f"the disk, of which {MARGIN >> 20} MiB stay free,"
-            )
+            why, cure = f"the cap of {self.cap} bytes", "raise shards_cap (GB)"
+            if short >= over:
+                why, cure = f"the disk, of which {MARGIN >> 20} MiB stay free,", "make room on the disk"
             raise StoreFull(
                 f"{self.folder}: {size} bytes more do not fit: {why} leaves no room, and the rest is pinned or in use. "
-                "Unpin or collect shards (swarmnode shards ls, gc), or raise the cap."
+                f"Unpin or collect shards (swarmnode shards ls, gc), or {cure}."
             )
         for shard in doomed:
             self._forget(shard)

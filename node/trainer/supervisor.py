@@ -389,7 +389,8 @@ class TrainerProcess(Trainer):
             if failed_starts == MAX_FAILED_STARTS:
                 raise TrainerFailed(
                     f"the trainer ended {failed_starts} times before it was ready ({child.cause()}); "
-                    f"its last words: {child.last_words() or 'none'}"
+                    f"its last words: {child.last_words() or 'none'}. What was reached is on the disk: look at "
+                    "swarmnode doctor, then start the node again"
                 )
             if child.answered > introduced > 0:  # it was fit for work
                 back_off = FIRST_BACK_OFF

@@ -212,7 +212,8 @@ class FakeDaemon:
                 return {"run_id": RUN_ID, "name": "byte-lm", "unit": "bits per byte", "rounds": rounds()}
             if name == "link":
                 barred = params["peer"] == PEER_ID
-                return {"peer_id": params["peer"], "blocked": False, "barred_before": barred, "path": "none"}
+                way = {"path": "none" if barred else "direct", "relay": None, "transport": "tcp"}
+                return {"peer_id": params["peer"], "blocked": False, "barred_before": barred, **way}
             if name == "discover":
                 return self.discovered
             if name == "sample":

@@ -201,7 +201,15 @@ def test_peers_and_ping_are_readable_by_people_and_programs(swarmnode: Any, daem
 def test_unblocking_says_whether_there_was_a_block(swarmnode: Any, daemon: Any, answer: Any) -> None:
     peer_id = answer["peer_id"]
     assert swarmnode("peers", "unblock", peer_id).stdout == f"{peer_id}: let in again, not connected\n"
-    assert swarmnode("peers", "unblock", "other").stdout == "other: it was not blocked, not connected\n"
+    assert swarmnode("peers", "unblock", "other").stdout == "other: it was not blocked, connected: direct over tcp\n"
+    assert swarmnode("peers", "disconnect", peer_id).stdout == f"{peer_id}: not connected\n"
+    assert "dialled the other again at once" in swarmnode("peers", "disconnect", "other").stdout
+
+
+def test_rates_of_traffic_are_shown_again_and_again() -> None:
+    answers = [{"time": at, "in": 100 * at, "out": 0, "protocols": {}, "peers": {}} for at in range(3)]
+    shown = [_with_rates(now, before, None) for before, now in pairwise(answers)]
+    assert [each["total"]["rate_in"] for each in shown] == [100.0, 100.0]
 
 
 def test_what_comes_from_peers_or_the_model_cannot_steer_the_terminal(swarmnode: Any, daemon: Any) -> None:
@@ -304,8 +312,12 @@ def test_a_run_is_ended_only_when_told(swarmnode: Any, daemon: Any) -> None:
 
 def test_figures_are_short_and_right() -> None:
     assert [size(n) for n in (0, 999, 18_400_000, 999_950)] == ["0 B", "999 B", "18.4 MB", "1.0 MB"]
-    assert [duration(s) for s in (0, 59.6, 185, 7801, 90_000)] == [
+    assert [duration(s) for s in (-1, 0, 0.034, 9.4, 9.97, 59.6, 185, 7801, 90_000)] == [
         "0 s",
+        "0 s",
+        "0.034 s",  # what takes no second took some time all the same
+        "9.4 s",
+        "10 s",
         "1 min 00 s",
         "3 min 05 s",
         "2 h 10 min",

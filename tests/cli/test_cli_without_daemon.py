@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli import inspect
+from swarmnode.cli.main import main
 from swarmnode.cli.terminal import heed
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.exitcodes import CONFIG, DATADIR_BUSY, ERROR, NOT_RUNNING, OK, USAGE
@@ -79,7 +80,7 @@ def test_caps_of_a_node_that_does_not_run_are_those_of_its_next_start(swarmnode:
 
 
 def test_with_json_an_error_is_json_too(swarmnode: Any) -> None:
-    asked = swarmnode("status", "--json")
+    asked = swarmnode("status", "--json", SWARMNODE_DWON="1")
     error = only_json(asked.stderr)["error"]
     assert error["exit_code"] == asked.returncode == NOT_RUNNING
     assert "swarmnode run" in error["message"]
@@ -161,7 +162,9 @@ def test_config_show_tells_where_each_value_came_from(swarmnode: Any, home: Path
     assert settings["port"] == {"value": 4078, "origin": str(home / "config.toml")}
     assert settings["up"] == {"value": 2.5, "origin": "env SWARMNODE_UP"}
     assert settings["nice"]["origin"] == "default"
-    assert "SWARMNODE_DWON" in shown.stderr and "SWARMNODE_DOWN" in shown.stderr
+    assert shown.stderr == "", "a program reads errors there and no remarks"
+    warned = swarmnode("config", "show", SWARMNODE_DWON="1").stderr
+    assert "SWARMNODE_DWON" in warned and "SWARMNODE_DOWN" in warned
 
 
 def test_leave_deletes_a_run_only_when_told(swarmnode: Any, home: Path) -> None:
@@ -260,7 +263,9 @@ def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home:
     assert not home.exists()
 
 
-def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, home: Path) -> None:
+def test_history_comes_from_the_disk_as_table_curve_and_data(
+    swarmnode: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = swarmnode("history")
     assert empty.returncode == ERROR and "no run is known here" in empty.stderr
     history = History(home / "runs" / RUN_ID / HISTORY)
@@ -281,6 +286,9 @@ def test_history_comes_from_the_disk_as_table_curve_and_data(swarmnode: Any, hom
     assert {"RIGHT", "TRAINED", "WAITED"} <= set(table.stdout.splitlines()[1].split()) and " 12.5% " in table.stdout
     gave = "counted in 29 of 30 rounds: 30.0 k tokens, 45 s of training, 30.0 MB in, 60.0 MB out"
     assert gave in table.stdout
+    monkeypatch.setattr("swarmnode.cli.history.MOST", 10)
+    assert main(["history", "--data-dir", str(home)]) == OK
+    assert capsys.readouterr().out == table.stdout, "the table has the newest rounds, however many there are"
     lines = swarmnode("history", "--csv", "--since", "28").stdout.splitlines()
     assert lines[0].startswith("round,time,loss,") and [line.split(",")[0] for line in lines[1:]] == ["28", "29"]
     drawn = swarmnode("history", "--plot").stdout.splitlines()
@@ -293,6 +301,8 @@ def test_an_invitation_that_was_mistyped_says_so_before_anything_starts(swarmnod
     word = Invitation((f"/ip4/127.0.0.1/tcp/1/p2p/{PEER_ID}",), RUN_ID).encode()
     wrong = swarmnode("join", word[:-1])
     assert wrong.returncode == USAGE and "is cut off, or a character of it is wrong" in wrong.stderr
+    as_a_file = swarmnode("run", word)
+    assert as_a_file.returncode == USAGE and f"join it with: swarmnode join {word}" in as_a_file.stderr
     other = swarmnode("run", "--join", word, "--run", "0" * 64)
     assert other.returncode == USAGE and "another run than that of the link" in other.stderr
 

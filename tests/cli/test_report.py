@@ -123,6 +123,8 @@ def test_the_verdict_says_against_what(solo, sentence):
 def test_figures_say_when_hashes_differ():
     values = dict(figures(Summary(2, 3, 10, 2.4, None, False, None, None, 1.0)))
     assert values["state hashes"] == "NOT equal in every round"
+    stopped = dict(figures(Summary(2, 0, 10, None, None, False, None, None, 1.0)))
+    assert stopped["state hashes"] == "not compared, as no round has ended"
     assert values["sent per parameter and round"] == "not measured"
     assert "held-out loss of one node alone" not in values  # nobody asked for it
 

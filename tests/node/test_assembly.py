@@ -63,7 +63,7 @@ def test_a_folder_that_only_a_strangers_run_names_is_not_read(
         ("/ip4/203.0.113.7/tcp/4077", "from another machine:\n  swarmnode join /ip4/203.0.113.7"),
         (
             "/ip4/127.0.0.1/tcp/4077",
-            "from this machine (others cannot dial the addresses above):\n  swarmnode join",
+            "from this machine (others cannot dial it: it listens here only):\n  swarmnode join",
         ),
         ("", "No other machine can dial this node yet"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 from pathlib import Path
@@ -84,6 +85,17 @@ def test_a_port_that_is_taken_a_disk_and_a_memory_that_are_full(found: Any, monk
     )
     there = found()
     assert verdicts(there, "memory") == ["bad"] and verdicts(there, "disk")[0] == "warn"
+
+
+def test_a_disk_that_takes_nothing_is_told_and_the_other_checks_go_on(
+    found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    there = found()
+    assert there["disk"][1].says.endswith("cannot be written: Read-only file system") and there["memory"]
 
 
 def test_how_connections_send_is_told_with_what_would_mend_it(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:

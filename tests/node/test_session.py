@@ -16,11 +16,11 @@ from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm, simulate
 
 from swarmnode.node.session import RunSession
-from swarmnode.node.storage.checkpoints import Checkpoints
+from swarmnode.node.storage.checkpoints import Checkpoints, newest_round
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
-from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR
+from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR, LostPlace
 from swarmnode.protocols.metrics import Metrics
 
 PARTS = {
@@ -184,6 +184,36 @@ def test_what_a_person_can_mend_still_ends_the_node() -> None:
     simulate(body)
 
 
+def test_a_node_that_fails_keeps_the_rounds_since_its_last_checkpoint(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        session = (await swarm.start("a")).session
+        await swarm.round_done(7, "a")  # one is written every fifth round
+        with trio.CancelScope() as failed:
+            failed.cancel()  # as where the trainer has failed
+            await session.keep()
+        rounds = newest_round(tmp_path / "a")
+        assert rounds is not None and rounds >= 8
+
+    simulate(body)
+
+
+def test_a_round_that_a_stop_cuts_short_is_not_said_to_have_failed() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        session = (await swarm.start("a")).session
+        await swarm.round_done(1, "a")
+
+        async def cut_short() -> None:
+            session.stop()
+            raise LostPlace("training is paused")
+
+        session.method.run_round = cut_short  # type: ignore[method-assign, assignment]
+        await session.finished.wait()
+        assert session.outcome == "Completed"
+
+    simulate(body)
+
+
 def test_metrics_follow_the_run_and_say_nothing_before_they_are_known(tmp_path: Path) -> None:
     def read(metrics: Metrics) -> dict[str, float]:
         families = text_string_to_metric_families(metrics.text())
@@ -263,7 +293,10 @@ def test_a_node_whose_own_work_is_not_in_a_result_is_not_called_missing(caplog: 
         await swarm.round_done(1, "a")
         session = swarm.nodes["a"].session
         assert session.last is not None
-        session._tell(replace(session.last, missing=(swarm.peer("a"),)))
+        late = replace(session.last, counted=(), missing=(swarm.peer("a"),))
+        session._tell(late)
+        told = session._figures(late)
+        assert told["own"] == "late" and "missing" not in told and "why" not in told, "its history says so as well"
 
     with caplog.at_level(logging.INFO):
         simulate(body)
@@ -292,6 +325,10 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         session._override = None
         await swarm.until(lambda: session.phase == "paused")
         assert session.doing() == ""
+        session.stop()
+        assert session.phase == "stopping" and session.doing() == ""
+        await session.finished.wait()
+        assert session.phase == "stopping", "it is told to stop, and has not done all its rounds"
 
     simulate(body)
 

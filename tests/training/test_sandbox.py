@@ -53,7 +53,8 @@ def port() -> Iterator[int]:
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ESCAPES.parent)}
+    path = filter(None, (str(ESCAPES.parent), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-c", f"from swarmnode.training import sandbox\n{code}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
 
@@ -188,11 +189,12 @@ def test_a_fork_bomb_is_bounded() -> None:
 
 def test_memory_is_capped_where_the_owner_caps_it() -> None:
     code = (
-        "import mmap, sys\nsandbox.enter(sandbox.Rules(memory=int(sys.argv[1])))\n"
+        "import mmap, sys\nsandbox.enter(sandbox.Rules(*sys.argv[2:], memory=int(sys.argv[1])))\n"
         "print(len(mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))"
     )
     assert python(code, "0").stdout.strip() == str(1 << 30)
     assert "Cannot allocate memory" in python(code, str(300 << 20)).stderr
+    assert "Cannot allocate memory" in python(code, str(300 << 20), "off").stderr, "it is a cap, whatever the sandbox"
 
 
 @needs_landlock

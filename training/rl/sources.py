@@ -191,7 +191,7 @@ class QuestionFile(RolloutTask):
                 raise SettingError(f"{file}: more than {MAX_FILE >> 20} MiB of questions")
             lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingError(f"{file}: cannot be read: {error}") from error
+            raise SettingError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}") from error
         self._lines = [_line(text, f"{file}, line {at}") for at, text in enumerate(lines, 1) if text.strip()]
         if not self._lines:
             raise SettingError(f"{file}: has no questions, which stand on a line each")

@@ -185,9 +185,8 @@ class Trainee:
             how = replace(self.learner.settings.sampling, temperature=temperature)
             (answer,) = self.engine(self.model, [asked], how, [seed])
         except ValueError as error:
-            raise TaskError(
-                f"the policy cannot read {prompt!r}: {error}; it is asked such as {self._example!r}"
-            ) from error
+            text = prompt.decode(errors="replace")
+            raise TaskError(f"the policy cannot read {text!r}: {error}; it is asked as in {self._example!r}") from error
         return vocabulary.decode(answer.tokens).encode()[:length]
 
 

@@ -34,7 +34,7 @@ NO_NETWORK = (
 class Rules:
     """What a trainer may have beside what every Python program with torch needs."""
 
-    mode: str = "auto"  # auto: as much as this kernel can enforce; require: all of it; off: none
+    mode: str = "auto"  # auto: as much as this kernel can enforce; require: all of it; off: none but the cap on memory
     scratch: str = ""  # the one directory that it may write to; empty: none
     readable: tuple[str, ...] = ()  # files and directories of the task: corpus, shards, a model
     memory: int = 0  # bytes of its own; 0 is no cap
@@ -73,8 +73,9 @@ def leave_network(rules: Rules) -> None:
 def enter(rules: Rules) -> SandboxReport:
     """Put this process under `rules`, for good. Called once, by a process with one thread.
 
-    A part that fails is reported as missing, and the others are tried all the same. With mode `off` nothing happens.
+    A part that fails is reported as missing, the others are tried all the same. `off`: only the cap on memory holds.
     """
+    system.cap_memory(rules.memory // rules.ranks)
     if rules.mode == "off":
         return SandboxReport("off", missing=(MissingPart("sandbox", "turned off by this node's settings"),))
     several = rules.ranks > 1
@@ -87,7 +88,7 @@ def enter(rules: Rules) -> SandboxReport:
     parts: tuple[tuple[str, Callable[[], list[str] | None]], ...] = (
         ("privileges", system.give_up_privileges),
         ("core dumps", system.leave_no_core),
-        ("limits", lambda: system.set_limits(memory=rules.memory // rules.ranks)),
+        ("limits", system.set_limits),
         ("files", lambda: landlock.restrict(rights, ranks=several)),
         ("programs, sockets and signals", lambda: seccomp.refuse(os.getpid(), tcp=several, cuda=cuda)),
     )

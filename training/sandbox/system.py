@@ -105,14 +105,17 @@ def leave_no_core() -> None:
     prctl(_PR_SET_DUMPABLE, 0)
 
 
-def set_limits(*, memory: int) -> None:
-    """`memory`: bytes of its own (private, writable) at the most, 0 for no cap; files that it maps do not count."""
+def cap_memory(most: int) -> None:
+    """Bytes of its own (private, writable) at the most, 0 for no cap; files that it maps do not count."""
+    if most:
+        _lower(resource.RLIMIT_DATA, most)
+
+
+def set_limits() -> None:
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     _lower(resource.RLIMIT_NPROC, _threads_of(os.getuid()) + MORE_THREADS)
     # The parameters are a file to the kernel, and their size is not known yet: `cap_files` follows.
     _lower(resource.RLIMIT_FSIZE, max(SCRATCH_FILE, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-    if memory:
-        _lower(resource.RLIMIT_DATA, memory)
 
 
 def cap_files(largest: int = 0) -> None:

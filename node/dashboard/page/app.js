@@ -210,8 +210,9 @@ function runPart() {
     const rewards = feed().rounds.list.slice(-SMOOTH).map((one) => one.reward).filter(known);
     const exact = feed().rounds.list.findLast((one) => known(one.accuracy))?.accuracy;
     const change = last && before && known(last.loss) && known(before.loss) ? last.loss - before.loss : null;
-    const due = known(now.next_round_s) && phase !== "finished" && phase !== "paused" ? `next in ${duration(now.next_round_s)}` : "";
-    const lost = now.missing?.length ? `missing: ${now.missing.map(nameOf).slice(0, 3).join(", ")}` : "";
+    const due = known(now.next_round_s) ? `next in ${duration(now.next_round_s)}` : "";
+    const others = (now.missing ?? []).filter((peer) => peer !== status.peer_id);
+    const lost = others.length ? `missing: ${others.map(nameOf).slice(0, 3).join(", ")}` : now.missing?.length ? "own work not counted" : "";
     const measured = reward
       ? tile("Reward", decimal(mean(rewards)), "of 1", `mean of ${plural(rewards.length, "round")}${known(now.reward_by_chance) ? `; by chance ${decimal(now.reward_by_chance, 2)}` : ""}`)
       : tile("Held-out loss", decimal(now.loss ?? last?.loss), now.loss_unit, change === null ? "" : `${change > 0 ? "+" : "−"}${decimal(Math.abs(change))} in the last round; lower is better`);

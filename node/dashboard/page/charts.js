@@ -204,7 +204,7 @@ export function presence(round, peer, own) {
   if (verdict && verdict !== "accepted") return ["refused", verdict];
   if (round.missing.includes(peer)) return ["late", round.why[peer] ?? "missing"];
   if (round.counted?.includes(peer) || verdict || own === "accepted") return ["good", "counted"];
-  return own && own !== "none" ? ["refused", own] : ["", ""];
+  return own && own !== "none" ? [own === "late" ? own : "refused", own] : ["", ""];
 }
 
 function told(round, people) {

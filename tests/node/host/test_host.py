@@ -296,7 +296,7 @@ async def test_port_in_use_is_reported_with_a_way_out() -> None:
 
 
 async def test_address_of_no_interface_is_reported() -> None:
-    with pytest.raises(ExpectedError, match=r"192\.0\.2\.77.*--listen") as caught:
+    with pytest.raises(ExpectedError, match=r"192\.0\.2\.77 port 40777: .*--listen") as caught:
         await network(listen=("/ip4/192.0.2.77/tcp/40777",)).run()
     assert caught.value.exit_code == CONFIG
 

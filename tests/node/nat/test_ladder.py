@@ -89,6 +89,23 @@ async def test_a_peer_that_breaks_rules_is_refused_then_disconnected_and_later_l
                     await trio.sleep(0.02)
 
 
+async def test_whom_the_owner_blocked_is_not_called_banned_and_is_told_once_however_often_it_comes() -> None:
+    host, peer = Node(), Node()
+    async with running(host.network, peer.network):
+        await peer.network.connect(host.network.addresses[0])
+        await until(lambda: host.sees(peer))
+        host.network.scoring.block(peer.me)
+        await until(lambda: not host.sees(peer))
+        for times in (1, 2):
+            with trio.move_on_after(5):
+                await peer.network.connect(host.network.addresses[0])
+                await until(lambda times=times: host.network.connections._turned_away["blocked"] == times)  # type: ignore[misc]
+        assert [each.why for each in host.network.connections.history(peer.me)][2:] == ["turned away: blocked"]
+        nameless = peer.network.addresses[0].partition("/p2p/")[0]  # as a link has it: who answers is known afterwards
+        with pytest.raises(Unreachable, match="is blocked by this node's owner: swarmnode peers unblock"):
+            await host.network.connect(nameless)
+
+
 async def test_nonsense_on_the_wire_is_what_leads_down_the_ladder() -> None:
     host, peer = Node(), Node()
     async with running(host.network, host.rpc, peer.network, peer.rpc):

@@ -69,7 +69,7 @@ def test_a_public_node_with_peers_has_nothing_to_mend_whatever_the_nat(nat: str)
 @pytest.mark.parametrize(
     ("other", "what", "do"),
     [
-        ({"peers": {"connected": 0, "direct": 0, "relayed": 0}}, "no peer is connected", "swarmnode join LINK"),
+        ({"peers": {"connected": 0, "direct": 0, "relayed": 0}}, "no peer is connected", "swarmnode peers connect"),
         ({"reachability": "unknown"}, "no peer has tried", "wait a minute"),
         ({"listens": ["/ip4/127.0.0.1/tcp/4088"]}, "this machine only", "--listen ::"),
         ({"reachability": "private"}, "no relay has a place", "--role relay"),

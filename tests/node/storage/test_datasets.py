@@ -253,6 +253,26 @@ def test_member_with_nearly_the_same_text_fetches_only_what_differs(swarm: Runs)
     swarm(main)
 
 
+@pytest.mark.parametrize("label", ["python-stdlib", "books"])
+def test_who_named_no_corpus_reads_the_default_one_for_a_run_of_it_alone(
+    label: str, swarm: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("swarmnode.node.storage.datasets.take_own", lambda *told: read.append(told[3]))
+
+    async def main(swarm: Swarm) -> None:
+        creator = await swarm.start("creator", swarm.text)
+        spec = creator.publish(parse_runspec({"run": {"name": "t"}, "task": {"corpus": label}}, source="test"))
+        data = (await swarm.joined("member", creator)).data(spec)
+        data._corpus = ""
+        async with running(data):
+            await trio.sleep(10)
+            assert data.status()["shards"] == WANTED
+
+    swarm(main)
+    assert read == ([""] if label == "python-stdlib" else [])
+
+
 def test_data_outlive_their_creator_as_far_as_members_hold_them(swarm: Runs) -> None:
     async def main(swarm: Swarm) -> None:
         creator, spec = await swarm.begun()

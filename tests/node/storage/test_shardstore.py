@@ -202,7 +202,7 @@ def test_the_least_recently_used_goes_first_and_the_pinned_never(store: ShardSto
     assert {kept.shard for kept in store.kept()} == {b, d, e}
     store.pin(d)
     store.pin(e)
-    with pytest.raises(StoreFull, match="cap"):
+    with pytest.raises(StoreFull, match="or raise shards_cap"):
         put(store, content(6, 3 * CHUNK))
     store.pin(b, False)
     put(store, content(6, 3 * CHUNK))
@@ -288,7 +288,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(store: ShardStore, monke
             store.begin(ShardManifest.of(content(4)))
     with monkeypatch.context() as patch:
         patch.setattr(shardstore, "MARGIN", 1 << 60)
-        with pytest.raises(StoreFull, match="disk"):
+        with pytest.raises(StoreFull, match=r"disk.*or make room on the disk"):
             put(store, content(3))
     assert {kept.shard for kept in store.kept()} == {before, shard}
     assert store.used == len(content(1)) + len(content(2))
