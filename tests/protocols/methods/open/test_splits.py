@@ -94,7 +94,7 @@ def test_one_member_alone_is_not_first_by_what_it_says_of_the_base_of_the_others
         return lie if peer == "z" else honest
 
     joining = Joining.__new__(Joining)
-    joining._genesis, joining._parts = start, parts_of(call, "a", "b", "z")
+    joining._genesis, joining._parts, joining._preferred = start, parts_of(call, "a", "b", "z"), ()
     found = trio.run(joining._ask_around)
     assert [each.peer for each in found][2:] == ["z"] and found[0].base.validators == start.validators
 
@@ -109,8 +109,7 @@ def test_a_member_whose_base_lies_beyond_its_tip_is_not_believed(round: int) -> 
         return told
 
     joining = Joining.__new__(Joining)
-    joining._genesis = start
-    joining._parts = parts_of(call, OTHER)
+    joining._genesis, joining._parts, joining._preferred = start, parts_of(call, OTHER), ()
     assert trio.run(joining._ask_around) == []
     told = replace(told, round=round)
     assert [found.base.round for found in trio.run(joining._ask_around)] == [round]
