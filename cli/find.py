@@ -26,7 +26,7 @@ _OF_A_SEED = (*_PLACE, "config_file", "data_dir", "log_level", "log_format", "pa
 _SEARCH = ("data_dir", "listen", "bootstrap", "mdns", "passphrase_file")  # that a search heeds
 _SORTED = {"name": "name", "members": "members", "parameters": "parameters", "round": "round"}
 _SORTED |= {"memory": "memory", "rate": "rate", "age": "age_s"}
-_HEADS = ["run", "id", "task", "method", "trust", "size", "members", "round", "memory", "rate", "signed by"]
+_HEADS = ["RUN", "ID", "TASK", "METHOD", "TRUST", "SIZE", "MEMBERS", "ROUND", "MEMORY", "RATE", "SIGNED BY"]
 SEARCH = 20.0  # seconds
 SEED_PEERS = 256  # of a seed, where everybody comes first
 

@@ -119,9 +119,9 @@ def _found(record: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
     by_count = sorted(record["contributors"].items(), key=lambda item: (-int(item[1]), item[0]))
     counted = [[plain(str(peer)), str(count)] for peer, count in by_count]
     return [
-        table(["check", "", ""], rows),
+        table(["CHECK", "", ""], rows),
         f"{name}, run {run}, made {made} by {signer}",
-        table(["contributor", "rounds"], counted, right=frozenset({1})),
+        table(["CONTRIBUTOR", "ROUNDS"], counted, right=frozenset({1})),
     ]
 
 

@@ -66,7 +66,7 @@ def ls(
         for group in answer["groups"]
     ]
     more = f"; there are more (--limit {limit})" if answer["more"] else ""
-    listed = table(["id", "author", "task", "answers", "version", "age", ""], rows)
+    listed = table(["ID", "AUTHOR", "TASK", "ANSWERS", "VERSION", "AGE", ""], rows)
     show(answer, [listed, number_of(len(rows), "group") + more])
 
 
@@ -97,7 +97,7 @@ def _answers(answer: dict[str, Any]) -> list[str]:
             for each in answer["answers"]
         ]
         head = f"question  {plain(answer['question'])}\nkey       {plain(answer['key'])}\n"
-        return [head, table(["answer", "reward", "advantage", "tokens"], rows)]
+        return [head, table(["ANSWER", "REWARD", "ADVANTAGE", "TOKENS"], rows)]
     lines = ["question", *_paragraphs(answer["question"]), "key", *_paragraphs(answer["key"])]
     for number, each in enumerate(answer["answers"], 1):
         earned = f"reward {each['reward']:.2f}, advantage {each['advantage']:+.2f}, {each['tokens']} tokens"
@@ -134,7 +134,7 @@ def pool() -> None:
     ]
     held = answer["pool"]
     lines = [
-        table(["author", "here", "size", "came", "looked at", "learned from", "version", "refused"], rows),
+        table(["AUTHOR", "HERE", "SIZE", "CAME", "LOOKED AT", "LEARNED FROM", "VERSION", "REFUSED"], rows),
         f"others' groups: {held['groups']} of {held['authors']} authors, {size(held['bytes'])}, {held['unused']} new",
         f"own groups: {held['own_groups']}, {size(held['own_bytes'])}",
         *_explained({reason for author in answer["authors"] for reason in author["refused"]}),

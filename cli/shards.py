@@ -30,7 +30,7 @@ def ls() -> None:
     """
     answer = ask("shards_ls")
     rows = [[one["id"], size(one["size"]), _state(one), f"{age(one['used'])} ago"] for one in answer["shards"]]
-    listed = table(["shard", "size", "state", "last used"], rows, right=frozenset({1}))
+    listed = table(["SHARD", "SIZE", "STATE", "LAST USED"], rows, right=frozenset({1}))
     total = f"{number_of(len(rows), 'shard')}, {size(answer['bytes'])} of {size(answer['cap'])}"
     show(answer, [listed, total])
 
@@ -122,4 +122,4 @@ def providers(shard: ShardArgument) -> None:
     answer = ask("shards_providers", timeout=ASK_TIMEOUT, shard=shard)
     found = answer["providers"]
     rows = [[peer["peer_id"], "all" if peer["complete"] else f"{peer['chunks']} chunks"] for peer in found]
-    show(answer, table(["peer", "has"], rows) or "nobody who can be reached has it")
+    show(answer, table(["PEER", "HAS"], rows) or "nobody who can be reached has it")

@@ -42,7 +42,7 @@ def ls(
         for each in answer["elements"]
     ]
     more = f"; there are more (--limit {limit})" if answer["more"] else ""
-    listed = table(["key", "author", "written", "value"], rows)
+    listed = table(["KEY", "AUTHOR", "WRITTEN", "VALUE"], rows)
     show(answer, [listed, number_of(len(rows), "element") + more])
 
 
@@ -137,7 +137,7 @@ def stats(
     held = f"{number_of(answer['elements'], 'element')} of {number_of(answer['authors'], 'author')}"
     ahead = f"the clock of records is {answer['clock_ahead_s']:.0f} s ahead of this machine's"
     lines = [
-        table(["kind", "elements"], kinds, right=frozenset({1})),
+        table(["KIND", "ELEMENTS"], kinds, right=frozenset({1})),
         f"{held}, {size(answer['size'])}",
         f"on disk {size(answer['disk'])}; not admitted {answer['pooled']}",
         f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}",
