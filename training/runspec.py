@@ -17,6 +17,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -81,7 +82,7 @@ class RunSpec:
         """sha-256 of `encode(self)`, 64 hex digits."""
         return hashlib.sha256(encode(self)).hexdigest()
 
-    @property
+    @cached_property
     def loss_unit(self) -> str:
         """What is measured: the reward, or what a held-out loss is counted in, as far as the task is a built-in one."""
         return LOSS_UNITS.get(self.task.name, "in the task's unit") if self.needs_data else "reward"

@@ -190,8 +190,7 @@ class HolePuncher:
                         if listens == math.inf:  # to the other's listener, where its router lets everybody in
                             nursery.start_soon(partial(dial, place, nursery.cancel_scope, punches=False))
                 if udp:
-                    speaks = answers or listens == 0.0
-                    nursery.start_soon(partial(udp.punch, peer, places, dials=answers, speaks=speaks))
+                    nursery.start_soon(partial(udp.punch, peer, places, dials=answers, speaks=listens < math.inf))
         return self._network.is_direct(peer)
 
     async def _meet(self, peer: PeerId, place: Multiaddr, source: tuple[str, int] | None, listens: float) -> None:
