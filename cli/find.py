@@ -70,7 +70,8 @@ def join(
         listed = "\n".join(f"  swarmnode join {each['run_id'][:16]}  {_whose(each)}" for each in fitting)
         raise UsageMistake(f"{len(fitting)} runs are called {where!r}; say which:\n{listed}")
     (chosen,) = fitting
-    say(f"joining {chosen['name']} ({chosen['run_id'][:12]}…): {_whose(chosen)}")
+    told = {key: chosen[key] for key in ("name", "run_id", "signed_by", "by_owner")}
+    show({"event": "joining", **told}, f"joining {chosen['name']} ({chosen['run_id'][:12]}…): {_whose(chosen)}")
     run(**{**options, "join": chosen["addresses"], "run_id": chosen["run_id"]})
 
 

@@ -154,8 +154,7 @@ class HolePuncher:
     async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, listens: float, answers: bool) -> bool:
         """Dial all `places` at once; True as soon as there is a direct connection, also one that came in.
 
-        Over TCP and UDP at once; where UDP was first, TCP has `GRACE` seconds more. `listens`: as `_meet`; `answers`:
-        this side is A.
+        Where UDP was first, TCP has `GRACE` seconds more. `listens`: as `_meet`; `answers`: this side is A.
         """
         udp = self._udp if any("/quic-v1" in place for place in places) else None
 

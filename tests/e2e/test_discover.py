@@ -42,8 +42,9 @@ def test_a_stranger_joins_a_run_by_its_name_and_the_seed_may_go(tmp_path: Path, 
             newcomer = Node(tmp_path / "stranger", wanted[:12], "--unlisted", *place, corpus=corpus)
             newcomer.command[1] = "join"
             with newcomer:
+                joining = newcomer.wait_for("joining")
+                assert (joining["signed_by"], joining["by_owner"]) == ([ids[wanted]], True)
                 newcomer.wait_for("caught_up")
-                assert "signed by its owner" in newcomer.log()
                 seed.end()
                 newcomer.next_round()
                 assert wanted in {run["run_id"] for run in newcomer.command_line("discover")["runs"]}
