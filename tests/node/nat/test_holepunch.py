@@ -151,6 +151,22 @@ async def test_who_dialled_through_the_relay_speaks_first_and_from_the_second_at
         assert (b.dials.elsewhere, a.dials.elsewhere) == ([THERE], []), "a listener that lets all in is met at once"
 
 
+async def test_over_udp_who_dialled_dials_and_from_the_second_attempt_on_both_do() -> None:
+    """A go-libp2p that dialled waits to be dialled itself."""
+    spoke: dict[str, list[bool]] = {}
+    async with two() as (b, a):
+        for name, side in (("b", b), ("a", a)):
+
+            async def punch(peer: str, theirs: Any, *, dials: bool, speaks: bool, name: str = name) -> None:
+                spoke.setdefault(name, []).append(speaks)
+
+            udp_of: Any = side.puncher._udp
+            udp_of.punch, udp_of.probes = punch, lambda theirs: False
+            udp_of.places = lambda mapped: ("/ip4/45.80.10.5/udp/4077/quic-v1",)
+        assert not await b.puncher.punch(a.network.me)
+    assert spoke == {"b": [False] + [True] * (ATTEMPTS - 1), "a": [True] * ATTEMPTS}
+
+
 @pytest.mark.parametrize(("heard", "role"), [(GREETING, "speaks first"), (GREETING + b"\x07/noise\n", "answers")])
 async def test_who_dialled_answers_a_side_that_is_heard_to_propose_first(heard: bytes, role: str) -> None:
     """As go-libp2p does; a greeting alone comes from those as well who answer."""
