@@ -35,7 +35,7 @@ def test_two_policies_learn_from_one_another(tmp_path: Path) -> None:
             assert all(name.startswith("digits/") for name in told["reward_by_task"]), "a course for each rule"
             author = other.command_line("rollouts", "pool")["authors"][0]
             assert author["author"] == one.ready["peer_id"] and 0 < author["learned"] <= author["used"]
-            assert "learned from" in swarmnode("rollouts", "pool", "--data-dir", second).stdout
+            assert "LEARNED FROM" in swarmnode("rollouts", "pool", "--data-dir", second).stdout
             people = swarmnode("status", "--data-dir", second).stdout
             assert "reward" in people and "bits per byte" not in people
         until(lambda: one.command_line("rollouts", "stats")["alone"] is True)
