@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_AFTER = 1.0  # s after a change until peers are asked, so that several changes make one question
 CHECK_EVERY = 300.0  # s between questions while the state is known
-CHECK_AGAIN = 10.0  # s between questions while it is not
+CHECK_AGAIN = 10.0  # s between questions while it is not; twice as long each time while only the kind of NAT is not
 ASK_AT_MOST = 2 * ENOUGH  # peers asked in one check: some decline, having dialled too often lately
 WATCH_ADDRESSES_EVERY = 10.0  # s between looks at this machine's interfaces
 PUNCH_AGAIN_EVERY = 60.0  # s between looks for circuits whose time to be tried again has come
@@ -82,10 +82,16 @@ class NatTraversal:
             for port in self.ports.values() if self.asks_router else ():
                 nursery.start_soon(port.run)
             task_status.started()
+            pause = CHECK_AGAIN
             while True:
                 self.reachability.changed = changed = trio.Event()  # before asking: a change meanwhile is not missed
                 await self._check(nursery)
-                with trio.move_on_after(CHECK_AGAIN if self.reachability.state is Reach.UNKNOWN else CHECK_EVERY):
+                if self.reachability.state is Reach.UNKNOWN:
+                    pause = CHECK_AGAIN
+                else:
+                    known = self.reachability.endpoint_independent() is not None
+                    pause = CHECK_EVERY if known else min(2 * pause, CHECK_EVERY)
+                with trio.move_on_after(pause):
                     await changed.wait()
                     await trio.sleep(CHECK_AFTER)
 

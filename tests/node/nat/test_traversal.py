@@ -51,6 +51,7 @@ class FakeNetwork:
         self.swarm = self
         self.hosts: dict[PeerId, str] = {}
         self.hops: set[PeerId] = set()
+        self.unseen: set[PeerId] = set()  # who cannot be dialled from the listening port
         self.through: dict[PeerId, PeerId] = {}  # peers that dialled this node through a relay
         self.own: tuple[Address, ...] = (f"{OWN}/p2p/{ME}",)
         self.announced: tuple[Address, ...] | None = None
@@ -93,8 +94,9 @@ class FakeNetwork:
     def dial_source(self, host: str) -> tuple[str, int]:
         return "0.0.0.0", 4077
 
-    async def connect_from_listening_port(self, peer: PeerId) -> None:
+    async def connect_from_listening_port(self, peer: PeerId) -> PeerId | None:
         await trio.lowlevel.checkpoint()
+        return None if peer in self.unseen else peer
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         self.served[protocol] = handler
@@ -176,7 +178,12 @@ class Lab:
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def seen_by(session: PeerId) -> Address:
+        await trio.lowlevel.checkpoint()
+        return OWN
+
     monkeypatch.setattr(traversal, "AutoNat", Helpers)
+    monkeypatch.setattr(traversal, "seen_by", seen_by)
 
 
 @asynccontextmanager
@@ -309,6 +316,19 @@ async def test_no_more_helpers_are_asked_than_it_takes() -> None:
         lab.helpers.decline = set(lab.network.hosts)
         await trio.sleep(CHECK_EVERY - 1)
         assert len(lab.helpers.asked) == 3 + traversal.ASK_AT_MOST
+
+
+async def test_the_kind_of_nat_is_looked_for_again_soon_and_then_ever_later() -> None:
+    async with running(None, helpers=0) as lab:
+        lab.helpers.decline = lab.network.unseen = {"h1", "h2"}
+        for number in range(3):
+            lab.network.comes(f"h{number}", f"45.0.0.{number + 1}")
+        await trio.sleep(CHECK_EVERY / 2)
+        assert lab.reachability == "relayed" and lab.nat.reachability.endpoint_independent() is None
+        assert len(lab.helpers.asked) == 3 * 4  # after 20, 40 and 80 s
+        lab.network.unseen = set()
+        await trio.sleep(CHECK_EVERY)
+        assert lab.nat.reachability.endpoint_independent() is True
 
 
 async def test_several_peers_at_one_host_have_one_voice() -> None:
