@@ -51,9 +51,11 @@ def resume() -> None:
 
     Example: swarmnode resume
     """
-    holds = ask("resume").get("holds", [])
-    text = "\n".join(["not paused by you any more", *map(why_held, holds)]) if holds else "resumed"
-    show({"paused": bool(holds)}, text)
+    answer = ask("resume")
+    text = "resumed" if answer["was_paused"] else "it was not paused, and goes on"
+    if answer["holds"]:
+        text = "\n".join(["not paused by you any more", *map(why_held, answer["holds"])])
+    show({"paused": bool(answer["holds"])}, text)
 
 
 def caps(
@@ -157,7 +159,14 @@ def steer(
     stages = [{} if answer["now"] is None else answer["now"]["values"], *(each["values"] for each in answer["coming"])]
     heads = ["VALUE", "RUN FILE", "NOW", *(f"FROM ROUND {each['from_round']}" for each in answer["coming"])]
     rows = [[key, *(as_toml(each.get(key, old)) for each in ({}, *stages))] for key, old in answer["file"].items()]
-    show(answer, table(heads, rows))
+    now = {key: value for key, value in {**answer["file"], **stages[0]}.items() if not isinstance(value, str) and value}
+    times = {key: float(given[key]) / now[key] for key in now if given.get(key)}
+    warned = (
+        f"{key} becomes {ratio:g} times what it is now. If that is not meant: swarmnode steer {key}={as_toml(now[key])}"
+        for key, ratio in times.items()
+        if not 0.1 <= ratio <= 10.0
+    )
+    show(answer, [table(heads, rows), *warned])
 
 
 successor = group("End a run, or publish the one that continues it.")

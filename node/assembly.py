@@ -372,11 +372,12 @@ class Node:
         return (RunListing(self.chosen.run_id, self.chosen.spec.run.name, round, members),)
 
     def listing(self) -> ListedRun | None:
-        """What this node's run is in the catalogue; None where it is in none, or is not to be listed."""
+        """What this node's run is in the catalogue; None where it is in none, ended, or is not to be listed."""
         chosen = self.chosen
         if (
             self.place() is None
             or chosen is None
+            or (self.successors is not None and self.successors.said is not None)
             or self.config.unlisted
             or chosen.spec.run.unlisted
             or self.session is None

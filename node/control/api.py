@@ -292,10 +292,11 @@ class Api:
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self._node.session is None:
             raise Declined("this node trains nothing, so there is nothing to resume")
+        was_paused = self._node.session.paused
         async with self._node.writing:
             self._node.session.resume()
             await in_thread(lambda: self._node.pause_mark.unlink(missing_ok=True))
-        return {"holds": _holds(self._node.session)}
+        return {"was_paused": was_paused, "holds": _holds(self._node.session)}
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""

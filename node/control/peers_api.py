@@ -116,7 +116,7 @@ class PeersApi:
             ],
             "traffic": _by_protocol(received, sent),
             "scoring": network.scoring.told(peer),
-            "score": round(work.score, 4) if work is not None else None,
+            "score": round(work.score, 4) if work is not None and work.account.rounds else None,
         }
 
     async def _identify(self, peer: PeerId) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class RunsApi:
 
     def _ledger(self) -> Ledger:
         if self._node.trust.reputation is None:
-            raise Declined("this node takes part in no run yet, so it has seen nobody's work")
+            raise Declined("this node is in no run, so it has seen nobody's work; swarmnode status says why")
         return self._node.trust.reputation.ledger
 
     # --- history ---------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class RunsApi:
         """The run's rounds from `since` on, as this node saw them end (node/storage/history.py)."""
         since, chosen = number_in(params, "since", 0), self._node.chosen
         if chosen is None:
-            raise Declined("this node is in no run yet, so there is no history; swarmnode history ID shows another's")
+            raise Declined("this node is in no run, so there is no history; swarmnode history ID shows another's")
         path, spec = self._node.folder / HISTORY, chosen.spec
         rounds = await in_thread(lambda: figures(path, since))
         return {"run_id": chosen.run_id, "name": spec.run.name, "unit": spec.loss_unit, "rounds": rounds}
@@ -146,7 +146,7 @@ class RunsApi:
     def _sharing(self) -> tuple[RunSession, Rollouts]:
         session = self._node.session
         if session is None:
-            raise Declined("this node takes part in no run yet; swarmnode run --task digits-rl begins one by rollouts")
+            raise Declined("this node is in no run; swarmnode run --task digits-rl begins one by rollouts")
         if session.method.rollouts is None:
             raise Declined(
                 "the run of this node shares no rollouts; swarmnode run --task digits-rl begins one that does"
@@ -218,7 +218,7 @@ class RunsApi:
     def _run(self) -> tuple[RunSpec, Any]:
         chosen, state = self._node.chosen, self._node.state
         if chosen is None or state is None:
-            raise Declined("this node is in no run yet; swarmnode status says what it waits for")
+            raise Declined("this node is in no run; swarmnode status says why")
         return chosen.spec, state
 
 

@@ -196,7 +196,7 @@ class StoresApi:
     def _open(self) -> StateBackend:
         state = self._node.state
         if state is None:
-            raise Declined("this node is in no run yet, and so holds no state; swarmnode status says what it waits for")
+            raise Declined("this node is in no run, and so holds no state; swarmnode status says why")
         return state
 
     def _author(self, params: Mapping[str, Any]) -> str | None:

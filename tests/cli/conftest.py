@@ -174,6 +174,7 @@ class FakeDaemon:
                     "history",
                     "pause",
                     "resume",
+                    "steer",
                     "stop",
                     "leave",
                     "discover",
@@ -218,6 +219,11 @@ class FakeDaemon:
                 return self.discovered
             if name == "sample":
                 return {"text": params["prompt"] + "):\n\tpass\x1b[2J"}
+            if name == "resume":
+                return {"was_paused": False, "holds": []}
+            if name == "steer":
+                now = {"from_round": 3, "values": {"inner.lr": 5.0}}
+                return {"file": {"inner.lr": 5e-4, "exchange.codec": "int8"}, "now": None, "coming": [now]}
             if name.startswith("successor"):
                 said = {"successor": "", "reason": "", "round": 18, "ended": name == "successor_end"}
                 return {"run_id": RUN_ID, "owner": PEER_ID, **said}

@@ -296,6 +296,16 @@ def test_pause_and_resume_reach_the_daemon(swarmnode: Any, daemon: Any, command:
     assert daemon.asked == [(command, {})]
 
 
+def test_resume_says_where_nothing_was_paused(swarmnode: Any, daemon: Any) -> None:
+    assert swarmnode("resume").stdout == "it was not paused, and goes on\n"
+
+
+def test_a_value_far_from_the_last_one_is_asked_about(swarmnode: Any, daemon: Any) -> None:
+    told = swarmnode("steer", "inner.lr=5", "exchange.codec=fp16").stdout.splitlines()
+    assert told[-1].startswith("inner.lr becomes 10000 times") and told[-1].endswith("swarmnode steer inner.lr=0.0005")
+    assert "becomes" not in swarmnode("steer", "inner.lr=1e-3").stdout
+
+
 def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, answer: Any, home: Path) -> None:
     DataDir(home).run(answer["run"]["run_id"]).mkdir(parents=True)
     left = swarmnode("leave", "--yes", "--json")

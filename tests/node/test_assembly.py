@@ -20,7 +20,9 @@ from swarmnode.node.assembly import Node, greeting, invitation, make_trainer, re
 from swarmnode.node.config import MEGABIT, NodeConfig
 from swarmnode.node.daemon import Daemon
 from swarmnode.node.storage.datadir import ChosenRun
+from swarmnode.node.succession import Succession
 from swarmnode.node.trainer.child import rules_of
+from swarmnode.protocols.catalogue import ListedRun
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
@@ -42,6 +44,28 @@ def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
     )
     assert given["spec"].rollouts.warm_up == warm_up
     assert given["run_id"] == SPEC.run_id, "it is the same run"
+
+
+def test_a_run_that_its_owner_ended_is_listed_no_more() -> None:
+    traffic = SimpleNamespace(bytes_in=10, bytes_out=20)
+    node: Any = SimpleNamespace(
+        place=lambda: SimpleNamespace(round=3),
+        chosen=ChosenRun(SPEC, SPEC.run_id, creator=True),
+        config=SimpleNamespace(unlisted=False),
+        session=SimpleNamespace(finished=trio.Event()),
+        network=SimpleNamespace(traffic=lambda: traffic, addresses=()),
+        trainer=None,
+        parameters=lambda: 7,
+        successors=SimpleNamespace(said=None),
+        _began=0.0,
+    )
+
+    async def listing() -> ListedRun | None:
+        return Node.listing(node)
+
+    assert trio.run(listing) is not None
+    node.successors.said = Succession("", 3, "it has converged")
+    assert trio.run(listing) is None
 
 
 @pytest.mark.parametrize("creator", [True, False])

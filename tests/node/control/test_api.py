@@ -227,7 +227,9 @@ def test_what_was_said_last_holds_after_a_restart(tmp_path: Path, monkeypatch: p
     async def pause() -> None:
         said.append("paused")
 
-    session = SimpleNamespace(finished=trio.Event(), pause=pause, resume=lambda: said.append("resumed"), holds={})
+    session = SimpleNamespace(
+        finished=trio.Event(), pause=pause, resume=lambda: said.append("resumed"), holds={}, paused=True
+    )
     api = steering(session, mark)
 
     async def main() -> None:
