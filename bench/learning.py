@@ -52,6 +52,7 @@ MUON = Arm("synchronous", steps=300, lr=1e-3, optimizer="muon", muon_lr=4e-3)
 MENU = Arm("synchronous", steps=480, lr=2e-3)
 # One of six fragments in turn each 4 steps, so that each has its own each 24 as well.
 STREAMING = replace(MENU, method="streaming", interval=4, codec="e3m0", fragments=6, tau=2)
+DEMO = replace(MENU, method="demo", optimizer="sgd", codec="topk", lr=4e-3)
 
 
 def by_default(method: str) -> Arm:
@@ -110,10 +111,11 @@ class Plan:
         replace(MENU, method="gossip", interval=24, codec="int8"),
         replace(MENU, method="gossip", interval=24, codec="int8", outer_lr=0.7, momentum=0.5),  # NoLoCo's
         replace(MENU, method="merge", interval=MENU.steps, codec="int8"),
-        replace(MENU, method="demo", optimizer="sgd", codec="topk", lr=4e-3),
+        DEMO,
         replace(MENU, method="lowrank", interval=24, codec="int4", rank=50, tau=2),
         replace(MENU, method="seed", interval=60, lr=2e-4, clip=2.0),
     )
+    from_checkpoint: tuple[Arm, ...] = (replace(DEMO, lr=2e-3),)  # beside those of `menu`
 
     def quick(self) -> Plan:
         """The same with one seed and a twentieth of all steps."""
@@ -121,7 +123,7 @@ class Plan:
         def shrunk(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
             return tuple(replace(arm, steps=arm.steps // 20, interval=min(arm.interval, 10)) for arm in arms)
 
-        arms = {name: shrunk(getattr(self, name)) for name in ("rates", "methods", "curves", "menu")}
+        arms = {name: shrunk(getattr(self, name)) for name in ("rates", "methods", "curves", "menu", "from_checkpoint")}
         return replace(self, seeds=1, every=self.every // 20, **arms)
 
     def cells(self) -> Iterator[Cell]:
@@ -142,7 +144,7 @@ class Plan:
             for arm in self.menu:
                 yield Cell("menu", seed, arm, self.menu_size)
         for seed in range(1, self.seeds + 1):
-            for arm in self.menu:
+            for arm in (*self.menu, *self.from_checkpoint):
                 yield Cell("checkpoint", seed, continued(arm), self.menu_size)
 
 

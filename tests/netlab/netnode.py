@@ -211,7 +211,7 @@ class Node:
                     await self.network.relay_client.dial(relay, target)
                 answers["OK"] += 1
             except RelayRefused as error:
-                answers[error.status] += 1
+                answers[str(error).partition(" refuses: ")[2]] += 1
             except NetworkError as error:
                 answers[type(error).__name__] += 1
         return {"answers": dict(answers)}
