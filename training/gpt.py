@@ -10,6 +10,8 @@ a few scalars are matrices, and each matrix is one linear map of the stream, as 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -150,9 +152,10 @@ class GPT(nn.Module):
     @torch.no_grad()
     def continue_text(self, prompt: Tensor, *, length: int, temperature: float, generator: torch.Generator) -> Tensor:
         """`length` further tokens after `prompt` (T,), one at a time; temperature 0 takes the likeliest token."""
-        text = prompt.view(1, -1)  # (1, T)
+        text, read = prompt.view(1, -1), None  # (1, T)
         for _ in range(length):
-            logits = self(text[:, -self.context :])[0, -1].float().cpu()  # (V,)
+            logits, read = self.following(text, read)  # (V,)
+            logits = logits.float().cpu()
             if temperature > 0:
                 chances = F.softmax(logits / temperature, dim=-1)
                 following = torch.multinomial(chances, 1, generator=generator)  # (1,)
@@ -160,3 +163,7 @@ class GPT(nn.Module):
                 following = logits.argmax(-1, keepdim=True)
             text = torch.cat([text, following.to(text.device).view(1, 1)], dim=1)
         return text[0, len(prompt) :]
+
+    def following(self, text: Tensor, read: Any) -> tuple[Tensor, Any]:
+        """Logits (V,) of what follows `text` (1, T), and what is left of reading it, for the text one token longer."""
+        return self(text[:, -self.context :])[0, -1], None

@@ -69,10 +69,10 @@ class CausalLM(GPT):
     def __init__(self, model: Any, *, context: int) -> None:
         """Raises TaskError for a context that is longer than the model reads, or state that would not be exchanged."""
         nn.Module.__init__(self)
-        limit = getattr(model.config, "max_position_embeddings", None) or context
-        if context > limit:
+        self.limit = getattr(model.config, "max_position_embeddings", None) or context
+        if context > self.limit:
             raise TaskError(
-                f"[model] context = {context} is longer than the base model reads, {limit} tokens; lower it"
+                f"[model] context = {context} is longer than the base model reads, {self.limit} tokens; lower it"
             )
         kept = set(model.state_dict()) & {name for name, _ in model.named_buffers()}
         if kept and all(parameter.requires_grad for parameter in model.parameters()):
@@ -105,6 +105,13 @@ class CausalLM(GPT):
         mask = torch.zeros(1, 1, 1, 1, device="meta").expand(B, 1, T, T) if tokens.is_meta else None
         logits: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         return logits
+
+    def following(self, text: Tensor, read: Any) -> tuple[Tensor, Any]:
+        """As for any GPT, of as much text as the base reads; `read` are its keys and values, where it keeps them."""
+        if text.shape[1] > self.limit:
+            return super().following(text, None)
+        found = self.model(input_ids=text if read is None else text[:, -1:], past_key_values=read, use_cache=True)
+        return found.logits[0, -1], getattr(found, "past_key_values", None)
 
 
 def open_model(name: str, dtype: torch.dtype = torch.float32) -> Any:

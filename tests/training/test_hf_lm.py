@@ -196,6 +196,21 @@ def test_it_writes_on(folder: Path, texts: dict[str, Any]) -> None:
     assert np.isfinite(task.evaluate(thorough=False, seed=1))
 
 
+def test_each_token_is_read_once_as_far_as_the_base_reads(folder: Path, texts: dict[str, Any]) -> None:
+    _, task = task_of(folder, texts, lora_rank=2)
+    model, read = task.model, list[int]()
+    model.model.register_forward_pre_hook(
+        lambda _, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompt, limit = torch.arange(40, 50), model.limit
+    written = model.continue_text(prompt, length=limit, temperature=0.0, generator=torch.Generator())
+    assert read == [10, *[1] * (limit - 10), *[model.context] * 9]
+    text = torch.cat([prompt, written])
+    with torch.no_grad():
+        by_itself = model(text[None, :limit])[0, 9:].argmax(-1)
+    assert torch.equal(text[10 : limit + 1], by_itself)
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_base_is_weighed_without_its_weights(folder: Path, texts: dict[str, Any], rank: int) -> None:
     spec, task = task_of(folder, texts, lora_rank=rank)
