@@ -19,7 +19,8 @@ from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from select import select
-from typing import Annotated, Any
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +33,9 @@ from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.training.options import SettingError
 from swarmnode.training.options import number_of as number_of  # for the commands
 from swarmnode.training.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 DataDirOption = Annotated[
     Path | None,
@@ -133,8 +137,26 @@ def group(help: str) -> CommandGroup:
 
 
 def ask(method: str, *, timeout: float = 30.0, **params: Any) -> Any:
-    """What the running daemon answers. Raises NotRunning; ControlError where it fails or takes over `timeout` s."""
-    return ControlClient(directory()).call(method, timeout=timeout, **params)
+    """What the running daemon answers. Raises NotRunning; ControlError where it fails or takes over `timeout` s.
+
+    A person who waits for longer than a second sees a sign that turns.
+    """
+    answered = Event()
+
+    def turn() -> None:
+        if not answered.wait(1.0):
+            with _turning("the node is at it"):
+                answered.wait()
+
+    sign = Thread(target=turn, daemon=True)
+    if sys.stderr.isatty():
+        sign.start()
+    try:
+        return ControlClient(directory()).call(method, timeout=timeout, **params)
+    finally:
+        answered.set()
+        if sign.ident is not None:
+            sign.join()
 
 
 def show(answer: Any, text: str | Iterable[str]) -> None:
@@ -225,11 +247,16 @@ def say(text: str) -> None:
 @contextmanager
 def waits(text: str) -> Iterator[None]:
     """Say what a person waits for in the block, beside a sign that turns."""
+    say(text)
+    with nullcontext() if as_json() else _turning():
+        yield
+
+
+def _turning(text: str = "") -> Status:
+    """A sign that turns on standard error for as long as it is entered."""
     from rich.console import Console
 
-    say(text)
-    with nullcontext() if as_json() else Console(stderr=True).status(""):
-        yield
+    return Console(stderr=True).status(text)
 
 
 def be_sure(question: str, act: str, yes: bool) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
+import time
 from itertools import pairwise
 from json import loads as only_json  # one value and nothing after it
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
 
+from swarmnode.cli import terminal
 from swarmnode.cli.main import main
 from swarmnode.cli.peers import _with_rates
 from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
+from swarmnode.node.control.client import ControlClient
 from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
@@ -304,6 +311,22 @@ def test_a_value_far_from_the_last_one_is_asked_about(swarmnode: Any, daemon: An
     told = swarmnode("steer", "inner.lr=5", "exchange.codec=fp16").stdout.splitlines()
     assert told[-1].startswith("inner.lr becomes 10000 times") and told[-1].endswith("swarmnode steer inner.lr=0.0005")
     assert "becomes" not in swarmnode("steer", "inner.lr=1e-3").stdout
+
+
+def test_who_waits_for_the_node_sees_a_sign_that_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(self: ControlClient, method: str, **params: float) -> dict[str, str]:
+        time.sleep(params["timeout"])
+        return {"asked": method}
+
+    monkeypatch.setattr(ControlClient, "call", answers)
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen, os.fdopen(theirs, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert terminal.ask("status", timeout=0.1) == {"asked": "status"}
+        assert not select([screen], [], [], 0.2)[0], "it was there at once"
+        assert terminal.ask("sample", timeout=1.5) == {"asked": "sample"}
+        assert b"the node is at it" in screen.read(1000)
 
 
 def test_leave_lets_the_daemon_delete_its_own_run(swarmnode: Any, daemon: Any, answer: Any, home: Path) -> None:
