@@ -73,7 +73,7 @@ def run_daemon(loaded: Loaded, options: RunOptions) -> int:
     config = loaded.config
     share_arenas()
     needs_text("", config.task)  # a mistake in it is said before anything starts
-    with DataDir(config.directory).open() as datadir:
+    with DataDir(config.directory) as datadir:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         adopt("libp2p")
