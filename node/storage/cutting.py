@@ -27,25 +27,8 @@ from swarmnode.node.storage.datadir import NoSpace, RunStore, write_atomic
 from swarmnode.node.storage.shardstore import MARGIN, ShardStore
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld, parts_of
-from swarmnode.training.dataset import (
-    MAX_INDEX,
-    BadIndex,
-    DataEntry,
-    Index,
-    Recipe,
-    Shuffled,
-    check_enough,
-    cut,
-    decode,
-    encode,
-    hash_of,
-    packed,
-    piece_for,
-    place_of,
-    remade,
-    sample_of,
-    shard_size,
-)
+from swarmnode.training import dataset
+from swarmnode.training.dataset import BadIndex, DataEntry, Index, Recipe, Shuffled
 from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tokens import BYTES, MAX_TOKENIZER, CorpusError, size_of, train
@@ -81,25 +64,25 @@ def publish(
         with _scratch(store) as folder:
             shuffled = Shuffled(folder, spec.run.seed, expected=source.size)
             meter.begin("reading", source.size)
-            piece = piece_for(source.size)
+            piece = dataset.piece_for(source.size)
             for document in source.read(piece, meter):
                 shuffled.put(document)
-            check_enough(shuffled, source.root)
+            dataset.check_enough(shuffled, source.root)
             raw = given
             if not raw and spec.data.vocabulary > BYTES and not source.tokens:
                 meter.begin("training a tokenizer", 0)
-                raw = train(sample_of(shuffled, SAMPLE), spec.data.vocabulary)
+                raw = train(dataset.sample_of(shuffled, SAMPLE), spec.data.vocabulary)
             recipe = Recipe(spec.run.seed, piece, spec.data.vocabulary, b"" if source.tokens else raw)
             shares_text = spec.data.source == "shards"
             if shares_text and not recipe.tokenizer and shuffled.size > store.cap:
                 raise kept.does_not_fit(shuffled.size)
             entries, heldout = list[DataEntry](), ""
-            for upto, content in cut(shuffled, recipe, meter):
+            for upto, content in dataset.cut(shuffled, recipe, meter):
                 if entries and not shares_text:
                     break
                 heldout = heldout or hashlib.sha256(content).hexdigest()
                 entries.append(DataEntry(kept.add(content), len(content), upto))
-        index = encode(Index(entries[0], tuple(entries[1:]), spec.run.seed, piece))
+        index = dataset.encode(Index(entries[0], tuple(entries[1:]), spec.run.seed, piece))
         index_id, tokenizer_id = ShardManifest.of(index).id.hex(), kept.add(raw).hex() if raw else ""
         filled = spec.resolved(heldout_sha256=heldout, index=index_id, tokenizer=tokenizer_id)
         if not spec.data.index and spec.task.heldout_sha256 not in ("", heldout):
@@ -240,9 +223,9 @@ def intact(shard: ShardId, store: ShardStore) -> bool:
 def read_index(shard: ShardId, store: ShardStore) -> Index:
     """The index of a data set that is here. Raises BadIndex, or ShardNotHeld."""
     manifest = store.manifest(shard)
-    if manifest.size > MAX_INDEX:
-        raise BadIndex(f"{manifest.size} bytes; at most {MAX_INDEX} are allowed")
-    return decode(b"".join(map(bytes, parts_of(store, shard))))
+    if manifest.size > dataset.MAX_INDEX:
+        raise BadIndex(f"{manifest.size} bytes; at most {dataset.MAX_INDEX} are allowed")
+    return dataset.decode(b"".join(map(bytes, parts_of(store, shard))))
 
 
 def _all_shards(index_id: str, index: Index, tokenizer: str) -> list[ShardId]:
@@ -275,11 +258,11 @@ def take_own(
     with _scratch(store) as folder:
         shuffled = Shuffled(folder, recipe.seed, expected=source.size)
         for document, digest in _hashed(source, recipe, meter):
-            number = bisect_left(ranges, (place_of(digest), -1)) - 1  # the last range that begins before it
-            if number >= 0 and place_of(digest) <= ranges[number][1]:
+            number = bisect_left(ranges, (dataset.place_of(digest), -1)) - 1  # the last range that begins before it
+            if number >= 0 and dataset.place_of(digest) <= ranges[number][1]:
                 shuffled.put(document, digest)
         named = {entry.shard: entry.size for entry in wanted}
-        for content in remade(shuffled, index, recipe.on(source)):
+        for content in dataset.remade(shuffled, index, recipe.on(source)):
             if len(content) in named.values() and named.get(ShardManifest.of(content).id) == len(content):
                 keep([content], store)
 
@@ -303,11 +286,11 @@ def own_text(
             shuffled = Shuffled(scratch, recipe.seed, expected=source.size)
             for document, digest in _hashed(source, recipe, meter):
                 drawn = 0 < source.size < SMALL or hashlib.sha256(mine + digest).digest()[0] % OWN_SHARE == 0
-                if drawn and place_of(digest) > index.heldout.upto:
+                if drawn and dataset.place_of(digest) > index.heldout.upto:
                     shuffled.put(document, digest)
-            check_enough(shuffled, source.root, 1)
-            most = shard_size(shuffled.size)
-            for number, (_, content) in enumerate(packed(shuffled, recipe.on(source), meter, most)):
+            dataset.check_enough(shuffled, source.root, 1)
+            most = dataset.shard_size(shuffled.size)
+            for number, (_, content) in enumerate(dataset.packed(shuffled, recipe.on(source), meter, most)):
                 write_atomic(folder / f"{number:06d}.tokens", content)
         write_atomic(folder / "made-of", made_of)
     return tuple(sorted(file for file in folder.iterdir() if file.suffix == ".tokens"))
@@ -336,7 +319,7 @@ def _hashed(source: Documents, recipe: Recipe, meter: Meter) -> Iterator[tuple[b
     """Each document with its hash. Raises CorpusError or Stopped."""
     meter.begin("reading", source.size)
     for document in source.read(recipe.piece, meter):
-        yield document, hash_of(document, recipe.seed)
+        yield document, dataset.hash_of(document, recipe.seed)
 
 
 @contextmanager

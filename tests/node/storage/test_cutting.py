@@ -22,6 +22,7 @@ from swarmnode.node.storage.cutting import (
 )
 from swarmnode.node.storage.datadir import DataDir, DataDirError, NoSpace, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.training import dataset
 from swarmnode.training.dataset import Index
 from swarmnode.training.documents import Meter, Stopped
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -114,7 +115,7 @@ def test_a_corpus_is_cut_once_while_it_does_not_change(
 ) -> None:
     spec = publish(spec_of(vocabulary=VOCABULARY), str(corpus), store)
     with monkeypatch.context() as patched:
-        patched.delattr(cutting, "cut")
+        patched.delattr(dataset, "cut")
         assert publish(spec_of(vocabulary=VOCABULARY), str(corpus), store) == spec
         assert publish(spec, str(corpus), store) == spec
     (corpus / "more.txt").write_text("more text")
@@ -222,7 +223,7 @@ def test_what_was_cut_when_the_machine_stopped_is_gone_at_the_next_start(
     kept = pinned(store)
     (corpus / "more.txt").write_text("private " * 10_000)
     with monkeypatch.context() as stopping:
-        stopping.setattr(cutting, "encode", stop)
+        stopping.setattr(dataset, "encode", stop)
         stopping.setattr(cutting._Kept, "undo", lambda self: None)  # nothing is, where the process is killed
         with pytest.raises(Stops):
             publish(spec_of("never"), str(corpus), store)
