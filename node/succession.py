@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.provenance import MOMENTUM, OWN_NAMES
+from swarmnode.node.provenance import MOMENTUM, tokenizer_path
 from swarmnode.node.storage.checkpoints import Checkpoints, newest_round, newest_whole
 from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.tensorfile import read_tensors
@@ -142,9 +142,8 @@ def begun_from(spec: RunSpec, weights: str) -> RunSpec:
 
 def tokenizer_beside(weights: str) -> str:
     """The tokenizer that was exported with a file of weights; empty where none was, or no file is named."""
-    path = Path(weights).expanduser()
-    named = "tokenizer.json" if path.name == OWN_NAMES else f"{path.name.removesuffix('.safetensors')}.tokenizer.json"
-    return str(path.parent / named) if weights and (path.parent / named).exists() else ""
+    beside = tokenizer_path(Path(weights).expanduser()) if weights else None
+    return str(beside) if beside is not None and beside.exists() else ""
 
 
 def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray[np.float32]:
@@ -220,7 +219,7 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
 def keep_parent(store: RunStore, spec: RunSpec, layout: Layout, saved: Saved) -> None:
     """Keep the successor `spec` and the state that it begins from. Blocking. Raises NoSpace or DataDirError."""
     store.keep(spec)
-    _parent_of(store, spec, layout).save(replace(saved, round=0, members=(), extra=b""))
+    _checkpoints(store, spec, layout, PARENT).save(replace(saved, round=0, members=(), extra=b""))
 
 
 def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str) -> Saved | None:
@@ -232,9 +231,11 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
     spec, folder = chosen.spec, store.folder(chosen.run_id)
     if not (spec.run.parent or spec.run.weights):
         return None
-    kept = _parent_of(store, spec, layout).newest()
+    kept, own = _checkpoints(store, spec, layout, PARENT).newest(), _checkpoints(store, spec, layout, "checkpoints")
     if kept is not None:
-        return _as_first_checkpoint(store, spec, layout, kept)
+        if newest_whole(own.folder, spec.run_id) is None:  # it finds its place as one that comes back to round 0
+            own.save(kept)
+        return kept
     if spec.run.parent:
         of_parent = store.folder(spec.run.parent) / "checkpoints"
         found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
@@ -247,7 +248,7 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
             logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
             return None
         begun = found[1]
-    elif not chosen.creator or newest_round(folder / "checkpoints") is not None:
+    elif not chosen.creator or newest_round(own.folder) is not None:
         return None
     elif not weights:
         raise Unfit(
@@ -262,14 +263,6 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
     return first_state(store, chosen, layout, weights)
 
 
-def _as_first_checkpoint(store: RunStore, spec: RunSpec, layout: Layout, parent: Saved) -> Saved:
-    """A node that has no checkpoint of the run yet finds its place as one that comes back to round 0."""
-    folder = store.folder(spec.run_id) / "checkpoints"
-    if newest_whole(folder, spec.run_id) is None:
-        Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec)).save(parent)
-    return parent
-
-
-def _parent_of(store: RunStore, spec: RunSpec, layout: Layout) -> Checkpoints:
-    folder: Path = store.folder(spec.run_id) / PARENT
-    return Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+def _checkpoints(store: RunStore, spec: RunSpec, layout: Layout, name: str) -> Checkpoints:
+    """Those in a folder of the run's own, of which the newest stays."""
+    return Checkpoints(store.folder(spec.run_id) / name, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
