@@ -17,16 +17,7 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.storage.cutting import (
-    finishing,
-    intact,
-    own_text,
-    pin_all,
-    publish,
-    read_index,
-    recipe_of,
-    take_own,
-)
+from swarmnode.node.storage import cutting
 from swarmnode.node.storage.datadir import NoSpace, RunUnavailable
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.trainer.supervisor import TrainerProcess
@@ -214,10 +205,10 @@ class DataSet(Texts):
 
     async def _open(self) -> Index:
         """Have the index, the tokenizer and the held-out part."""
-        if not await self._runner(lambda: intact(self._index_id, self._store)):
+        if not await self._runner(lambda: cutting.intact(self._index_id, self._store)):
             await self._index_from_somewhere()
         try:
-            index = await self._runner(lambda: read_index(self._index_id, self._store))
+            index = await self._runner(lambda: cutting.read_index(self._index_id, self._store))
         except BadIndex as error:
             raise RunUnavailable(
                 f"the run names data whose index is none: {error}. Ask whoever made the run."
@@ -227,14 +218,14 @@ class DataSet(Texts):
         needed = [self._index_id]
         if self._spec.data.tokenizer:
             needed.append(tokenizer := parse_id(self._spec.data.tokenizer))
-            if not await self._runner(lambda: intact(tokenizer, self._store)):
+            if not await self._runner(lambda: cutting.intact(tokenizer, self._store)):
                 await self._need("tokenizer", tokenizer, range(1, MAX_TOKENIZER + 1))
         heldout = index.heldout
         needed.append(heldout.shard)
-        if not await self._runner(lambda: intact(heldout.shard, self._store)):
+        if not await self._runner(lambda: cutting.intact(heldout.shard, self._store)):
             logger.info("fetching the held-out text of the run")
             await self._need("held-out text", heldout.shard, range(heldout.size, heldout.size + 1))
-        await self._runner(lambda: pin_all(needed, self._store))
+        await self._runner(lambda: cutting.pin_all(needed, self._store))
         self._index = index
         return index
 
@@ -249,8 +240,8 @@ class DataSet(Texts):
             meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):
                 try:
-                    with finishing(self._store):
-                        await self._runner(lambda: publish(spec, self._corpus, self._store, meter=meter))
+                    with cutting.finishing(self._store):
+                        await self._runner(lambda: cutting.publish(spec, self._corpus, self._store, meter=meter))
                 except CorpusError as error:
                     logger.info("nor can it be made here: %s", error)
             if not self._store.holding(self._index_id).complete:
@@ -260,8 +251,8 @@ class DataSet(Texts):
         meter, me = Meter(), self._shards.network.me
 
         def cut() -> tuple[Path, ...]:
-            recipe = recipe_of(self._spec, index, self._store)
-            return own_text(self._spec, me, index, recipe, self._corpus, self._store, meter)
+            recipe = cutting.recipe_of(self._spec, index, self._store)
+            return cutting.own_text(self._spec, me, index, recipe, self._corpus, self._store, meter)
 
         async with shown(meter, self._emit):
             return await self._runner(cut)
@@ -338,8 +329,8 @@ class DataSet(Texts):
             meter = Meter()
 
             def take() -> None:
-                recipe = recipe_of(self._spec, index, self._store)
-                take_own(lacking, index, recipe, self._corpus, self._store, meter)
+                recipe = cutting.recipe_of(self._spec, index, self._store)
+                cutting.take_own(lacking, index, recipe, self._corpus, self._store, meter)
 
             async with shown(meter, self._emit):
                 await self._runner(take)
@@ -347,8 +338,8 @@ class DataSet(Texts):
 
     async def _pin_found(self, wanted: Sequence[DataEntry]) -> None:
         def find() -> list[DataEntry]:
-            found = [entry for entry in wanted if intact(entry.shard, self._store)]
-            pin_all([entry.shard for entry in found], self._store)
+            found = [entry for entry in wanted if cutting.intact(entry.shard, self._store)]
+            cutting.pin_all([entry.shard for entry in found], self._store)
             return found
 
         for entry in await self._runner(find):
