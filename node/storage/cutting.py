@@ -234,7 +234,7 @@ def _all_shards(index_id: str, index: Index, tokenizer: str) -> list[ShardId]:
     return [*map(parse_id, named), *(entry.shard for entry in (index.heldout, *index.shards))]
 
 
-def recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
+def _recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
     """How the documents of a run became its shards. Its tokenizer is here. Raises ShardNotHeld."""
     tokenizer = b""
     if spec.data.tokenizer:
@@ -243,15 +243,19 @@ def recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
 
 
 def take_own(
-    wanted: Sequence[DataEntry], index: Index, recipe: Recipe, corpus: str, store: ShardStore, meter: Meter
+    spec: RunSpec, wanted: Sequence[DataEntry], index: Index, corpus: str, store: ShardStore, meter: Meter
 ) -> None:
     """Keep those of the wanted shards, or of the held-out part, that this node's corpus happens to make.
 
     Raises CorpusError, NoSpace, ShardError or Stopped.
     """
-    source = _own_source(corpus, recipe)
-    if source is None:
-        return
+    recipe = _recipe_of(spec, index, store)
+    try:
+        source = _own_source(corpus, recipe)
+    except CorpusError:
+        if corpus:
+            raise
+        return  # none was named, and the default one is not on this machine, or of no use
     entries = (index.heldout, *index.shards)
     after = dict(zip((entry.shard for entry in entries), (-1, *(entry.upto for entry in entries)), strict=False))
     ranges = sorted((after[entry.shard], entry.upto) for entry in wanted)
@@ -268,14 +272,14 @@ def take_own(
 
 
 def own_text(
-    spec: RunSpec, peer_id: str, index: Index, recipe: Recipe, corpus: str, store: ShardStore, meter: Meter
+    spec: RunSpec, peer_id: str, index: Index, corpus: str, store: ShardStore, meter: Meter
 ) -> tuple[Path, ...]:
     """Files to train on, made of a quarter of this node's corpus (all of a small one) but what the run holds out.
 
     Raises CorpusError, NoSpace, ShardError or Stopped.
     """
-    source = _own_source(corpus, recipe, needed=True)
-    assert source is not None
+    recipe = _recipe_of(spec, index, store)
+    source = _own_source(corpus, recipe)
     folder = store.folder.parent / OWN_TEXT / spec.run_id
     made_of = json.dumps([source.signature, index.seed, index.piece, recipe.vocabulary, spec.data.tokenizer]).encode()
     if not (folder / "made-of").exists() or (folder / "made-of").read_bytes() != made_of:
@@ -296,23 +300,15 @@ def own_text(
     return tuple(sorted(file for file in folder.iterdir() if file.suffix == ".tokens"))
 
 
-def _own_source(corpus: str, recipe: Recipe, *, needed: bool = False) -> Documents | None:
-    """This node's corpus; None where none was named and the default one is not on this machine, or of no use.
-
-    Raises CorpusError.
-    """
-    try:
-        source = Documents(corpus, vocabulary=recipe.vocabulary)
-        if not source.tokens and not recipe.tokenizer and recipe.vocabulary != BYTES:
-            raise CorpusError(
-                f"corpus {source.root}: the run's data are tokens, and it names no tokenizer that would make them of "
-                "text; name files of tokens with --corpus"
-            )
-        return source
-    except CorpusError:
-        if corpus or needed:
-            raise
-        return None
+def _own_source(corpus: str, recipe: Recipe) -> Documents:
+    """This node's corpus. Raises CorpusError."""
+    source = Documents(corpus, vocabulary=recipe.vocabulary)
+    if not source.tokens and not recipe.tokenizer and recipe.vocabulary != BYTES:
+        raise CorpusError(
+            f"corpus {source.root}: the run's data are tokens, and it names no tokenizer that would make them of "
+            "text; name files of tokens with --corpus"
+        )
+    return source
 
 
 def _hashed(source: Documents, recipe: Recipe, meter: Meter) -> Iterator[tuple[bytes, bytes]]:

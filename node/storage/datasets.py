@@ -248,14 +248,9 @@ class DataSet(Texts):
                 raise
 
     async def _text_of_its_own(self, index: Index) -> tuple[Path, ...]:
-        meter, me = Meter(), self._shards.network.me
-
-        def cut() -> tuple[Path, ...]:
-            recipe = cutting.recipe_of(self._spec, index, self._store)
-            return cutting.own_text(self._spec, me, index, recipe, self._corpus, self._store, meter)
-
+        meter, spec, me = Meter(), self._spec, self._shards.network.me
         async with shown(meter, self._emit):
-            return await self._runner(cut)
+            return await self._runner(lambda: cutting.own_text(spec, me, index, self._corpus, self._store, meter))
 
     async def _need(self, what: str, shard: ShardId, sizes: range) -> None:
         try:
@@ -326,14 +321,9 @@ class DataSet(Texts):
             await self._pin_found(wanted[at : at + CHECKED])
         lacking = [entry for entry in wanted if entry.shard not in self._here]
         if lacking and (self._corpus or self._spec.task.corpus == TaskSection.corpus):  # else its text is no run's
-            meter = Meter()
-
-            def take() -> None:
-                recipe = cutting.recipe_of(self._spec, index, self._store)
-                cutting.take_own(lacking, index, recipe, self._corpus, self._store, meter)
-
+            meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):
-                await self._runner(take)
+                await self._runner(lambda: cutting.take_own(spec, lacking, index, self._corpus, self._store, meter))
             await self._pin_found(lacking)
 
     async def _pin_found(self, wanted: Sequence[DataEntry]) -> None:
