@@ -279,10 +279,13 @@ class PeersApi:
             raise Declined(f"{target} cannot be reached: {error}. Try each way: swarmnode netcheck {target}") from error
 
 
-def fitting(name: str, known: Iterable[PeerId]) -> list[PeerId]:
-    """Those whose id begins or ends so, or is printed so by `swarmnode peers`."""
+def fitting(name: str, known: Iterable[PeerId], *, listed: str) -> PeerId | None:
+    """The one whose id begins or ends so, or is printed so by `listed`, a command. Raises Declined for several."""
     pattern = name.replace("…", "*")
-    return [p for p in {*known} if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+    found = [p for p in {*known} if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+    if len(found) > 1:
+        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id ({listed})")
+    return found[0] if found else None
 
 
 def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = (), *, itself: bool = False) -> PeerId:
@@ -291,11 +294,10 @@ def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = (),
     It is this node only where `itself`.
     """
     known = {*others, *map(str, network.swarm.peerstore.peer_ids()), *(view.peer for view in network.peers())}
-    found = fitting(name, known | {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())})
-    if len(found) > 1:
-        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode peers)")
+    known |= {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())}
+    found = fitting(name, known, listed="swarmnode peers")
     try:
-        peer = found[0] if found else peer_of(name) if name.startswith("/") else name
+        peer = found or (peer_of(name) if name.startswith("/") else name)
         public_key(peer)
     except ValueError:
         raise Declined(

@@ -90,8 +90,8 @@ class RunsApi:
         """The groups that are here, own ones and others', the newest first."""
         _, rollouts = self._sharing()
         limit, author = max(1, min(number_in(params, "limit", 20), LISTED)), params.get("author")
-        held = [(group, None) for group in rollouts.pool.own()]
-        held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
+        own = [(group, None) for group in rollouts.pool.own()]
+        held = [*own, *((each.signed, each.used) for each in rollouts.pool)]
         wanted = rollouts.pool.me if author == "me" else author
         if author not in (None, "me"):
             wanted = which_peer(self._node.network, str(author), (group.author for group, _ in held), itself=True)
@@ -233,12 +233,10 @@ def learning_of(session: RunSession | None) -> dict[str, Any]:
 
 
 def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
-    found = fitting(name, view)
-    if not found:
+    found = fitting(name, view, listed="swarmnode scores")
+    if found is None:
         raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
-    if len(found) > 1:
-        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode scores)")
-    return view[found[0]]
+    return view[found]
 
 
 def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
