@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from swarmnode.node.assembly import Node
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, done_but
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import UsageMistake
@@ -22,7 +22,6 @@ from swarmnode.node.host.stream import peer_bytes, places_in
 from swarmnode.node.identity import named
 from swarmnode.node.nat.reachability import identified
 from swarmnode.node.nat.relay import RELAY_KEY
-from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.catalogue import KEY as CATALOGUE_KEY
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -152,18 +151,13 @@ class PeersApi:
             if to == "disconnected":
                 network.connections.hang_up(peer)
             else:
-                await self._block(peer, to == "blocked")
+                with done_but("it holds until the node is started again"):
+                    await self._node.block(peer, to == "blocked")
             with trio.move_on_after(CLOSE_WITHIN if to != "unblocked" else 0):
                 while peer in network.connections:  # noqa: ASYNC110 (nobody else waits for a peer's end)
                     await trio.sleep(0.02)
         told = {"peer_id": peer, "blocked": peer in network.scoring.blocked, "barred_before": barred}
         return told | self._way(peer)
-
-    async def _block(self, peer: PeerId, blocked: bool) -> None:
-        try:
-            await self._node.block(peer, blocked)
-        except DataDirError as error:
-            raise Declined(f"it holds until the node is started again: {error}", exit_code=error.exit_code) from error
 
     async def traffic(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Bytes by protocol, of all peers since the start, or of one since it connected; and by connected peer."""
