@@ -121,7 +121,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def beside(path: Path) -> Iterator[tuple[FileIO, Path]]:
-    """A new hidden file of ours alone beside `path`, to be written, and its path. It is synced when the block ends.
+    """A new hidden file of ours alone beside `path`, to be written and synced, and its path.
 
     It is gone where the block fails. Raises OSError.
     """
@@ -129,7 +129,6 @@ def beside(path: Path) -> Iterator[tuple[FileIO, Path]]:
     try:
         with FileIO(descriptor, "wb") as file:
             yield file, Path(name)
-            os.fsync(descriptor)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
@@ -145,11 +144,8 @@ def replacing(path: Path, *, by_owner: bool = False) -> Iterator[FileIO]:
     try:
         with beside(path) as (file, written):
             yield file
-        try:
+            os.fsync(file.fileno())
             os.replace(written, path)
-        except OSError:
-            written.unlink(missing_ok=True)
-            raise
         sync_directory(path.parent)
     except OSError as error:
         raise (unusable(error, path, "written") if by_owner else explain(error, path)) from error
