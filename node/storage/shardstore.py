@@ -31,6 +31,7 @@ from typing import BinaryIO
 from swarmnode.node.storage.datadir import (
     DataDirError,
     NoSpace,
+    beside,
     explain,
     replacing,
     sync_directory,
@@ -498,10 +499,9 @@ def read_tree(path: Path) -> ShardManifest:
 
 def write_tree(path: Path, manifest: ShardManifest) -> None:
     """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
-    beside = path.with_name(f".{path.name}.{threading.get_ident()}")
-    beside.write_bytes(manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
-    beside.chmod(0o600)
-    os.replace(beside, path)
+    with beside(path) as (file, written):
+        write_all(file, manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
+        os.replace(written, path)
 
 
 def hashed(path: Path) -> ShardManifest:
