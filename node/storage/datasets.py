@@ -183,11 +183,11 @@ class DataSet(Texts):
             count, size = count + 1, size + entry.size
         if count < most:
             whole = sum(entry.size for entry in self._ranked[:most])
-            self.warnings["share"] = (
+            self._warn(
+                "share",
                 f"shards_cap (--shards-cap GB) leaves room for {size / GB:.3g} of the {whole / GB:.3g} GB of the run's "
-                "data that this node would train on, so it trains on these"
+                "data that this node would train on, so it trains on these",
             )
-            logger.warning("%s", self.warnings["share"])
         return max(1, count)
 
     async def pass_on(
@@ -305,7 +305,8 @@ class DataSet(Texts):
                 if len(self._here) == before:
                     if not self._here and trio.current_time() - self._began >= PATIENCE:
                         self._give_up()
-                    self._warn()
+                    missing = f"{self._wanted - len(self._here)} of the {self._wanted} shards of text for this node"
+                    self._warn("data", f"{missing} are not to be found; still looking")
                     await trio.sleep(LOOK_AGAIN)
             waiting.cancel_scope.cancel()
         start_with(1)
@@ -340,8 +341,7 @@ class DataSet(Texts):
             await self._shards.fetch(entry.shard, providers=peers, sizes=range(entry.size, entry.size + 1))
             await self._runner(lambda: self._store.pin(entry.shard))
         except NoRoom as error:
-            self.warnings["room"] = str(_no_space(error))
-            logger.warning("%s", self.warnings["room"])
+            self._warn("room", str(_no_space(error)))
             return False
         except ShardError as error:
             logger.info("a shard of the run's data did not come: %s", error)
@@ -399,12 +399,10 @@ class DataSet(Texts):
             "local)."
         )
 
-    def _warn(self) -> None:
-        missing = self._wanted - len(self._here)
-        text = f"{missing} of the {self._wanted} shards of text for this node are not to be found; still looking"
-        if self.warnings.get("data") != text:
+    def _warn(self, cause: str, text: str) -> None:
+        if self.warnings.get(cause) != text:
             logger.warning("%s", text)
-        self.warnings["data"] = text
+        self.warnings[cause] = text
 
     def _report(self, *, finished: bool = False) -> None:
         now = trio.current_time()
