@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import trio
@@ -24,6 +23,7 @@ from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, RunStore, RunUnava
 from swarmnode.node.storage.tensorfile import read_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.wire import WireError, received
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.hub import file_name
@@ -42,30 +42,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Succession:
-    """What a run's owner said: the run that follows, or "" where this one just ends."""
+    """What a run's owner says, as the record has it."""
 
-    run_id: str
+    run: str  # id of the one that follows; "" where this one just ends
     round: int  # rounds of the parent that are in the successor, or that were done when it ended
-    reason: str
-
-    def value(self) -> dict[str, Any]:
-        """As it is written into the state."""
-        return {"run": self.run_id, "round": self.round, "reason": self.reason[:MAX_REASON]}
+    reason: str  # of which MAX_REASON characters count
 
 
 def read(element: Element | None, spec: RunSpec) -> Succession | None:
     """What an element says about the run `spec`; None where it is not the owner's word, or no word."""
     if element is None or element.key != KEY or element.author != spec.owner or not spec.owner:
         return None
-    value = element.value
-    if element.tombstone or not isinstance(value, dict):
+    try:
+        said = received(Succession, element.value)
+    except WireError:
         return None
-    run_id, round, reason = value.get("run"), value.get("round"), value.get("reason")
-    if not isinstance(run_id, str) or type(round) is not int or not isinstance(reason, str):
+    if said.run and (not RUN_ID.fullmatch(said.run) or said.run == spec.run_id):
         return None
-    if run_id and (not RUN_ID.fullmatch(run_id) or run_id == spec.run_id):
-        return None
-    return Succession(run_id, round, "".join(c for c in reason[:MAX_REASON] if c.isprintable()))
+    return replace(said, reason="".join(c for c in said.reason[:MAX_REASON] if c.isprintable()))
 
 
 class SuccessorWatch:
@@ -80,11 +74,11 @@ class SuccessorWatch:
         if self.said is None:
             return None
         why = f": {self.said.reason}" if self.said.reason else ""
-        if not self.said.run_id:
+        if not self.said.run:
             return f"the run's owner ended it after round {self.said.round}{why}. This node goes on until it is stopped"
         return (
             f"the run's owner published a successor{why}. This node stays here; to go over: swarmnode stop, then "
-            f"swarmnode run --run {self.said.run_id}"
+            f"swarmnode run --run {self.said.run}"
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
