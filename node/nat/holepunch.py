@@ -133,8 +133,7 @@ class HolePuncher:
         try:
             await self._take_part(stream, peer)
         finally:
-            self._answering[peer] -= 1
-            self._answering += Counter()  # drops who has none
+            self._answering -= Counter([peer])  # drops who has none
 
     async def _take_part(self, stream: Stream, peer: PeerId) -> None:
         request = await receive(stream, pb.HolePunch)

@@ -176,8 +176,7 @@ class RelayServer:
         try:
             await self._relay(stream, target)
         finally:
-            self._circuits.subtract((source, target))
-            self._circuits += Counter()  # drops who has none
+            self._circuits -= Counter((source, target))  # drops who has none
 
     async def _relay(self, stream: Stream, target: PeerId) -> None:
         try:
