@@ -140,7 +140,7 @@ def leave(
 def _delete(home: DataDir, run_id: str) -> list[str]:
     """Delete a run's directory while holding the lock, so that no daemon starts on it meanwhile."""
     path = home.run(run_id)
-    with home.open():
+    with home:
         if not path.exists():
             return []
         try:

@@ -82,7 +82,7 @@ def caps(
         if not home.path.is_dir():
             raise
         if params:
-            with home.open():  # a node that starts meanwhile has read those before
+            with home:  # a node that starts meanwhile has read those before
                 config, path = loaded().config, home.path / CAPS_FILE
                 write_atomic(path, caps_with(path, changed_caps(config, params, config)[1]))
         answer = {"caps": caps_told(loaded().config), "holds": [], "disk_used": None}

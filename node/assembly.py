@@ -127,7 +127,7 @@ class Node:
         )
         self.liveness = Liveness(self.rpc)
         served: dict[str, Run] = {RPC: self.rpc.run, BULK: self.bulk.run, SHARDS: self.shards.run}
-        self.answering = Answering(self.network, self.rpc, served, self.defects)
+        self.answering = Answering(self.network, self.rpc, served)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=config.upnp)
         trust.wire(self.network, self.rpc, self.bulk, self.shards)
         self.book = AddressBook(datadir.address_book)

@@ -23,6 +23,7 @@ from functools import partial
 import trio
 
 from swarmnode import __version__
+from swarmnode.node import process
 from swarmnode.node.assembly import TAKES_PART, Node, greeting, invitation, rendezvous
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, Loaded
@@ -31,20 +32,7 @@ from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
 from swarmnode.node.identity import load_or_create, named, read_passphrase
 from swarmnode.node.logs import adopt, setup_logs, show_ahead
-from swarmnode.node.process import (
-    READY,
-    STARTING,
-    STOPPING,
-    WATCHDOG,
-    Defects,
-    Run,
-    harden,
-    notify,
-    reason_of,
-    rest_what_stays,
-    share_arenas,
-    watched_every,
-)
+from swarmnode.node.process import Defects, Run
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import release_forgotten
@@ -71,13 +59,13 @@ SAY_EVERY = 10.0  # seconds between two lines about a wait that goes on, elsewhe
 def run_daemon(loaded: Loaded, options: RunOptions) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
     config = loaded.config
-    share_arenas()
+    process.share_arenas()
     needs_text("", config.task)  # a mistake in it is said before anything starts
-    with DataDir(config.directory).open() as datadir:
+    with DataDir(config.directory) as datadir:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         adopt("libp2p")
-        harden()
+        process.harden()
         mapped.keep_in(datadir.path)
         for key, origin in loaded.origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
@@ -90,7 +78,7 @@ def run_daemon(loaded: Loaded, options: RunOptions) -> int:
         try:
             return trio.run(main)
         except BaseExceptionGroup as group:
-            reason = reason_of(group)
+            reason = process.reason_of(group)
             if isinstance(reason, Unfit):
                 shutil.rmtree(reason.folder, ignore_errors=True)  # of a run that never began
             raise reason from group
@@ -164,7 +152,7 @@ class Daemon:
         await stack.enter_async_context(_running(Api(node).run))
         for page in self._dashboard():
             await stack.enter_async_context(_running(page))
-        rest_what_stays()
+        process.rest_what_stays()
 
     def _dashboard(self) -> list[Run]:
         """What serves the owner's page, where one is wanted and its address can be had."""
@@ -193,7 +181,7 @@ class Daemon:
 
     async def _stop_when_told(self) -> None:
         await self._node.stopping.wait()
-        notify(STOPPING)
+        process.notify(process.STOPPING)
         self._serving.cancel()
         if self._node.session is not None:
             self._node.session.stop()
@@ -204,12 +192,12 @@ class Daemon:
 
         A node that stands still tells nothing, and systemd starts it anew: once, as a fresh one has no usual pace yet.
         """
-        node, patience = self._node, watched_every()
+        node, patience = self._node, process.watched_every()
         while patience is not None:
             if not node.ready:
-                notify(STARTING.format(patience * 1e6), status="starting")
+                process.notify(process.STARTING.format(patience * 1e6), status="starting")
             elif node.session is None or not stands_still(node.session):
-                notify(WATCHDOG, status=f"peer {node.network.me}, {node.rounds_done()} rounds")
+                process.notify(process.WATCHDOG, status=f"peer {node.network.me}, {node.rounds_done()} rounds")
             await trio.sleep(patience / 3)
 
     async def _show_progress(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -299,7 +287,7 @@ class Daemon:
             }
         )
         node.ready = True
-        notify(READY, status=f"peer {node.network.me}")
+        process.notify(process.READY, status=f"peer {node.network.me}")
         self._invited_to = "".join(addresses[:1])
         if node.options.json_events:
             return

@@ -223,6 +223,7 @@ def _save(path: Path, passphrase: bytes | None, key: Ed25519PrivateKey, *, place
     pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
     with beside(path) as (file, written):
         write_all(file, pem)
+        os.fsync(file.fileno())
     try:
         place(written, path)
     except FileExistsError:

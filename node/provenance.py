@@ -114,7 +114,7 @@ def export(
     if momentum == "left out" and with_momentum:
         tensors[MOMENTUM], momentum = saved.state.momentum, "included"
     if tokenizer:
-        write_atomic(tokenizer_path(spec, target), tokenizer)
+        write_atomic(tokenizer_path(target, base=spec.model.base), tokenizer)
     named = {"format": "pt", "run": spec.run_id, "round": str(saved.round), "state_hash": manifest.state_hash}
     sha256 = write_tensors(target, tensors, named)
     history = tuple(e for e in read_history(folder / HISTORY) if e.round < saved.round)
@@ -175,15 +175,16 @@ def record_path(model: Path) -> Path:
     return model.with_name(f"{model.name.removesuffix('.safetensors')}.provenance.json")
 
 
-def tokenizer_path(spec: RunSpec, model: Path) -> Path:
-    in_folder = spec.model.base or model.name == OWN_NAMES
+def tokenizer_path(model: Path, *, base: str = "") -> Path:
+    """`base`: of the run; then the file is one of a folder."""
+    in_folder = base or model.name == OWN_NAMES
     name = "tokenizer.json" if in_folder else f"{model.name.removesuffix('.safetensors')}.tokenizer.json"
     return model.with_name(name)
 
 
 def _tokenizer(spec: RunSpec, model: Path, shards: Path) -> bytes:
     """The run's tokenizer.json, known by its hash, from beside the model or a node's shards; empty where it is not."""
-    for path in (tokenizer_path(spec, model), shards / f"{spec.data.tokenizer}.shard"):
+    for path in (tokenizer_path(model, base=spec.model.base), shards / f"{spec.data.tokenizer}.shard"):
         with suppress(OSError):
             found = path.read_bytes() if spec.data.tokenizer else b""
             if found and ShardManifest.of(found).id.hex() == spec.data.tokenizer:
@@ -324,7 +325,8 @@ def _sealed(record: dict[str, Any], model: Path, sealed: Path, *, whole: bool, h
     elif spec.task.name not in ("byte-lm", "gpt", "hf-lm"):
         why = f"none is known of the task {spec.task.name}"
     elif spec.data.tokenizer and not tokenizer:
-        why = f"the run's tokenizer is not here: it belongs beside the model, as {tokenizer_path(spec, model).name}"
+        named = tokenizer_path(model, base=spec.model.base).name
+        why = f"the run's tokenizer is not here: it belongs beside the model, as {named}"
     else:
         from swarmnode.training.byte_lm import loss_on
 

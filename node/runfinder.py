@@ -430,7 +430,7 @@ def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any
     """What a node of this configuration finds. Raises ExpectedError."""
     share_arenas()
     config = replace(config, role="watch", port=0, upnp=False, log_level="error")
-    with DataDir(config.directory).open() as datadir:
+    with DataDir(config.directory) as datadir:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         options = RunOptions(None, None, None, stay=False, json_events=False)

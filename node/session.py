@@ -158,8 +158,8 @@ class RunSession(Observer):
                 logger.warning("the run has its %s rounds (--rounds): nothing is left to train", self._begin.last_round)
             await self._take_part()
             self.method.paused = True  # it leads nobody any more, however long the process still lives
-            if self._stopping.is_set():
-                await self._hand_over()
+            if self._stopping.is_set() and self.place is not None:
+                await self._leave()
             if self._writer is not None:
                 await self._writer.settled()
             nursery.cancel_scope.cancel()
@@ -345,18 +345,15 @@ class RunSession(Observer):
 
     async def _pause(self) -> None:
         self._override = "paused"
-        await self._borne(self.method.leave())
-        self._save()
+        await self._leave()
         await self._resumed.wait()  # `stop` sets it as well
         if not self._stopping.is_set():
             await self._context.trainer.release()
         self._override = None
         await self._regain_place()
 
-    async def _hand_over(self) -> None:
-        """Leave cleanly: what was trained goes into the checkpoint, and the others do not wait for this node."""
-        if self.place is None:
-            return
+    async def _leave(self) -> None:
+        """Cleanly: what was trained goes into the checkpoint, and the others do not wait for this node."""
         await self._borne(self.method.leave())
         self._save()
 

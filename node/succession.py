@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import trio
@@ -18,12 +17,13 @@ from numpy.typing import NDArray
 
 from swarmnode.crdt.record import Element
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
-from swarmnode.node.provenance import MOMENTUM, OWN_NAMES
+from swarmnode.node.provenance import MOMENTUM, tokenizer_path
 from swarmnode.node.storage.checkpoints import Checkpoints, newest_round, newest_whole
 from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.tensorfile import read_tensors
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.state.backend import StateBackend, StateError
+from swarmnode.protocols.wire import WireError, received
 from swarmnode.training import mapped
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.hub import file_name
@@ -42,30 +42,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Succession:
-    """What a run's owner said: the run that follows, or "" where this one just ends."""
+    """What a run's owner says, as the record has it."""
 
-    run_id: str
+    run: str  # id of the one that follows; "" where this one just ends
     round: int  # rounds of the parent that are in the successor, or that were done when it ended
-    reason: str
-
-    def value(self) -> dict[str, Any]:
-        """As it is written into the state."""
-        return {"run": self.run_id, "round": self.round, "reason": self.reason[:MAX_REASON]}
+    reason: str  # of which MAX_REASON characters count
 
 
 def read(element: Element | None, spec: RunSpec) -> Succession | None:
     """What an element says about the run `spec`; None where it is not the owner's word, or no word."""
     if element is None or element.key != KEY or element.author != spec.owner or not spec.owner:
         return None
-    value = element.value
-    if element.tombstone or not isinstance(value, dict):
+    try:
+        said = received(Succession, element.value)
+    except WireError:
         return None
-    run_id, round, reason = value.get("run"), value.get("round"), value.get("reason")
-    if not isinstance(run_id, str) or type(round) is not int or not isinstance(reason, str):
+    if said.run and (not RUN_ID.fullmatch(said.run) or said.run == spec.run_id):
         return None
-    if run_id and (not RUN_ID.fullmatch(run_id) or run_id == spec.run_id):
-        return None
-    return Succession(run_id, round, "".join(c for c in reason[:MAX_REASON] if c.isprintable()))
+    return replace(said, reason="".join(c for c in said.reason[:MAX_REASON] if c.isprintable()))
 
 
 class SuccessorWatch:
@@ -80,11 +74,11 @@ class SuccessorWatch:
         if self.said is None:
             return None
         why = f": {self.said.reason}" if self.said.reason else ""
-        if not self.said.run_id:
+        if not self.said.run:
             return f"the run's owner ended it after round {self.said.round}{why}. This node goes on until it is stopped"
         return (
             f"the run's owner published a successor{why}. This node stays here; to go over: swarmnode stop, then "
-            f"swarmnode run --run {self.said.run_id}"
+            f"swarmnode run --run {self.said.run}"
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -142,9 +136,8 @@ def begun_from(spec: RunSpec, weights: str) -> RunSpec:
 
 def tokenizer_beside(weights: str) -> str:
     """The tokenizer that was exported with a file of weights; empty where none was, or no file is named."""
-    path = Path(weights).expanduser()
-    named = "tokenizer.json" if path.name == OWN_NAMES else f"{path.name.removesuffix('.safetensors')}.tokenizer.json"
-    return str(path.parent / named) if weights and (path.parent / named).exists() else ""
+    beside = tokenizer_path(Path(weights).expanduser()) if weights else None
+    return str(beside) if beside is not None and beside.exists() else ""
 
 
 def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray[np.float32]:
@@ -220,7 +213,7 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
 def keep_parent(store: RunStore, spec: RunSpec, layout: Layout, saved: Saved) -> None:
     """Keep the successor `spec` and the state that it begins from. Blocking. Raises NoSpace or DataDirError."""
     store.keep(spec)
-    _parent_of(store, spec, layout).save(replace(saved, round=0, members=(), extra=b""))
+    _checkpoints(store, spec, layout, PARENT).save(replace(saved, round=0, members=(), extra=b""))
 
 
 def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str) -> Saved | None:
@@ -232,9 +225,11 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
     spec, folder = chosen.spec, store.folder(chosen.run_id)
     if not (spec.run.parent or spec.run.weights):
         return None
-    kept = _parent_of(store, spec, layout).newest()
+    kept, own = _checkpoints(store, spec, layout, PARENT).newest(), _checkpoints(store, spec, layout, "checkpoints")
     if kept is not None:
-        return _as_first_checkpoint(store, spec, layout, kept)
+        if newest_whole(own.folder, spec.run_id) is None:  # it finds its place as one that comes back to round 0
+            own.save(kept)
+        return kept
     if spec.run.parent:
         of_parent = store.folder(spec.run.parent) / "checkpoints"
         found = newest_whole(of_parent, spec.run.parent, layout=layout, state_hash=spec.run.parent_state)
@@ -247,7 +242,7 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
             logger.info("the state that run %s begins from is not here; members of the run have it", spec.run.name)
             return None
         begun = found[1]
-    elif not chosen.creator or newest_round(folder / "checkpoints") is not None:
+    elif not chosen.creator or newest_round(own.folder) is not None:
         return None
     elif not weights:
         raise Unfit(
@@ -262,14 +257,6 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
     return first_state(store, chosen, layout, weights)
 
 
-def _as_first_checkpoint(store: RunStore, spec: RunSpec, layout: Layout, parent: Saved) -> Saved:
-    """A node that has no checkpoint of the run yet finds its place as one that comes back to round 0."""
-    folder = store.folder(spec.run_id) / "checkpoints"
-    if newest_whole(folder, spec.run_id) is None:
-        Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec)).save(parent)
-    return parent
-
-
-def _parent_of(store: RunStore, spec: RunSpec, layout: Layout) -> Checkpoints:
-    folder: Path = store.folder(spec.run_id) / PARENT
-    return Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+def _checkpoints(store: RunStore, spec: RunSpec, layout: Layout, name: str) -> Checkpoints:
+    """Those in a folder of the run's own, of which the newest stays."""
+    return Checkpoints(store.folder(spec.run_id) / name, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))

@@ -10,11 +10,13 @@ so that commands start quickly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swarmnode.node.exitcodes import ExpectedError, UsageMistake
+from swarmnode.node.storage.datadir import DataDirError
 
 N = TypeVar("N", int, float)
 
@@ -28,6 +30,15 @@ REFUSED = -32000  # the method understood the request and says no; the text is f
 
 class Declined(ExpectedError):
     """Raised by a method of the daemon: the request cannot be met, and the text tells a person why and what to do."""
+
+
+@contextmanager
+def done_but(unwritten: str) -> Iterator[None]:
+    """Decline what the block does where the disk does not take it; `unwritten`: what is then true all the same."""
+    try:
+        yield
+    except DataDirError as error:
+        raise Declined(f"{unwritten}: {error}", exit_code=error.exit_code) from error
 
 
 def number_in(params: Mapping[str, Any], name: str, usual: N) -> N:

@@ -21,7 +21,7 @@ import trio
 from swarmnode import __version__
 from swarmnode.node.assembly import Node
 from swarmnode.node.config import caps_told
-from swarmnode.node.control import Declined, number_in
+from swarmnode.node.control import Declined, done_but, number_in
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi, learning_of
 from swarmnode.node.control.server import ControlServer, served
@@ -34,7 +34,7 @@ from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.runfinder import SEARCH, look
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.cutting import release_forgotten
-from swarmnode.node.storage.datadir import DataDirError, write_atomic
+from swarmnode.node.storage.datadir import write_atomic
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
@@ -280,13 +280,10 @@ class Api:
             raise Declined("this node trains nothing, so there is nothing to pause")
         if self._node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
-        try:
+        with done_but("paused, but this cannot be written down, so that a restart would end the pause"):
             async with self._node.writing:
                 await self._node.session.pause()
                 await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
-        except DataDirError as error:
-            told = f"paused, but this cannot be written down, so that a restart would end the pause: {error}"
-            raise Declined(told, exit_code=error.exit_code) from error
         return {}
 
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,11 +299,8 @@ class Api:
         """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""
         node = self._node
         if params:
-            try:
+            with done_but("changed, but only until this node is started again, as it cannot be written down"):
                 await node.change_caps(params)
-            except DataDirError as error:
-                told = f"changed, but only until this node is started again, as it cannot be written down: {error}"
-                raise Declined(told, exit_code=error.exit_code) from error
         return {"caps": caps_told(node.config), "holds": _holds(node.session), "disk_used": node.guest.used}
 
     async def stop(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from swarmnode.node.assembly import Node
-from swarmnode.node.control import Declined
+from swarmnode.node.control import Declined, done_but
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.discovery.kademlia import Walk
 from swarmnode.node.exitcodes import UsageMistake
@@ -22,7 +22,6 @@ from swarmnode.node.host.stream import peer_bytes, places_in
 from swarmnode.node.identity import named
 from swarmnode.node.nat.reachability import identified
 from swarmnode.node.nat.relay import RELAY_KEY
-from swarmnode.node.storage.datadir import DataDirError
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.catalogue import KEY as CATALOGUE_KEY
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -152,18 +151,13 @@ class PeersApi:
             if to == "disconnected":
                 network.connections.hang_up(peer)
             else:
-                await self._block(peer, to == "blocked")
+                with done_but("it holds until the node is started again"):
+                    await self._node.block(peer, to == "blocked")
             with trio.move_on_after(CLOSE_WITHIN if to != "unblocked" else 0):
                 while peer in network.connections:  # noqa: ASYNC110 (nobody else waits for a peer's end)
                     await trio.sleep(0.02)
         told = {"peer_id": peer, "blocked": peer in network.scoring.blocked, "barred_before": barred}
         return told | self._way(peer)
-
-    async def _block(self, peer: PeerId, blocked: bool) -> None:
-        try:
-            await self._node.block(peer, blocked)
-        except DataDirError as error:
-            raise Declined(f"it holds until the node is started again: {error}", exit_code=error.exit_code) from error
 
     async def traffic(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Bytes by protocol, of all peers since the start, or of one since it connected; and by connected peer."""
@@ -279,10 +273,13 @@ class PeersApi:
             raise Declined(f"{target} cannot be reached: {error}. Try each way: swarmnode netcheck {target}") from error
 
 
-def fitting(name: str, known: Iterable[PeerId]) -> list[PeerId]:
-    """Those whose id begins or ends so, or is printed so by `swarmnode peers`."""
+def fitting(name: str, known: Iterable[PeerId], *, listed: str) -> PeerId | None:
+    """The one whose id begins or ends so, or is printed so by `listed`, a command. Raises Declined for several."""
     pattern = name.replace("…", "*")
-    return [p for p in {*known} if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+    found = [p for p in {*known} if name and (p.startswith(name) or p.endswith(name) or fnmatchcase(p, pattern))]
+    if len(found) > 1:
+        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id ({listed})")
+    return found[0] if found else None
 
 
 def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = (), *, itself: bool = False) -> PeerId:
@@ -291,11 +288,10 @@ def which_peer(network: Libp2pNetwork, name: str, others: Iterable[PeerId] = (),
     It is this node only where `itself`.
     """
     known = {*others, *map(str, network.swarm.peerstore.peer_ids()), *(view.peer for view in network.peers())}
-    found = fitting(name, known | {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())})
-    if len(found) > 1:
-        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode peers)")
+    known |= {*network.scoring.blocked, *(kept.peer for kept in network.scoring.kept_out())}
+    found = fitting(name, known, listed="swarmnode peers")
     try:
-        peer = found[0] if found else peer_of(name) if name.startswith("/") else name
+        peer = found or (peer_of(name) if name.startswith("/") else name)
         public_key(peer)
     except ValueError:
         raise Declined(

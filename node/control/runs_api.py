@@ -17,7 +17,7 @@ from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.session import RunSession
 from swarmnode.node.storage.history import HISTORY, figures
-from swarmnode.node.succession import KEY, Succession, follow, keep_parent, read
+from swarmnode.node.succession import KEY, MAX_REASON, Succession, follow, keep_parent, read
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.steering import STEERABLE, value_of
@@ -26,6 +26,7 @@ from swarmnode.protocols.reputation.attestation import FULL, Finding, check, nam
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.view import PeerScore, Word, reasons
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.wire import plain
 from swarmnode.training.rl.groups import RefusedGroup
 from swarmnode.training.runspec import RunSpec, load_runspec
 from swarmnode.training.verify.replay import Audit
@@ -90,8 +91,8 @@ class RunsApi:
         """The groups that are here, own ones and others', the newest first."""
         _, rollouts = self._sharing()
         limit, author = max(1, min(number_in(params, "limit", 20), LISTED)), params.get("author")
-        held = [(group, None) for group in rollouts.pool.own()]
-        held += [(held.signed, held.used) for held in rollouts.pool]  # type: ignore[misc]
+        own = [(group, None) for group in rollouts.pool.own()]
+        held = [*own, *((each.signed, each.used) for each in rollouts.pool)]
         wanted = rollouts.pool.me if author == "me" else author
         if author not in (None, "me"):
             wanted = which_peer(self._node.network, str(author), (group.author for group, _ in held), itself=True)
@@ -195,15 +196,15 @@ class RunsApi:
         saved = replace(saved, residual=np.zeros_like(saved.residual))  # what is in no state yet may be changing now
         new = follow(await in_thread(lambda: load_runspec(path)), spec, state_hash=hash, me=node.network.me)
         await in_thread(lambda: keep_parent(node.store, new, trainer.layout, saved))
-        return await self._say(Succession(new.run_id, saved.round, str(params.get("reason") or "")))
+        return await self._say(new.run_id, saved.round, params)
 
     async def successor_end(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        self._owned()
-        return await self._say(Succession("", self._node.rounds_done(), str(params.get("reason") or "")))
+        return await self._say("", self._node.rounds_done(), params)
 
-    async def _say(self, what: Succession) -> dict[str, Any]:
+    async def _say(self, run: str, round: int, params: Mapping[str, Any]) -> dict[str, Any]:
+        what = Succession(run, round, str(params.get("reason") or "")[:MAX_REASON])
         spec, state = self._owned()
-        await state.write(KEY, what.value())
+        await state.write(KEY, plain(what))
         return {"run_id": spec.run_id, "owner": spec.owner, **_told(what)}
 
     def _owned(self) -> tuple[RunSpec, Any]:
@@ -233,12 +234,10 @@ def learning_of(session: RunSession | None) -> dict[str, Any]:
 
 
 def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
-    found = fitting(name, view)
-    if not found:
+    found = fitting(name, view, listed="swarmnode scores")
+    if found is None:
         raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
-    if len(found) > 1:
-        raise Declined(f"{name} fits {len(found)} peers; give more of the peer id (swarmnode scores)")
-    return view[found[0]]
+    return view[found]
 
 
 def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
@@ -315,4 +314,4 @@ def _group(signed: SignedGroup) -> dict[str, Any]:
 def _told(said: Succession | None) -> dict[str, Any]:
     if said is None:
         return {"successor": None, "ended": False, "round": None, "reason": ""}
-    return {"successor": said.run_id or None, "ended": not said.run_id, "round": said.round, "reason": said.reason}
+    return {"successor": said.run or None, "ended": not said.run, "round": said.round, "reason": said.reason}

@@ -60,7 +60,7 @@ class StoresApi:
         asked = named or self._node.shard_store.holding(shard).complete
         if not asked and not await self._node.shards.providers(shard):
             raise Unavailable(f"nobody who can be reached has shard {shard.hex()}: check its id")
-        with trio.move_on_after(timeout if timeout > 0 else math.inf) as scope:
+        with trio.move_on_after(timeout) as scope:
             await self._node.shards.fetch(shard, providers=tuple(map(str, named)) if isinstance(named, list) else ())
         if scope.cancelled_caught:
             raise Declined(

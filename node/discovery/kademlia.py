@@ -100,9 +100,7 @@ class Kademlia(KadDHT):
             if scope.cancelled_caught:
                 await stream.reset()
         finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+            self._streams -= Counter([peer])  # drops who has none
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(QUESTIONS, self._streams.total)

@@ -42,7 +42,12 @@ MAX_TEXT = 408  # characters of an address: a name of 253, two peer ids of 52, a
 NAME = re.compile(
     r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
 )  # as RFC 1035, with the underscores of containers
-KEY_BEGINS = re.compile(rf"[0-9a-f]{{{2 * FINGERPRINT}}}")
+ADDRESS = re.compile(
+    r"/(?P<kind>ip[46]|dns[46]?)/(?P<host>[^/]+)/(tcp/(?P<tcp>[0-9]{1,5})|udp/(?P<udp>[0-9]{1,5})/quic-v1)"
+    rf"(/?|(/p2p/(?P<relay>[a-zA-Z0-9]+){CIRCUIT})?/p2p/(?P<peer>[a-zA-Z0-9]+)"
+    rf"|/{BEGINS}/(?P<begins>[0-9a-f]{{{2 * FINGERPRINT}}}))"
+)
+RECORDS = re.compile(r"/dnsaddr/(?P<host>[^/]+)(/p2p/(?P<peer>[a-zA-Z0-9]+))?")
 EXPECTED = (
     "expected /ip4/ADDRESS/tcp/PORT, /dns4/NAME/tcp/PORT or /dnsaddr/NAME, with /p2p/PEER_ID at the end or without"
 )
@@ -232,31 +237,15 @@ class Endpoint:
 
 def parse(address: Address) -> Endpoint | None:
     """None for what cannot be dialled from here: other transports, port 0, the unspecified address, nonsense."""
-    peer: str | None = None
-    relay: str | None = None
-    begins = ""
-    parts = address.split("/") if len(address) <= MAX_TEXT else []
-    over = "quic" if parts[3:4] == ["udp"] and parts[5:6] == ["quic-v1"] else "tcp"
-    if over == "quic":
-        parts[3:6] = ["tcp", parts[4]]
-    match parts:
-        case ["", "dnsaddr", host, *rest] if NAME.fullmatch(host) and len(host) <= 253:
-            if rest and (len(rest) != 2 or rest[0] != "p2p" or not _is_plain(rest[1])):
-                return None
-            return Endpoint(DNSADDR, host, 0, rest[1] if rest else None)
-        case ["", kind, host, "tcp", port, *rest] if rest in ([], [""]):
-            pass
-        case ["", kind, host, "tcp", port, "p2p", last] if _is_plain(last):
-            peer = last
-        case ["", kind, host, "tcp", port, word, begins] if word == BEGINS and KEY_BEGINS.fullmatch(begins):
-            pass
-        case ["", kind, host, "tcp", port, "p2p", first, "p2p-circuit", "p2p", last] if (
-            _is_plain(first) and _is_plain(last) and first != last
-        ):
-            peer, relay = last, first
-        case _:
-            return None
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+    if len(address) > MAX_TEXT:
+        return None
+    if (named := RECORDS.fullmatch(address)) is not None:
+        return Endpoint(DNSADDR, named["host"], 0, named["peer"]) if _is_name(named["host"]) else None
+    if (found := ADDRESS.fullmatch(address)) is None:
+        return None
+    kind, host, peer, relay = found.group("kind", "host", "peer", "relay")
+    port = int(found["tcp"] or found["udp"])
+    if not 0 < port < 65536 or (relay is not None and relay == peer):
         return None
     if kind in ("ip4", "ip6"):
         try:
@@ -265,10 +254,10 @@ def parse(address: Address) -> Endpoint | None:
             return None
         if ip.is_unspecified or ip.is_multicast:
             return None
-    elif kind not in FAMILIES or not NAME.fullmatch(host) or len(host) > 253:
+    elif not _is_name(host):
         return None
-    return Endpoint(kind, host, int(port), peer, relay, over, begins)
+    return Endpoint(kind, host, port, peer, relay, "quic" if found["udp"] else "tcp", found["begins"] or "")
 
 
-def _is_plain(text: str) -> bool:
-    return text.isascii() and text.isalnum()
+def _is_name(host: str) -> bool:
+    return len(host) <= 253 and NAME.fullmatch(host) is not None

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import trio
 
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.process import Defects, Run
+from swarmnode.node.process import Run
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Refused, Rpc
 from swarmnode.protocols.limits import Allowance, Budget
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
@@ -70,9 +70,9 @@ class _Silent:
 class Answering:
     """Both sides of the probe; `run()` checks this node's own handlers for as long as it lasts."""
 
-    def __init__(self, network: Libp2pNetwork, rpc: Rpc, parts: Mapping[str, Run], defects: Defects) -> None:
-        """`parts`: what begins anew when a protocol is wedged; `defects` keeps them."""
-        self._network, self._rpc, self._parts, self._defects = network, rpc, parts, defects
+    def __init__(self, network: Libp2pNetwork, rpc: Rpc, parts: Mapping[str, Run]) -> None:
+        """`parts`: what begins anew when a protocol is wedged; the network's `defects` keep them."""
+        self._network, self._rpc, self._parts = network, rpc, parts
         self._silent: dict[str, _Silent] = {}
         self._restarts: Counter[str] = Counter()
         self._restarted_at: dict[str, float] = {}  # trio time
@@ -145,7 +145,7 @@ class Answering:
         log.error("the handler of %s does not answer: it is restarted, and streams that wait for it end", protocol)
         self._network.handlers.cancel(protocol)
         if protocol in self._parts:
-            self._defects.begin_anew(self._parts[protocol])
+            self._network.defects.begin_anew(self._parts[protocol])
 
     async def _try(self, asker: PeerId, probe: Probe) -> Probed:
         """For a peer: whether its handler of the protocol answers."""

@@ -12,10 +12,10 @@ from time import time as wall_clock  # seconds since 1970
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
-from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
+from swarmnode.node.host.addresses import CIRCUIT
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.quic import QuicSession
@@ -47,10 +47,13 @@ class Connection:
     session: MuxedSession
     since: float  # trio.current_time()
     inbound: bool
-    direct: bool
     relay: PeerId | None  # who carries it, where it is not direct
     host: str | None  # the IP address at the other end, where it is direct
-    address: Address = ""  # multiaddr of the other end
+    address: Address  # multiaddr of the other end
+
+    @property
+    def direct(self) -> bool:
+        return self.relay is None
 
     @property
     def is_quic(self) -> bool:
@@ -275,17 +278,15 @@ def is_faster(over_quic: Connection, over_tcp: Connection) -> bool:
 
 
 def _connection(conn: INetConn, session: MuxedSession) -> Connection:
-    direct = conn.get_connection_type() != ConnectionType.RELAYED
-    ways = [str(address).split("/") for address in conn.get_transport_addresses()]
-    relay = next((way[way.index("p2p") + 1] for way in ways if "p2p-circuit" in way and "p2p" in way), None)
+    address = next(map(str, session.get_transport_addresses()), "")
+    way, circuit, _ = address.partition(CIRCUIT)
     remote = session.get_remote_address()
     return Connection(
         conn,
         session,
         since=trio.current_time(),
         inbound=getattr(conn, "direction", None) == Direction.INBOUND,
-        direct=direct,
-        relay=None if direct else relay,
-        host=remote[0] if direct and remote is not None else None,
-        address=next((str(address) for address in conn.get_transport_addresses()), ""),
+        relay=way.rpartition("/p2p/")[2] if circuit else None,
+        host=remote[0] if remote is not None else None,
+        address=address,
     )

@@ -36,7 +36,7 @@ from swarmnode.node.host.addresses import (
     with_peer,
     without_peer,
 )
-from swarmnode.node.host.connections import Connection, Connections
+from swarmnode.node.host.connections import Connections
 from swarmnode.node.host.libp2p_host import UPGRADE
 from swarmnode.node.host.muxed import RATE_AGE, MuxedSession
 from swarmnode.node.host.quic import QuicSession
@@ -163,7 +163,7 @@ class Dialler:
             dial.done.set()
         best = self._connections.best(dial.answered) if dial.answered is not None else None
         if best is not None and best.is_quic:  # TCP mostly carries more with less work
-            await self._try_too(best, "tcp")
+            await self.dial_beside(best.session.peer, best.host, "tcp")
 
     def look_for_faster(self, peer: PeerId) -> None:
         """Where TCP brings little, have a connection over QUIC beside it; by what both bring, streams then go."""
@@ -171,19 +171,15 @@ class Dialler:
         if slow is None or now - self._looked.get(peer, -inf) < RATE_AGE or self._connections.nursery is None:
             return
         self._looked[peer] = now
-        self._connections.nursery.start_soon(self._try_too, slow, "quic")
-
-    async def _try_too(self, there: Connection, over: str) -> None:
-        """Dial the peer of a direct connection over the other transport as well."""
-        if there.host is not None:
-            await self.dial_beside(there.session.peer, there.host, over)
+        self._connections.nursery.start_soon(self.dial_beside, peer, slow.host, "quic")
 
     async def dial_beside(
-        self, peer: PeerId, host: str, over: str, source: tuple[str, int] | None = None
+        self, peer: PeerId, host: str | None, over: str, source: tuple[str, int] | None = None
     ) -> MuxedSession | None:
-        """One more connection to a peer, over "tcp" or "quic", at those of its addresses that are at the IP address.
+        """One more connection to a peer, over "tcp" or "quic", at those of its addresses that are at `host`.
 
-        From `source`, an address and port of this machine, where that is given. None where it failed.
+        That is the IP address of a direct connection. From `source`, an address and port of this machine, where that is
+        given. None where it failed.
         """
         for address in self.known(peer):
             endpoint = parse(address)

@@ -328,15 +328,8 @@ class Libp2pNetwork:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(HANDLER_FAILURES, lambda: self._failures)
-        for part in (
-            self._handshakes,
-            self.quic,
-            self.connections,
-            self.scoring,
-            self._allowance,
-            self.kademlia,
-            self._routing,
-        ):
+        of_connections = (self._handshakes, self.quic, self.connections, self.scoring, self._allowance)
+        for part in (*of_connections, self.kademlia, self._routing):
             part.measure(metrics)
 
     async def _notice_arrivals(self, events: trio.MemoryReceiveChannel[PeerEvent], nursery: trio.Nursery) -> None:

@@ -253,9 +253,8 @@ class QuicLink:
             self.error = error if isinstance(error, Unreachable) else Unreachable(f"shows no certificate: {error}")
             self.endpoint.count("handshakes that failed")
             self.quic.close(REFUSED, reason_phrase="no sound certificate")
-            self.known.set()
-            return
-        self.session = QuicSession(self, peer)
+        else:
+            self.session = QuicSession(self, peer)
         self.known.set()
 
     async def _send(self, datagram: bytes, remote: tuple[str, int]) -> None:

@@ -28,7 +28,7 @@ from swarmnode.node.host.muxed import MuxedStream
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import Network, NetworkError, PeerId, ProtocolUnsupported, Stream, StreamBroken
 
-HANDSHAKE = b"\x13/multistream/1.0.0\n"
+GREETING = b"\x13/multistream/1.0.0\n"  # of both sides; behind it the protocols that one asks for
 MAX_LINE = 512  # bytes of a multistream line
 MAX_MESSAGE = 4096  # bytes; a reservation with a voucher and eight addresses takes some 700
 ANSWER_WITHIN = 10.0  # seconds
@@ -50,8 +50,8 @@ async def agree(stream: MuxedStream, protocol: str) -> None:
     agreed = False
     try:
         stream.protocol = protocol
-        await stream.send_all(HANDSHAKE + bytes([len(line)]) + line)
-        agreed = await _delimited(stream, MAX_LINE) == HANDSHAKE[1:] and await _delimited(stream, MAX_LINE) == line
+        await stream.send_all(GREETING + bytes([len(line)]) + line)
+        agreed = await _delimited(stream, MAX_LINE) == GREETING[1:] and await _delimited(stream, MAX_LINE) == line
         if not agreed:
             raise ProtocolUnsupported(f"{stream.peer} does not speak {protocol}")
     except BadMessage as error:
@@ -192,7 +192,7 @@ class Handlers:
     def waits(self, protocol: str, peer: PeerId, since: float) -> bool:
         """Whether a stream waits that `peer` opened after `since` (trio time) and finished without a request."""
         recent = (each.stream for each in self._running.get(protocol, ()) if each.since >= since)
-        asked_for = len(HANDSHAKE) + len(protocol) + 2  # bytes that `agree` sends
+        asked_for = len(GREETING) + len(protocol) + 2  # bytes that `agree` sends
         return any(each.peer == peer and each.finished and each.received <= asked_for for each in recent)
 
     def cancel(self, protocol: str) -> None:

@@ -29,7 +29,7 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse, without_peer
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.host.stream import BadMessage, multiaddrs_of, places_in, receive, send
+from swarmnode.node.host.stream import GREETING, BadMessage, multiaddrs_of, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability, local_network
 from swarmnode.node.nat.udp import WITHIN, UdpPuncher
 from swarmnode.protocols.limits import Allowance, Budget, Recent
@@ -38,7 +38,6 @@ from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 logger = logging.getLogger(__name__)
 
 DCUTR = "/libp2p/dcutr"
-GREETING = b"\x13/multistream/1.0.0\n"  # of both sides; behind it, who speaks first says what it proposes
 ATTEMPTS = 3  # 97.6 % of the punches that succeed in the wild do so at the first (2510.27500)
 MAX_ADDRESSES = 16  # of the other side that are dialled at once, half of them over UDP
 DIAL_WITHIN = 3.0  # s; a SYN is sent again after 1 s, so this spans two
@@ -134,8 +133,7 @@ class HolePuncher:
         try:
             await self._take_part(stream, peer)
         finally:
-            self._answering[peer] -= 1
-            self._answering += Counter()  # drops who has none
+            self._answering -= Counter([peer])  # drops who has none
 
     async def _take_part(self, stream: Stream, peer: PeerId) -> None:
         request = await receive(stream, pb.HolePunch)
@@ -201,7 +199,7 @@ class HolePuncher:
             if 0.0 < listens < math.inf:
                 with trio.move_on_after(listens):
                     await raw.stream.speaks()
-            if listens == math.inf or raw.stream.waiting() > len(GREETING):
+            if listens == math.inf or raw.stream.waiting() > len(GREETING):  # who speaks first says what it proposes
                 await swarm.upgrade_inbound_raw_conn(raw, place)
             else:
                 await swarm.upgrade_outbound_raw_conn(raw, ID.from_string(peer))

@@ -132,7 +132,7 @@ class Reachability:
         self.state = Reach.UNKNOWN
         self.changed = trio.Event()
         self.mappings: dict[str, Mapping] = {}  # ports that the router opened, by family: ip4, ip6
-        self._verdicts: dict[str, DialVerdict] = {}  # by host, the newest last
+        self._verdicts = Recent[str, DialVerdict](MAX_VERDICTS)  # by host
         self._contacted, self.uninvited = Recent[str, None](MAX_HOSTS), Recent[str, None](MAX_HOSTS)
         self.seen = Recent[str, Address](MAX_OBSERVERS)  # where the listening port is, by host of the observer
 
@@ -140,17 +140,14 @@ class Reachability:
 
     def record(self, verdict: DialVerdict) -> None:
         """Count a verdict in the next decision."""
-        self._verdicts.pop(verdict.host, None)
         self._verdicts[verdict.host] = verdict
-        while len(self._verdicts) > MAX_VERDICTS:
-            del self._verdicts[next(iter(self._verdicts))]
 
     def decide(self, now: float, *, others: int, own: tuple[Address, ...] = ()) -> Reach:
         """The state by the verdicts that are not too old.
 
         `others` is how many more hosts could be asked, `own` where this node listens.
         """
-        self._verdicts = {v.host: v for v in self._verdicts.values() if v.at > now - AGE}
+        self._disregard(host for host, verdict in self._verdicts.items() if verdict.at <= now - AGE)
         verdicts = [self._verdicts[host] for host in _decisive(self._verdicts)]
         if verdicts and (len(verdicts) >= ENOUGH or not others):
             self.state = self._by_majority(verdicts)
@@ -170,10 +167,13 @@ class Reachability:
 
     def disregard_local(self) -> None:
         """Forget the verdicts of the local network: peers outside it can be asked now."""
-        kept = {host: verdict for host, verdict in self._verdicts.items() if not is_local(host)}
-        if self._verdicts and not kept:
+        if self.only_local:
             self.state = Reach.UNKNOWN
-        self._verdicts = kept
+        self._disregard(filter(is_local, self._verdicts))
+
+    def _disregard(self, hosts: Iterable[str]) -> None:
+        for host in tuple(hosts):
+            del self._verdicts[host]
 
     @property
     def only_local(self) -> bool:
@@ -206,9 +206,9 @@ class Reachability:
             return
         if before is not None and mapping is not None and before.host != mapping.host:
             self.seen.clear()  # at the router's former address
-        over_ipv4 = {host: verdict for host, verdict in self._verdicts.items() if ":" not in host}
-        if family == "ip6" and over_ipv4:  # which say what they said
-            self._verdicts = over_ipv4
+        of_ipv6 = [host for host in self._verdicts if ":" in host]
+        if family == "ip6" and len(of_ipv6) < len(self._verdicts):  # those over IPv4 say what they said
+            self._disregard(of_ipv6)
             self.changed.set()
         else:
             self._forget_verdicts()

@@ -82,8 +82,11 @@ class RelayServer:
         self._reservations: dict[PeerId, float] = {}  # until when, trio time
         self._circuits: Counter[PeerId] = Counter()  # by each of their two ends
         self._requests = Budget[PeerId](Allowance(limits.requests_per_minute / 60, limits.requests_per_minute))
-        self.open_circuits = 0
         self.bytes_relayed = 0
+
+    @property
+    def open_circuits(self) -> int:
+        return self._circuits.total() // 2
 
     @property
     def reservations(self) -> tuple[PeerId, ...]:
@@ -106,10 +109,7 @@ class RelayServer:
 
     async def _serve(self, stream: Stream) -> None:
         try:
-            try:
-                request = await receive(stream, pb.HopMessage)
-            except BadMessage as error:
-                raise _Refusal(pb.MALFORMED_MESSAGE, str(error)) from error
+            request = await receive(stream, pb.HopMessage)
             if not self._requests.take(stream.peer, 1.0):
                 raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "asks too often")
             if request.type == pb.HopMessage.RESERVE:
@@ -118,9 +118,10 @@ class RelayServer:
                 await self._connect(stream, request)
             else:
                 raise _Refusal(pb.UNEXPECTED_MESSAGE, "neither RESERVE nor CONNECT")
-        except _Refusal as refusal:
+        except (_Refusal, BadMessage) as refusal:
             logger.debug("refused %s: %s", stream.peer, refusal)
-            await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=refusal.status))
+            status = refusal.status if isinstance(refusal, _Refusal) else pb.MALFORMED_MESSAGE
+            await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=status))
 
     async def _reserve(self, stream: Stream) -> None:
         peer, now = stream.peer, trio.current_time()
@@ -163,11 +164,7 @@ class RelayServer:
             logger.debug("%s could not be told: %s", peer, error)
 
     async def _connect(self, stream: Stream, request: pb.HopMessage) -> None:
-        source = stream.peer
-        try:
-            target = peer_in(request.peer.id)
-        except BadMessage as error:
-            raise _Refusal(pb.MALFORMED_MESSAGE, str(error)) from error
+        source, target = stream.peer, peer_in(request.peer.id)
         if not await self._admitted(source):
             raise _Refusal(pb.PERMISSION_DENIED, "not of a run of this node")
         if target not in self.reservations:
@@ -175,14 +172,11 @@ class RelayServer:
         most = max(self._circuits[source], self._circuits[target])
         if self.open_circuits >= self._limits.circuits or most >= self._limits.circuits_per_peer:
             raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "too many circuits")
-        self.open_circuits += 1
         self._circuits.update((source, target))
         try:
             await self._relay(stream, target)
         finally:
-            self.open_circuits -= 1
-            self._circuits.subtract((source, target))
-            self._circuits += Counter()  # drops who has none
+            self._circuits -= Counter((source, target))  # drops who has none
 
     async def _relay(self, stream: Stream, target: PeerId) -> None:
         try:
@@ -312,11 +306,10 @@ class RelayClient:
                 raise RelayRefused(relay, answer.status)
             raw = _raw(CircuitStream(stream, self._host), stream.peer, initiator=True)
             await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_string(target))
-        except SwarmException as error:
+        except BaseException as error:
             await stream.aclose()
-            raise Unreachable(f"{target} cannot be reached through {relay}: {error}") from error
-        except BaseException:
-            await stream.aclose()
+            if isinstance(error, SwarmException):
+                raise Unreachable(f"{target} cannot be reached through {relay}: {error}") from error
             raise
 
     async def _on_stop(self, stream: Stream) -> None:

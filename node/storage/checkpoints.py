@@ -308,9 +308,8 @@ class CheckpointWriter:
                     self.failure, self.written_at = None, trio.current_time()
                     self._observer.warn("checkpoint", None)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Write until cancelled; a write in hand is finished then."""
-        task_status.started()
         while True:
             while self._next is None:
                 await self._changed.park()

@@ -27,25 +27,8 @@ from swarmnode.node.storage.datadir import NoSpace, RunStore, write_atomic
 from swarmnode.node.storage.shardstore import MARGIN, ShardStore
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld, parts_of
-from swarmnode.training.dataset import (
-    MAX_INDEX,
-    BadIndex,
-    DataEntry,
-    Index,
-    Recipe,
-    Shuffled,
-    check_enough,
-    cut,
-    decode,
-    encode,
-    hash_of,
-    packed,
-    piece_for,
-    place_of,
-    remade,
-    sample_of,
-    shard_size,
-)
+from swarmnode.training import dataset
+from swarmnode.training.dataset import BadIndex, DataEntry, Index, Recipe, Shuffled
 from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tokens import BYTES, MAX_TOKENIZER, CorpusError, size_of, train
@@ -81,25 +64,25 @@ def publish(
         with _scratch(store) as folder:
             shuffled = Shuffled(folder, spec.run.seed, expected=source.size)
             meter.begin("reading", source.size)
-            piece = piece_for(source.size)
+            piece = dataset.piece_for(source.size)
             for document in source.read(piece, meter):
                 shuffled.put(document)
-            check_enough(shuffled, source.root)
+            dataset.check_enough(shuffled, source.root)
             raw = given
             if not raw and spec.data.vocabulary > BYTES and not source.tokens:
                 meter.begin("training a tokenizer", 0)
-                raw = train(sample_of(shuffled, SAMPLE), spec.data.vocabulary)
+                raw = train(dataset.sample_of(shuffled, SAMPLE), spec.data.vocabulary)
             recipe = Recipe(spec.run.seed, piece, spec.data.vocabulary, b"" if source.tokens else raw)
             shares_text = spec.data.source == "shards"
             if shares_text and not recipe.tokenizer and shuffled.size > store.cap:
                 raise kept.does_not_fit(shuffled.size)
             entries, heldout = list[DataEntry](), ""
-            for upto, content in cut(shuffled, recipe, meter):
+            for upto, content in dataset.cut(shuffled, recipe, meter):
                 if entries and not shares_text:
                     break
                 heldout = heldout or hashlib.sha256(content).hexdigest()
                 entries.append(DataEntry(kept.add(content), len(content), upto))
-        index = encode(Index(entries[0], tuple(entries[1:]), spec.run.seed, piece))
+        index = dataset.encode(Index(entries[0], tuple(entries[1:]), spec.run.seed, piece))
         index_id, tokenizer_id = ShardManifest.of(index).id.hex(), kept.add(raw).hex() if raw else ""
         filled = spec.resolved(heldout_sha256=heldout, index=index_id, tokenizer=tokenizer_id)
         if not spec.data.index and spec.task.heldout_sha256 not in ("", heldout):
@@ -240,9 +223,9 @@ def intact(shard: ShardId, store: ShardStore) -> bool:
 def read_index(shard: ShardId, store: ShardStore) -> Index:
     """The index of a data set that is here. Raises BadIndex, or ShardNotHeld."""
     manifest = store.manifest(shard)
-    if manifest.size > MAX_INDEX:
-        raise BadIndex(f"{manifest.size} bytes; at most {MAX_INDEX} are allowed")
-    return decode(b"".join(map(bytes, parts_of(store, shard))))
+    if manifest.size > dataset.MAX_INDEX:
+        raise BadIndex(f"{manifest.size} bytes; at most {dataset.MAX_INDEX} are allowed")
+    return dataset.decode(b"".join(map(bytes, parts_of(store, shard))))
 
 
 def _all_shards(index_id: str, index: Index, tokenizer: str) -> list[ShardId]:
@@ -251,7 +234,7 @@ def _all_shards(index_id: str, index: Index, tokenizer: str) -> list[ShardId]:
     return [*map(parse_id, named), *(entry.shard for entry in (index.heldout, *index.shards))]
 
 
-def recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
+def _recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
     """How the documents of a run became its shards. Its tokenizer is here. Raises ShardNotHeld."""
     tokenizer = b""
     if spec.data.tokenizer:
@@ -260,39 +243,43 @@ def recipe_of(spec: RunSpec, index: Index, store: ShardStore) -> Recipe:
 
 
 def take_own(
-    wanted: Sequence[DataEntry], index: Index, recipe: Recipe, corpus: str, store: ShardStore, meter: Meter
+    spec: RunSpec, wanted: Sequence[DataEntry], index: Index, corpus: str, store: ShardStore, meter: Meter
 ) -> None:
     """Keep those of the wanted shards, or of the held-out part, that this node's corpus happens to make.
 
     Raises CorpusError, NoSpace, ShardError or Stopped.
     """
-    source = _own_source(corpus, recipe)
-    if source is None:
-        return
+    recipe = _recipe_of(spec, index, store)
+    try:
+        source = _own_source(corpus, recipe)
+    except CorpusError:
+        if corpus:
+            raise
+        return  # none was named, and the default one is not on this machine, or of no use
     entries = (index.heldout, *index.shards)
     after = dict(zip((entry.shard for entry in entries), (-1, *(entry.upto for entry in entries)), strict=False))
     ranges = sorted((after[entry.shard], entry.upto) for entry in wanted)
     with _scratch(store) as folder:
         shuffled = Shuffled(folder, recipe.seed, expected=source.size)
         for document, digest in _hashed(source, recipe, meter):
-            number = bisect_left(ranges, (place_of(digest), -1)) - 1  # the last range that begins before it
-            if number >= 0 and place_of(digest) <= ranges[number][1]:
+            number = bisect_left(ranges, (dataset.place_of(digest), -1)) - 1  # the last range that begins before it
+            if number >= 0 and dataset.place_of(digest) <= ranges[number][1]:
                 shuffled.put(document, digest)
         named = {entry.shard: entry.size for entry in wanted}
-        for content in remade(shuffled, index, recipe.on(source)):
+        for content in dataset.remade(shuffled, index, recipe.on(source)):
             if len(content) in named.values() and named.get(ShardManifest.of(content).id) == len(content):
                 keep([content], store)
 
 
 def own_text(
-    spec: RunSpec, peer_id: str, index: Index, recipe: Recipe, corpus: str, store: ShardStore, meter: Meter
+    spec: RunSpec, peer_id: str, index: Index, corpus: str, store: ShardStore, meter: Meter
 ) -> tuple[Path, ...]:
     """Files to train on, made of a quarter of this node's corpus (all of a small one) but what the run holds out.
 
     Raises CorpusError, NoSpace, ShardError or Stopped.
     """
-    source = _own_source(corpus, recipe, needed=True)
-    assert source is not None
+    recipe = _recipe_of(spec, index, store)
+    source = _own_source(corpus, recipe)
     folder = store.folder.parent / OWN_TEXT / spec.run_id
     made_of = json.dumps([source.signature, index.seed, index.piece, recipe.vocabulary, spec.data.tokenizer]).encode()
     if not (folder / "made-of").exists() or (folder / "made-of").read_bytes() != made_of:
@@ -303,40 +290,32 @@ def own_text(
             shuffled = Shuffled(scratch, recipe.seed, expected=source.size)
             for document, digest in _hashed(source, recipe, meter):
                 drawn = 0 < source.size < SMALL or hashlib.sha256(mine + digest).digest()[0] % OWN_SHARE == 0
-                if drawn and place_of(digest) > index.heldout.upto:
+                if drawn and dataset.place_of(digest) > index.heldout.upto:
                     shuffled.put(document, digest)
-            check_enough(shuffled, source.root, 1)
-            most = shard_size(shuffled.size)
-            for number, (_, content) in enumerate(packed(shuffled, recipe.on(source), meter, most)):
+            dataset.check_enough(shuffled, source.root, 1)
+            most = dataset.shard_size(shuffled.size)
+            for number, (_, content) in enumerate(dataset.packed(shuffled, recipe.on(source), meter, most)):
                 write_atomic(folder / f"{number:06d}.tokens", content)
         write_atomic(folder / "made-of", made_of)
     return tuple(sorted(file for file in folder.iterdir() if file.suffix == ".tokens"))
 
 
-def _own_source(corpus: str, recipe: Recipe, *, needed: bool = False) -> Documents | None:
-    """This node's corpus; None where none was named and the default one is not on this machine, or of no use.
-
-    Raises CorpusError.
-    """
-    try:
-        source = Documents(corpus, vocabulary=recipe.vocabulary)
-        if not source.tokens and not recipe.tokenizer and recipe.vocabulary != BYTES:
-            raise CorpusError(
-                f"corpus {source.root}: the run's data are tokens, and it names no tokenizer that would make them of "
-                "text; name files of tokens with --corpus"
-            )
-        return source
-    except CorpusError:
-        if corpus or needed:
-            raise
-        return None
+def _own_source(corpus: str, recipe: Recipe) -> Documents:
+    """This node's corpus. Raises CorpusError."""
+    source = Documents(corpus, vocabulary=recipe.vocabulary)
+    if not source.tokens and not recipe.tokenizer and recipe.vocabulary != BYTES:
+        raise CorpusError(
+            f"corpus {source.root}: the run's data are tokens, and it names no tokenizer that would make them of "
+            "text; name files of tokens with --corpus"
+        )
+    return source
 
 
 def _hashed(source: Documents, recipe: Recipe, meter: Meter) -> Iterator[tuple[bytes, bytes]]:
     """Each document with its hash. Raises CorpusError or Stopped."""
     meter.begin("reading", source.size)
     for document in source.read(recipe.piece, meter):
-        yield document, hash_of(document, recipe.seed)
+        yield document, dataset.hash_of(document, recipe.seed)
 
 
 @contextmanager

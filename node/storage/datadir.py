@@ -30,7 +30,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE, RUN_UNAVAILABLE, ExpectedError
@@ -122,7 +121,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def beside(path: Path) -> Iterator[tuple[FileIO, Path]]:
-    """A new hidden file of ours alone beside `path`, to be written, and its path. It is synced when the block ends.
+    """A new hidden file of ours alone beside `path`, to be written and synced, and its path.
 
     It is gone where the block fails. Raises OSError.
     """
@@ -130,7 +129,6 @@ def beside(path: Path) -> Iterator[tuple[FileIO, Path]]:
     try:
         with FileIO(descriptor, "wb") as file:
             yield file, Path(name)
-            os.fsync(descriptor)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
@@ -146,11 +144,8 @@ def replacing(path: Path, *, by_owner: bool = False) -> Iterator[FileIO]:
     try:
         with beside(path) as (file, written):
             yield file
-        try:
+            os.fsync(file.fileno())
             os.replace(written, path)
-        except OSError:
-            written.unlink(missing_ok=True)
-            raise
         sync_directory(path.parent)
     except OSError as error:
         raise (unusable(error, path, "written") if by_owner else explain(error, path)) from error
@@ -189,7 +184,7 @@ def caps_with(path: Path, changes: Mapping[str, Any]) -> bytes:
 class DataDir:
     """The paths of one data directory, and its lock while a daemon has it open.
 
-    Making a DataDir touches nothing. `prepare` creates the directory; `open` also locks it and is for the daemon alone.
+    Making a DataDir touches nothing. `prepare` creates the directory; a `with` block also locks it, for a daemon alone.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -204,7 +199,7 @@ class DataDir:
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"
         self.runs = self.path / "runs"
-        self._lock: int | None = None
+        self._held = ExitStack()  # the lock
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(FREE, lambda: float(shutil.disk_usage(self.path).free))
@@ -235,7 +230,7 @@ class DataDir:
         except OSError as error:
             raise explain(error, self.path) from error
 
-    def open(self) -> DataDir:
+    def __enter__(self) -> DataDir:
         """Create, lock and check the directory. Raises DataDirBusy, DataDirVersion, NoSpace or DataDirError."""
         self.prepare()
         with explaining(self.path), ExitStack() as failing:
@@ -247,9 +242,12 @@ class DataDir:
             self._check_layout()
             for folder in (self.logs, self.runs):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            failing.pop_all()
-        self._lock = descriptor
+            self._held = failing.pop_all()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the lock back. The lock file stays: removing it would let two daemons lock two files of one name."""
+        self._held.close()
 
     def _take(self, descriptor: int) -> None:
         """Lock the file. Who asks for its holder has it for a moment. Raises DataDirBusy or OSError."""
@@ -261,18 +259,6 @@ class DataDir:
                 self.check_free()
                 time.sleep(LOCK_AGAIN)
         raise DataDirBusy(self.path, 0)
-
-    def close(self) -> None:
-        """Give the lock back. The lock file stays: removing it would let two daemons lock two files of one name."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def __enter__(self) -> DataDir:
-        return self if self._lock is not None else self.open()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def check_free(self) -> None:
         """Raises DataDirBusy where a daemon holds the lock now: said at once, before one that starts comes to it."""

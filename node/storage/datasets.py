@@ -17,16 +17,7 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.storage.cutting import (
-    finishing,
-    intact,
-    own_text,
-    pin_all,
-    publish,
-    read_index,
-    recipe_of,
-    take_own,
-)
+from swarmnode.node.storage import cutting
 from swarmnode.node.storage.datadir import NoSpace, RunUnavailable
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.trainer.supervisor import TrainerProcess
@@ -192,11 +183,11 @@ class DataSet(Texts):
             count, size = count + 1, size + entry.size
         if count < most:
             whole = sum(entry.size for entry in self._ranked[:most])
-            self.warnings["share"] = (
+            self._warn(
+                "share",
                 f"shards_cap (--shards-cap GB) leaves room for {size / GB:.3g} of the {whole / GB:.3g} GB of the run's "
-                "data that this node would train on, so it trains on these"
+                "data that this node would train on, so it trains on these",
             )
-            logger.warning("%s", self.warnings["share"])
         return max(1, count)
 
     async def pass_on(
@@ -214,10 +205,10 @@ class DataSet(Texts):
 
     async def _open(self) -> Index:
         """Have the index, the tokenizer and the held-out part."""
-        if not await self._runner(lambda: intact(self._index_id, self._store)):
+        if not await self._runner(lambda: cutting.intact(self._index_id, self._store)):
             await self._index_from_somewhere()
         try:
-            index = await self._runner(lambda: read_index(self._index_id, self._store))
+            index = await self._runner(lambda: cutting.read_index(self._index_id, self._store))
         except BadIndex as error:
             raise RunUnavailable(
                 f"the run names data whose index is none: {error}. Ask whoever made the run."
@@ -227,14 +218,14 @@ class DataSet(Texts):
         needed = [self._index_id]
         if self._spec.data.tokenizer:
             needed.append(tokenizer := parse_id(self._spec.data.tokenizer))
-            if not await self._runner(lambda: intact(tokenizer, self._store)):
+            if not await self._runner(lambda: cutting.intact(tokenizer, self._store)):
                 await self._need("tokenizer", tokenizer, range(1, MAX_TOKENIZER + 1))
         heldout = index.heldout
         needed.append(heldout.shard)
-        if not await self._runner(lambda: intact(heldout.shard, self._store)):
+        if not await self._runner(lambda: cutting.intact(heldout.shard, self._store)):
             logger.info("fetching the held-out text of the run")
             await self._need("held-out text", heldout.shard, range(heldout.size, heldout.size + 1))
-        await self._runner(lambda: pin_all(needed, self._store))
+        await self._runner(lambda: cutting.pin_all(needed, self._store))
         self._index = index
         return index
 
@@ -249,22 +240,17 @@ class DataSet(Texts):
             meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):
                 try:
-                    with finishing(self._store):
-                        await self._runner(lambda: publish(spec, self._corpus, self._store, meter=meter))
+                    with cutting.finishing(self._store):
+                        await self._runner(lambda: cutting.publish(spec, self._corpus, self._store, meter=meter))
                 except CorpusError as error:
                     logger.info("nor can it be made here: %s", error)
             if not self._store.holding(self._index_id).complete:
                 raise
 
     async def _text_of_its_own(self, index: Index) -> tuple[Path, ...]:
-        meter, me = Meter(), self._shards.network.me
-
-        def cut() -> tuple[Path, ...]:
-            recipe = recipe_of(self._spec, index, self._store)
-            return own_text(self._spec, me, index, recipe, self._corpus, self._store, meter)
-
+        meter, spec, me = Meter(), self._spec, self._shards.network.me
         async with shown(meter, self._emit):
-            return await self._runner(cut)
+            return await self._runner(lambda: cutting.own_text(spec, me, index, self._corpus, self._store, meter))
 
     async def _need(self, what: str, shard: ShardId, sizes: range) -> None:
         try:
@@ -319,7 +305,8 @@ class DataSet(Texts):
                 if len(self._here) == before:
                     if not self._here and trio.current_time() - self._began >= PATIENCE:
                         self._give_up()
-                    self._warn()
+                    missing = f"{self._wanted - len(self._here)} of the {self._wanted} shards of text for this node"
+                    self._warn("data", f"{missing} are not to be found; still looking")
                     await trio.sleep(LOOK_AGAIN)
             waiting.cancel_scope.cancel()
         start_with(1)
@@ -335,20 +322,15 @@ class DataSet(Texts):
             await self._pin_found(wanted[at : at + CHECKED])
         lacking = [entry for entry in wanted if entry.shard not in self._here]
         if lacking and (self._corpus or self._spec.task.corpus == TaskSection.corpus):  # else its text is no run's
-            meter = Meter()
-
-            def take() -> None:
-                recipe = recipe_of(self._spec, index, self._store)
-                take_own(lacking, index, recipe, self._corpus, self._store, meter)
-
+            meter, spec = Meter(), self._spec
             async with shown(meter, self._emit):
-                await self._runner(take)
+                await self._runner(lambda: cutting.take_own(spec, lacking, index, self._corpus, self._store, meter))
             await self._pin_found(lacking)
 
     async def _pin_found(self, wanted: Sequence[DataEntry]) -> None:
         def find() -> list[DataEntry]:
-            found = [entry for entry in wanted if intact(entry.shard, self._store)]
-            pin_all([entry.shard for entry in found], self._store)
+            found = [entry for entry in wanted if cutting.intact(entry.shard, self._store)]
+            cutting.pin_all([entry.shard for entry in found], self._store)
             return found
 
         for entry in await self._runner(find):
@@ -359,8 +341,7 @@ class DataSet(Texts):
             await self._shards.fetch(entry.shard, providers=peers, sizes=range(entry.size, entry.size + 1))
             await self._runner(lambda: self._store.pin(entry.shard))
         except NoRoom as error:
-            self.warnings["room"] = str(_no_space(error))
-            logger.warning("%s", self.warnings["room"])
+            self._warn("room", str(_no_space(error)))
             return False
         except ShardError as error:
             logger.info("a shard of the run's data did not come: %s", error)
@@ -418,12 +399,10 @@ class DataSet(Texts):
             "local)."
         )
 
-    def _warn(self) -> None:
-        missing = self._wanted - len(self._here)
-        text = f"{missing} of the {self._wanted} shards of text for this node are not to be found; still looking"
-        if self.warnings.get("data") != text:
+    def _warn(self, cause: str, text: str) -> None:
+        if self.warnings.get(cause) != text:
             logger.warning("%s", text)
-        self.warnings["data"] = text
+        self.warnings[cause] = text
 
     def _report(self, *, finished: bool = False) -> None:
         now = trio.current_time()

@@ -28,15 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.node.storage.datadir import (
-    DataDirError,
-    NoSpace,
-    explain,
-    replacing,
-    sync_directory,
-    unusable,
-    write_all,
-)
+from swarmnode.node.storage import datadir
+from swarmnode.node.storage.datadir import DataDirError, NoSpace
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.transfer.shard_manifest import (
     CHUNK,
@@ -69,7 +62,7 @@ class Unreadable(ShardError, DataDirError):
 
 def explained(error: OSError | DataDirError, path: Path) -> ShardError:
     """`error`, met at `path`, as what the callers of the store expect."""
-    said = explain(error, path) if isinstance(error, OSError) else error
+    said = datadir.explain(error, path) if isinstance(error, OSError) else error
     return StoreFull(str(said)) if isinstance(said, NoSpace) else Unreadable(str(said))
 
 
@@ -188,7 +181,7 @@ class ShardStore:
                     path.touch(mode=0o600)
                 else:
                     path.unlink(missing_ok=True)
-                sync_directory(self.folder)
+                datadir.sync_directory(self.folder)
             entry.pinned = pinned
 
     def drop(self, shard: ShardId) -> None:
@@ -347,9 +340,9 @@ class ShardStore:
     def export(self, shard: ShardId, target: Path) -> None:
         """Copy a complete shard to a file, which appears whole. Raises ShardNotHeld, NoRoom or Unreadable."""
         self.path(shard)
-        with explaining(target), replacing(target, by_owner=True) as file:
+        with explaining(target), datadir.replacing(target, by_owner=True) as file:
             for part in parts_of(self, shard):
-                write_all(file, part)
+                datadir.write_all(file, part)
 
     # -- fetching
 
@@ -414,7 +407,7 @@ class ShardStore:
         try:
             file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:
-            raise explained(unusable(error, source, "read"), source) from error
+            raise explained(datadir.unusable(error, source, "read"), source) from error
         with file, explaining(self.folder):
             yield from self._copied(file, os.fstat(file.fileno()).st_size)
 
@@ -460,7 +453,7 @@ class ShardStore:
             elif not entry.complete and not entry.fetches:
                 self._file(shard, "part").unlink(missing_ok=True)
             entry.complete, entry.used = True, time.time()
-        sync_directory(self.folder)
+        datadir.sync_directory(self.folder)
         self._remember(manifest)
 
     # -- files and their manifests
@@ -498,10 +491,9 @@ def read_tree(path: Path) -> ShardManifest:
 
 def write_tree(path: Path, manifest: ShardManifest) -> None:
     """Whole or not at all, but not synced: what a power cut takes is hashed again or asked of peers again."""
-    beside = path.with_name(f".{path.name}.{threading.get_ident()}")
-    beside.write_bytes(manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
-    beside.chmod(0o600)
-    os.replace(beside, path)
+    with datadir.beside(path) as (file, written):
+        datadir.write_all(file, manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
+        os.replace(written, path)
 
 
 def hashed(path: Path) -> ShardManifest:

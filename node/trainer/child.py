@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,7 +211,6 @@ async def fetch_model(name: str, *, offline: bool = False) -> Path:
         capture_stdout=True,
         stderr=subprocess.STDOUT,
         check=False,
-        env=dict(os.environ),
     )
     words = done.stdout.decode(errors="replace").strip().splitlines()
     if done.returncode or not words:
@@ -515,20 +514,20 @@ class TrainerChild:
             call.done.set()
 
 
+@dataclass(eq=False)
 class _Call:
     """A command; `answer` and `error` stay None where the child ended."""
 
-    def __init__(self, op: str, kind: type[Any]) -> None:
-        self.op = op
-        self.done = trio.Event()
-        self.answer: Any = None
-        self.error: str | None = None
-        self.harmless = False
-        self._kind = kind
+    op: str
+    kind: type[Any]
+    done: trio.Event = field(default_factory=trio.Event)
+    answer: Any = None
+    error: str | None = None
+    harmless: bool = False
 
     def take(self, answer: dict[str, Any]) -> None:
         """Raises WireError where it is no answer to this command."""
         if "error" in answer:
             self.error, self.harmless = answer["error"], answer["harmless"]
         else:
-            self.answer = received(self._kind, answer["ok"] or {})
+            self.answer = received(self.kind, answer["ok"] or {})

@@ -156,7 +156,7 @@ class FakeDaemon:
 
     async def _main(self) -> None:
         token = trio.lowlevel.current_trio_token()
-        with self.home.open():
+        with self.home:
             async with trio.open_nursery() as nursery:
 
                 def stop() -> None:

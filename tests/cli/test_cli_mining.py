@@ -40,8 +40,5 @@ def test_a_key_that_is_there_is_only_replaced_when_asked_and_then_kept_aside(tmp
 
 
 def test_the_key_of_a_running_daemon_is_not_replaced(tmp_path: Path) -> None:
-    held = DataDir(tmp_path).open()
-    try:
+    with DataDir(tmp_path):
         assert identify(tmp_path, "--mine", "1").returncode == DATADIR_BUSY
-    finally:
-        held.close()

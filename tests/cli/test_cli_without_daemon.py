@@ -53,7 +53,7 @@ def test_asking_a_daemon_that_is_not_there_says_how_to_start_one(swarmnode: Any,
 
 
 def test_a_daemon_that_stands_still_is_waited_for_as_long_as_was_said(swarmnode: Any, home: Path) -> None:
-    with DataDir(home).open() as held, socket.socket(socket.AF_UNIX) as frozen:
+    with DataDir(home) as held, socket.socket(socket.AF_UNIX) as frozen:
         frozen.bind(str(held.prepare_socket()))
         frozen.listen()
         began = time.monotonic()
@@ -189,7 +189,7 @@ def test_leave_asks_which_of_several_runs(swarmnode: Any, home: Path) -> None:
 
 
 def test_leave_does_not_delete_under_a_daemon_that_does_not_answer(swarmnode: Any, home: Path) -> None:
-    with DataDir(home).open() as held:
+    with DataDir(home) as held:
         held.run(RUN_ID).mkdir(parents=True)
         refused = swarmnode("leave", "--yes")
         assert refused.returncode == DATADIR_BUSY and held.run(RUN_ID).exists()
@@ -316,7 +316,7 @@ def test_a_node_has_a_name_that_a_person_gave_it(swarmnode: Any) -> None:
 
 
 def test_who_joins_where_a_node_runs_already_is_told_at_once(swarmnode: Any, tmp_path: Path) -> None:
-    with DataDir(tmp_path / "node").open():
+    with DataDir(tmp_path / "node"):
         for words in (["join", "byte-lm"], ["join", "/ip4/127.0.0.1/tcp/1/p2p/" + "12D3KooW" + "x" * 44], ["run"]):
             done = swarmnode(*words, "--data-dir", str(tmp_path / "node"))
             assert done.returncode == DATADIR_BUSY, done.stderr

@@ -150,8 +150,7 @@ def test_without_a_page_there_is_nothing_to_choose_on() -> None:
 
 
 def test_the_runs_that_are_here_are_told_newest_first_damaged_ones_too(tmp_path: Path) -> None:
-    datadir = DataDir(tmp_path).open()
-    store = RunStore(datadir)
+    store = RunStore(DataDir(tmp_path))
     spec = parse_runspec({"run": {"name": "here"}}, source="a test")
     store.keep(spec)
     damaged = store.folder("cd" * 32)
@@ -160,4 +159,3 @@ def test_the_runs_that_are_here_are_told_newest_first_damaged_ones_too(tmp_path:
     told = kept_runs(store, store.known())
     assert {run["run_id"]: run["name"] for run in told} == {spec.run_id: "here", "cd" * 32: ""}
     assert [run["rounds"] for run in told] == [None, None] and told[0]["saved"] >= told[1]["saved"]
-    datadir.close()

@@ -59,7 +59,7 @@ def test_prometheus_reads_what_is_printed() -> None:
 
 def test_the_limit_on_peers_is_the_owners(tmp_path: Path) -> None:
     async def text() -> str:
-        with DataDir(tmp_path).open() as home:
+        with DataDir(tmp_path) as home:
             config = NodeConfig(data_dir=str(tmp_path), max_peers=7)
             identity, options = Identity(Ed25519PrivateKey.generate()), RunOptions(None, None, None, False, False)
             return Node(config, home, identity, Ring(), options).metrics.text()

@@ -123,6 +123,6 @@ def test_a_defect_in_any_part_does_not_end_the_daemon(
             await trio.sleep(0.5)
             node.stopping.set()
 
-    with DataDir(tmp_path / "a").open() as datadir:
+    with DataDir(tmp_path / "a") as datadir:
         trio.run(body, datadir)
     assert "KeyError: 'peer'" in caplog.text

@@ -35,9 +35,8 @@ OPEN = '[run]\nname = "t"\ntrust = "open"\n'
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RunStore]:
-    datadir = DataDir(tmp_path / "data").open()
-    yield RunStore(datadir)
-    datadir.close()
+    with DataDir(tmp_path / "data") as datadir:
+        yield RunStore(datadir)
 
 
 def choose(

@@ -17,7 +17,6 @@ from swarmnode.node.host import answering
 from swarmnode.node.host.answering import METHOD, PEERS, PROBES, Answering, Probe, Probed
 from swarmnode.node.host.limits import Limits
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import Defects
 from swarmnode.protocols.calls.rpc import PROTOCOL as RPC
 from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.network import Stream
@@ -46,9 +45,9 @@ class Side:
         self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=False)
         serve_hello(self.network, "test")
-        defects, served = Defects(), {RPC: self.rpc.run, BULK: self.bulk.run}
-        self.parts = [SimpleNamespace(run=partial(defects.keep, run)) for run in served.values()]
-        self.answering = Answering(self.network, self.rpc, served, defects)
+        served = {RPC: self.rpc.run, BULK: self.bulk.run}
+        self.parts = [SimpleNamespace(run=partial(self.network.defects.keep, run)) for run in served.values()]
+        self.answering = Answering(self.network, self.rpc, served)
         self.lock = trio.Lock()
         self.wedged = False
         self.network.serve(WEDGE, self.serve)

@@ -103,7 +103,7 @@ async def test_tcp_takes_over_where_it_works_as_well_and_whoever_keeps_streams_h
         best = a.connections.best(b.me)
         assert best is not None and best.is_quic
         with a.watch_peers() as at_a, b.watch_peers() as at_b, trio.fail_after(10):
-            await a._dialler._try_too(best, "tcp")
+            await a._dialler.dial_beside(b.me, best.host, "tcp")
             assert await at_a.receive() == PeerEvent(b.me, up=True, moved=True)
             assert await at_b.receive() == PeerEvent(a.me, up=True, moved=True)
         best = a.connections.best(b.me)
@@ -162,7 +162,7 @@ async def test_what_each_brought_decides_between_tcp_and_quic() -> None:
     async with connected(a, b):
         a.learn(b.me, b.own_addresses)
         (first,) = a.connections.of(b.me)
-        await a._dialler._try_too(first, "tcp")
+        await a._dialler.dial_beside(b.me, first.host, "tcp")
         over_quic, over_tcp = sorted(a.connections.of(b.me), key=lambda each: not each.is_quic)
         at = trio.current_time()
         for tcp, quic, wanted in (

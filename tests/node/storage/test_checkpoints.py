@@ -306,7 +306,7 @@ def test_a_full_disk_loses_nothing_and_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         writer = CheckpointWriter(kept, runner=in_thread, observer=told)
         async with trio.open_nursery() as nursery:
-            await nursery.start(writer.run)
+            nursery.start_soon(writer.run)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, small[1]))
             try:
                 writer.put(a_checkpoint(10))
@@ -373,7 +373,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_last_one_put_is_
         kept = Slow(tmp_path / "checkpoints", run_id=RUN, layout=LAYOUT, keep=3)
         writer = CheckpointWriter(kept, runner=in_thread, observer=Told())
         async with trio.open_nursery() as nursery:
-            await nursery.start(writer.run)
+            nursery.start_soon(writer.run)
             writer.put(a_checkpoint(1))
             await trio.to_thread.run_sync(begun.wait)
             for round in (2, 3, 4):

@@ -17,11 +17,11 @@ from swarmnode.node.storage.cutting import (
     own_text,
     publish,
     read_index,
-    recipe_of,
     release_forgotten,
 )
 from swarmnode.node.storage.datadir import DataDir, DataDirError, NoSpace, RunStore
 from swarmnode.node.storage.shardstore import ShardStore
+from swarmnode.training import dataset
 from swarmnode.training.dataset import Index
 from swarmnode.training.documents import Meter, Stopped
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -114,7 +114,7 @@ def test_a_corpus_is_cut_once_while_it_does_not_change(
 ) -> None:
     spec = publish(spec_of(vocabulary=VOCABULARY), str(corpus), store)
     with monkeypatch.context() as patched:
-        patched.delattr(cutting, "cut")
+        patched.delattr(dataset, "cut")
         assert publish(spec_of(vocabulary=VOCABULARY), str(corpus), store) == spec
         assert publish(spec, str(corpus), store) == spec
     (corpus / "more.txt").write_text("more text")
@@ -154,8 +154,7 @@ def test_own_text_is_what_the_run_does_not_hold_out_in_the_runs_tokens(
 ) -> None:
     spec = publish(spec_of(source="local", vocabulary=vocabulary), str(corpus), store)
     index = index_of(spec, store)
-    recipe = recipe_of(spec, index, store)
-    files = own_text(spec, "me", index, recipe, str(corpus), store, Meter())
+    files = own_text(spec, "me", index, str(corpus), store, Meter())
     made = [file.stat().st_mtime_ns for file in files]
     trained, heldout = b"".join(file.read_bytes() for file in files), content(store, index.heldout.shard)
     if spec.data.tokenizer:
@@ -164,10 +163,10 @@ def test_own_text_is_what_the_run_does_not_hold_out_in_the_runs_tokens(
     for number in range(DOCUMENTS):
         text = document(number).encode()
         assert (text in trained) != (text in heldout)
-    again = own_text(spec, "me", index, recipe, str(corpus), store, Meter())
+    again = own_text(spec, "me", index, str(corpus), store, Meter())
     assert again == files and [file.stat().st_mtime_ns for file in files] == made
     (corpus / "more.txt").write_text("more text, which makes it another corpus")
-    own_text(spec, "me", index, recipe, str(corpus), store, Meter())
+    own_text(spec, "me", index, str(corpus), store, Meter())
     assert b"more text" in (b"".join(file.read_bytes() for file in files) if vocabulary == 256 else b"more text")
 
 
@@ -178,7 +177,7 @@ def test_own_text_cannot_be_put_into_tokens_without_their_tokenizer(
     spec = publish(spec_of(source="local", vocabulary=50_257), str(tmp_path / "train.bin"), store)
     index = index_of(spec, store)
     with pytest.raises(CorpusError, match="names no tokenizer"):
-        own_text(spec, "me", index, recipe_of(spec, index, store), str(corpus), store, Meter())
+        own_text(spec, "me", index, str(corpus), store, Meter())
 
 
 def test_who_leaves_a_run_keeps_neither_its_tokenizer_pinned_nor_its_own_text(
@@ -187,7 +186,7 @@ def test_who_leaves_a_run_keeps_neither_its_tokenizer_pinned_nor_its_own_text(
     runs = RunStore(DataDir(tmp_path / "home"))
     spec = publish(spec_of(source="local", vocabulary=VOCABULARY), str(corpus), store)
     index = index_of(spec, store)
-    files = own_text(spec, "me", index, recipe_of(spec, index, store), str(corpus), store, Meter())
+    files = own_text(spec, "me", index, str(corpus), store, Meter())
     runs.keep(spec)
     release_forgotten(runs, store)
     assert len(pinned(store)) == 3 and all(file.exists() for file in files)
@@ -222,7 +221,7 @@ def test_what_was_cut_when_the_machine_stopped_is_gone_at_the_next_start(
     kept = pinned(store)
     (corpus / "more.txt").write_text("private " * 10_000)
     with monkeypatch.context() as stopping:
-        stopping.setattr(cutting, "encode", stop)
+        stopping.setattr(dataset, "encode", stop)
         stopping.setattr(cutting._Kept, "undo", lambda self: None)  # nothing is, where the process is killed
         with pytest.raises(Stops):
             publish(spec_of("never"), str(corpus), store)

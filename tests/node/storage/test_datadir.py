@@ -20,23 +20,25 @@ from swarmnode.node.storage.datadir import DataDir, DataDirBusy, DataDirError, D
 
 def test_a_second_daemon_is_told_which_process_holds_the_directory(tmp_path: Path) -> None:
     home = DataDir(tmp_path / "node")
-    with home.open():
+    with home:
         with pytest.raises(DataDirBusy) as busy:
-            DataDir(tmp_path / "node").open()
+            DataDir(tmp_path / "node").__enter__()
         assert str(os.getpid()) in str(busy.value) and busy.value.exit_code == DATADIR_BUSY
         assert DataDir(tmp_path / "node").holder() == os.getpid()
     assert DataDir(tmp_path / "node").holder() is None
-    DataDir(tmp_path / "node").open().close()
+    with home:
+        pass
 
 
 def test_who_asks_whether_a_daemon_runs_keeps_none_from_starting(tmp_path: Path) -> None:
     home = DataDir(tmp_path / "node")
-    home.open().close()
+    with home:
+        pass
     looking = os.open(home.lock, os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)  # as `holder` does
     done = threading.Timer(0.1, os.close, [looking])
     done.start()
-    with home.open():
+    with home:
         assert DataDir(tmp_path / "node").holder() == os.getpid()
     done.join()
 
@@ -44,17 +46,19 @@ def test_who_asks_whether_a_daemon_runs_keeps_none_from_starting(tmp_path: Path)
 def test_a_lock_that_something_else_holds_for_good_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datadir, "LOCK_TRIES", 3)
     home = DataDir(tmp_path / "node")
-    home.open().close()
+    with home:
+        pass
     with home.lock.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         with pytest.raises(DataDirBusy, match="another process"):
-            home.open()
-    home.open().close()
+            home.__enter__()
+    with home:
+        pass
 
 
 def test_the_directory_is_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir(mode=0o755)
-    with DataDir(tmp_path / "node").open() as home:
+    with DataDir(tmp_path / "node") as home:
         assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
         assert home.logs.is_dir() and home.runs.is_dir()
 
@@ -64,7 +68,7 @@ def test_a_directory_of_another_version_is_left_alone(tmp_path: Path, found: str
     home = DataDir(tmp_path)
     home.layout.write_text(found)
     with pytest.raises(DataDirVersion, match=remedy) as refused:
-        home.open()
+        home.__enter__()
     assert refused.value.exit_code == DATADIR_VERSION
     assert home.holder() is None
     assert home.layout.read_text() == found and not home.runs.exists()

@@ -258,7 +258,7 @@ def test_who_named_no_corpus_reads_the_default_one_for_a_run_of_it_alone(
     label: str, swarm: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr("swarmnode.node.storage.datasets.take_own", lambda *told: read.append(told[3]))
+    monkeypatch.setattr("swarmnode.node.storage.cutting.take_own", lambda *told: read.append(told[3]))
 
     async def main(swarm: Swarm) -> None:
         creator = await swarm.start("creator", swarm.text)

@@ -330,6 +330,19 @@ def test_a_disk_that_fails_is_a_typed_error_wherever_it_does(
         chunk_of(store, shard, 0)
 
 
+def test_a_tree_that_the_disk_does_not_take_leaves_nothing_behind(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failed)
+        with pytest.raises(StoreFull):
+            store.begin(ShardManifest.of(content(3)))
+    assert list(store.folder.iterdir()) == []
+
+
 def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStore) -> None:
     shard = put(store, content(1))
     with store.path(shard).open("r+b") as file:
