@@ -123,7 +123,6 @@ def main() -> int:
                 print(json.dumps({"bench": "published", **event}), flush=True)
             told = event
         homes = {path.name: path for path in (work / "nodes").iterdir() if path.is_dir()}
-        print(sorted(homes), file=sys.stderr)
         one, lone = homes["node-0"], homes["solo-0"]
         before, swarm, alone = loss_of(one, base, text, untrained=True), *(loss_of(h, base, text) for h in (one, lone))
     found = {"before": before, "swarm": swarm, "alone": alone, "ratio": swarm / before}
