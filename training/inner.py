@@ -127,7 +127,7 @@ class InnerLoop:
             raise ValueError("a state of another model")
         with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
             self._vector.copy_(torch.from_numpy(state.parameters))
-        self.optimizer.take(state)
+            self.optimizer.take(state)
 
     @contextmanager
     def replayed(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> Iterator[State]:
