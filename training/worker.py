@@ -414,7 +414,7 @@ class Worker:
         recorder = self._recorder
         with self._timed("audit"):
             if recorder is not None and (last := recorder.last) is not None and last.texts == self._texts:
-                start, end = recorder.state(last.start), recorder.state(last.end)
+                start, end = self._state(last.start), self._state(last.end)
                 if start is not None and end is not None:
                     found = [self._repeated(last, start, end, 1 if self._torch.get_num_threads() > 1 else 2)]
         return self._compared(found, self._spent["audit"] - before)
