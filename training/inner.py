@@ -58,11 +58,11 @@ def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
     """
     gradients = torch.zeros_like(vector)
     for slot, (_, parameter) in zip(layout_of(model).slots, trained(model), strict=True):
-        view = vector[slot.offset : slot.offset + slot.size].view(slot.shape)
+        view = vector[slot.place].view(slot.shape)
         if not keep:
             view.copy_(parameter.data)
         parameter.data = view
-        parameter.grad = gradients[slot.offset : slot.offset + slot.size].view(slot.shape)
+        parameter.grad = gradients[slot.place].view(slot.shape)
 
 
 class InnerLoop:
