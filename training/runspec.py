@@ -278,7 +278,7 @@ def _check_rollouts(spec: RunSpec) -> Iterator[str]:
         yield f"[rollouts]: task = {rollouts.task!r} is not digits; write [task] name = 'rollouts'"
     if rollouts != USUAL and method != "sapo":
         yield f"[rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
-    yield from wrong_in(rollouts, "[rollouts]")
+    yield from wrong_in(rollouts)
 
 
 def _check_trust(spec: RunSpec) -> Iterator[str]:
