@@ -472,8 +472,8 @@ class LocalSwarm:
             for node in self.nodes:
                 node.portray()
             for process in running:
-                os.kill(process.pid, signal.SIGINT)
-                os.kill(process.pid, signal.SIGCONT)  # a stopped one ends too
+                process.send_signal(signal.SIGINT)  # to nobody, where it has ended meanwhile
+                process.send_signal(signal.SIGCONT)  # a stopped one ends too
             give_up = time.monotonic() + STOP_PATIENCE
             for process in running:
                 with suppress(subprocess.TimeoutExpired):
