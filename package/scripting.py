@@ -182,7 +182,8 @@ class ScriptedNode:
         """Take what the node tells as it comes, or a full pipe would hold it up."""
         with output:
             for line in output:
-                self._events.put(json.loads(line))
+                with suppress(ValueError):  # the last line of a node that was killed may be half of one
+                    self._events.put(json.loads(line))
         self._events.put(None)
 
     def _ended(self) -> int:
