@@ -50,11 +50,11 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
-    """Make the trainable parameters of `model` views of `vector` (P,) float32, and their gradients of one like it.
+def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> Tensor:
+    """Make the trainable parameters of `model` views of `vector` (P,) float32; all of their gradients, (P,) as well.
 
-    With `keep` the model takes the vector's values, otherwise the vector takes the model's. The gradients stay in
-    place for good: they are zeroed, never dropped.
+    With `keep` the model takes the vector's values, otherwise the vector takes the model's. The gradients stay in place
+    for good: they are zeroed, never dropped.
     """
     gradients = torch.zeros_like(vector)
     for slot, (_, parameter) in zip(layout_of(model).slots, trained(model), strict=True):
@@ -63,6 +63,7 @@ def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
             view.copy_(parameter.data)
         parameter.data = view
         parameter.grad = gradients[slot.place].view(slot.shape)
+    return gradients
 
 
 class InnerLoop:
@@ -86,15 +87,12 @@ class InnerLoop:
         if spec.inner.checkpointing:
             keep_no_activations(task.model)
         own = ranks.own(task.model)
-        flatten_into(own, vector, keep=keep)
+        self._gradients = flatten_into(own, vector, keep=keep)
         self._spec = spec
         self.micro_batch = spec.inner.batch  # samples that are computed together: fewer where memory is short
         self._task = task
         self._peer_id = peer_id
         self._ranks = ranks
-        first = trained(own)[0][1].grad
-        assert first is not None  # flatten_into has just set it
-        self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
         self._vector = vector
         self.optimizer = Optimizer(task.model, spec, ranks, moments)
         self._round = -1
