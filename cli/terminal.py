@@ -120,9 +120,8 @@ def flags() -> dict[str, str]:
 
 def directory() -> Path:
     """The data directory that --data-dir, the environment or the default names; its files are not read."""
-    if (data_dir := _DATA_DIR.get()) is not None:
-        return data_dir.expanduser().absolute()
-    return Path(os.environ.get("SWARMNODE_DATA_DIR") or default_data_dir(os.environ)).expanduser().absolute()
+    named = _DATA_DIR.get() or os.environ.get("SWARMNODE_DATA_DIR") or default_data_dir(os.environ)
+    return Path(named).expanduser().absolute()
 
 
 def group(help: str) -> CommandGroup:
