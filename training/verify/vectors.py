@@ -52,10 +52,8 @@ class Vectors:
             # Made anew: a link that somebody put in the place of a known name would have another file overwritten.
             descriptor, part = tempfile.mkstemp(suffix=".part", dir=self.folder)
             try:
-                with os.fdopen(descriptor, "wb", buffering=0) as file:
-                    left = np.ascontiguousarray(vector, "<f4").view(np.uint8).data
-                    while left:
-                        left = left[file.write(left) or 0 :]
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(np.ascontiguousarray(vector, "<f4").data)
                 os.replace(part, self._path(id))
             except OSError:
                 os.unlink(part)
