@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swarmnode.training.hf_lm import attach_lora, open_model
-from swarmnode.training.rl.policies import Policy, PolicyState, content_hash
+from swarmnode.training.rl.policies import Policy, PolicyState, parameter_hash
 from swarmnode.training.rl.vocabulary import before, register
 from swarmnode.training.tasks import TaskError
 
@@ -92,7 +92,7 @@ class HFPolicy(Policy):
         self.vocabulary = tokenizer
         limit = getattr(model.config, "max_position_embeddings", None) or CONTEXT
         self.context = min(CONTEXT, int(limit))
-        self.base_hash = content_hash(model)
+        self.base_hash = parameter_hash(model)
         if lora:
             attach_lora(model, rank=RANK, alpha=ALPHA, seed=seed)
         self.model = model
