@@ -36,9 +36,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 import numpy as np
 
@@ -69,11 +71,8 @@ def which(seed: bytes, auditor: str, author: str, trace: Trace) -> Stretch | Non
     if not trace.steps:
         return None
     at = int.from_bytes(_draw(b"step", seed, auditor + " " + author)[:8], "big") % trace.steps
-    for stretch in trace.stretches:
-        if at < stretch.steps:
-            return stretch
-        at -= stretch.steps
-    raise AssertionError("a step beyond the last")
+    ends = list(accumulate(stretch.steps for stretch in trace.stretches))
+    return trace.stretches[bisect_right(ends, at)]
 
 
 class AuditBudget:
