@@ -107,8 +107,7 @@ class ScriptedNode:
 
     def events(self) -> Iterator[Event]:
         """Everything that happens, until the node ends in order. Raises NodeEnded."""
-        while (event := self._events.get()) is not None:
-            yield event
+        yield from iter(self._events.get, None)
         self._events.put(None)
         if code := self._ended():
             raise NodeEnded(self._said(), exit_code=code)
