@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.terminal import PassphraseOption, UsageMistake, as_json, ask, own_home, plain, say, show
+from swarmnode.cli.terminal import PassphraseOption, UsageMistake, as_json, ask, beside, own_home, plain, say, show
 from swarmnode.node.control.client import ControlError, NotRunning
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def _print_other(peer: str) -> None:
         ("sees us at", [said["sees_this_node_at"]]),
         ("protocols", said["protocols"]),
     ]
-    lines = [(label if not n else "", plain(text, 160)) for label, texts in rows for n, text in enumerate(texts)]
+    lines = [line for label, texts in rows for line in beside(label, [plain(text, 160) for text in texts])]
     told = {key: answer[key] for key in ("peer_id", "name", "public_key", "path", "relay", "transport")}
-    show({**told, **said}, [answer["peer_id"], *(f"{label:<11} {text}" for label, text in lines)])
+    show({**told, **said}, [answer["peer_id"], *lines])
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:

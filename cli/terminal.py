@@ -55,6 +55,7 @@ ConfigOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
+LABEL = 11  # characters of a label
 LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
 
 
@@ -388,6 +389,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
         "  ".join(c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)).rstrip()
         for row in cells
     )
+
+
+def beside(label: str, texts: Iterable[str]) -> list[str]:
+    """Texts on a line each, the first of them behind a label."""
+    return [f"{'' if number else label:<{LABEL}} {text}" for number, text in enumerate(texts)]
 
 
 def age(since: float) -> str:
