@@ -27,6 +27,7 @@ from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.exitcodes import UsageMistake as UsageMistake  # for the commands
+from swarmnode.node.identity import read_passphrase
 from swarmnode.node.invite import is_link
 from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.training.options import SettingError
@@ -152,8 +153,6 @@ def absolute(path: Path) -> str:
 
 def own_home(passphrase_file: Path | None) -> tuple[DataDir, bytes | None]:
     """The node's data directory, and the passphrase of its key. Raises what reading the configuration raises."""
-    from swarmnode.node.identity import read_passphrase
-
     config = loaded().config
     named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
     return DataDir(config.directory), read_passphrase(named, os.environ)

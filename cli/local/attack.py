@@ -15,15 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node.identity import load_or_create
 from swarmnode.node.storage.datadir import DataDir
-
-if TYPE_CHECKING:
-    from swarmnode.training.runspec import RunSpec
+from swarmnode.training.runspec import RunSpec
 
 EXCHANGING = ("open", "diloco", "btard")  # methods in which pseudo-gradients are exchanged
 
