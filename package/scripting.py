@@ -118,8 +118,7 @@ class ScriptedNode:
 
     def status(self) -> dict[str, Any]:
         """As `swarmnode status --json`."""
-        answer: dict[str, Any] = self.call("status")
-        return answer
+        return self.call("status")
 
     def sample(self, prompt: str, *, length: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
         """What the model writes after `prompt`."""

@@ -103,8 +103,7 @@ class CausalLM(GPT):
         B, T = tokens.shape
         # A text without values, of which memory is weighed, has to be told to have no gaps.
         mask = torch.zeros(1, 1, 1, 1, device="meta").expand(B, 1, T, T) if tokens.is_meta else None
-        logits: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        return logits
+        return self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
 
 
 def open_model(name: str, dtype: torch.dtype = torch.float32) -> Any:

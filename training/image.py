@@ -44,8 +44,7 @@ class Perceptron(nn.Module):
         """Logits (B, 10) of pictures (B, 64)."""
         for layer in self.hidden:
             x = F.relu(layer(x))  # (B, width)
-        logits: Tensor = self.head(x)  # (B, 10)
-        return logits
+        return self.head(x)  # (B, 10)
 
 
 class DigitImages:

@@ -158,5 +158,4 @@ def _basis(columns: NDArray[np.float64]) -> Basis:
 
 def _sum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The sum of rows (n, r), in their order."""
-    total: NDArray[np.float64] = np.add.accumulate(rows, axis=0)[-1]
-    return total
+    return np.add.accumulate(rows, axis=0)[-1]

@@ -66,8 +66,7 @@ class Layout:
 
     def encode(self) -> bytes:
         """Canonical bytes, part of every state hash."""
-        packed: bytes = msgpack.packb([[s.name, list(s.shape), s.offset] for s in self.slots])
-        return packed
+        return msgpack.packb([[s.name, list(s.shape), s.offset] for s in self.slots])
 
     @property
     def digest(self) -> str:

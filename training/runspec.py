@@ -316,8 +316,7 @@ def encode(spec: RunSpec) -> bytes:
     for name, section in SECTIONS.items():
         values = getattr(spec, name)
         tables[name] = {key: getattr(values, key) for key in sorted(describe(section))}
-    packed: bytes = msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
-    return packed
+    return msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
 
 
 def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:

@@ -113,8 +113,7 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def mixed(local: Vector, shared: Vector, alpha: float) -> Vector:
     """alpha * local + (1 - alpha) * shared, float32 (n,)."""
-    result: Vector = np.float32(alpha) * local + np.float32(1 - alpha) * shared
-    return result
+    return np.float32(alpha) * local + np.float32(1 - alpha) * shared
 
 
 def ahead(fragment: Fragment, state: OuterState, own: Vector, share: float, *, lr: float, momentum: float) -> Vector:

@@ -70,8 +70,7 @@ def train(sample: Iterable[bytes], vocabulary: int) -> bytes:
         show_progress=False,
     )
     made.train_from_iterator((text.decode(errors="replace") for text in sample), trainer)
-    raw: bytes = made.to_str().encode()
-    return raw
+    return made.to_str().encode()
 
 
 class Encoder:

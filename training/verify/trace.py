@@ -127,9 +127,7 @@ class Trace:
         """Canonical msgpack: vectors by their ids, and everything else."""
         legs = [[leg.base, leg.since_offer, [row_of(stretch) for stretch in leg.stretches]] for leg in self.legs]
         ids = [self.previous, self.base, self.start, self.end, self.residual]
-        row = [VERSION, int(self.origin), ids, legs, list(self.texts)]
-        packed: bytes = msgpack.packb(row)
-        return packed
+        return msgpack.packb([VERSION, int(self.origin), ids, legs, list(self.texts)])
 
     @classmethod
     def decode(cls, raw: bytes) -> Trace:
