@@ -213,7 +213,7 @@ class InnerLoop:
         for part in batch.split(self.micro_batch):
             loss = self._task.loss(part) * (len(part) / len(batch))
             # Ranks that divide the model all do the same, and what they have is summed up.
-            (loss / self._ranks.count if self._ranks.sharded else loss).backward()  # type: ignore[no-untyped-call]
+            (loss / self._ranks.count if self._ranks.sharded else loss).backward()
             total += loss.detach().double().cpu()
         return float(total), self._gradients
 
@@ -248,7 +248,7 @@ class InnerLoop:
                 passes = -(-most // self.micro_batch)
                 for some in part.tensor_split(passes) if passes > 1 else [part]:
                     loss = self._loss(some if len(some) else part[:1]) * (len(some) / size)
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     total += loss.detach()
                 return total
             except torch.OutOfMemoryError:
