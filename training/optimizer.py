@@ -81,7 +81,6 @@ class Optimizer:
         self._muon: dict[torch.Size, list[tuple[Tensor, ...]]] = defaultdict(list)
         for whole, both in held.items():
             parameter = ranks.owned(whole)
-            assert parameter.grad is not None
             row = parameter, parameter.grad, *(moment.view(parameter.shape) for moment in both)
             if len(both) == 1:
                 self._muon[whole.shape].append(row)  # the shape with all ranks' rows
