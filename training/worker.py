@@ -145,7 +145,6 @@ class Worker:
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
         run = decode(spec)
-        self._inner = run.inner
         keep_in(Path(settings["scratch"]) if settings["scratch"] else None)
         is_large = run.needs_data or _is_language_model(run, settings)
         threads = settings["threads"] or (os.cpu_count() if is_large else 1) or 1
