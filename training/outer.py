@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training import mapped
-
-Vector = NDArray[np.float32]
+from swarmnode.training.mapped import Vector as Vector
 
 _STATE_TAG = b"swarmnode/state/1\0"
 WHOLE_BITS = 22

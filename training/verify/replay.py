@@ -46,7 +46,8 @@ import numpy as np
 
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
-from swarmnode.training.verify.trace import Origin, State, Stretch, Trace, Vector, vector_id
+from swarmnode.training.mapped import Vector
+from swarmnode.training.verify.trace import Origin, State, Stretch, Trace, vector_id
 
 SAVED = 4.0  # audits that may be saved up, so that a node which trained alone does not audit in a burst
 

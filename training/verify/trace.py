@@ -26,9 +26,8 @@ from typing import Any
 import msgpack
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+from swarmnode.training.mapped import Vector
 
 VERSION = 2
 ID = 32  # bytes of ids

@@ -25,8 +25,8 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-from swarmnode.training.mapped import room_in
-from swarmnode.training.verify.trace import Vector, vector_id
+from swarmnode.training.mapped import Vector, room_in
+from swarmnode.training.verify.trace import vector_id
 
 BLOCK = 1 << 20  # bytes that are copied at once
 FREE_SHARE = 0.5  # of what is free on the disk as a trainer starts, which its states may take
