@@ -176,11 +176,11 @@ def residual_after(offer: Offered) -> Vector:
         feedback.rollback()
         feedback.fade()
         feedback.give_back(offer.delta)
-        return feedback.export()
-    feedback.commit()
-    if offer.returned > 0:
-        sent = feedback.codec.decode(offer.raw, feedback.size)
-        feedback.give_back(sent * np.float32(offer.returned), norm_in_float64(sent))
+    else:
+        feedback.commit()
+        if offer.returned > 0:
+            sent = feedback.codec.decode(offer.raw, feedback.size)
+            feedback.give_back(sent * np.float32(offer.returned), norm_in_float64(sent))
     return feedback.export()
 
 
