@@ -28,7 +28,7 @@ from rich.table import Table
 
 from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
-from swarmnode.cli.local.report import Results, Summary, by_rollouts, curve, figures, in_pairs, summarize, write_report
+from swarmnode.cli.local.report import Results, Summary, by_rollouts, figures, in_pairs, latest, summarize, write_report
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, NodeProcess, SwarmFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
@@ -102,8 +102,8 @@ def run_local(options: LocalOptions) -> int:
             swarm.reports,
             spec,
             parameters=swarm.parameters,
-            heldout=_last_loss(swarm) if heldout is None else heldout,
-            solo=_last_loss(lone) if solo is None else solo,
+            heldout=latest(swarm.reports) if heldout is None else heldout,
+            solo=latest(lone.reports) if solo is None else solo,
             seconds=time.monotonic() - began,
         )
         if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
@@ -233,12 +233,7 @@ def _heldout_loss(swarm: LocalSwarm, view: Lines) -> float | None:
         return fmean(found)
     instead = "that of the answers" if rewarded else "the shorter measurement"
     view.remark(f"no node measured {what}; the figure is {instead} of the last round")
-    return _last_loss(swarm)
-
-
-def _last_loss(swarm: LocalSwarm) -> float | None:
-    measured = curve(swarm.reports)
-    return measured[-1][1] if measured else None
+    return latest(swarm.reports)
 
 
 def _show(console: Console, summary: Summary, page: Path | None) -> None:
