@@ -242,10 +242,9 @@ class NodeProcess:
         if not self.alive or self.frozen:
             return None
         try:
-            answer: dict[str, Any] = ControlClient(self.data_dir).call(method, timeout=ASK_WITHIN, **params)
+            return ControlClient(self.data_dir).call(method, timeout=ASK_WITHIN, **params)
         except (ControlError, NotRunning, OSError):
             return None
-        return answer
 
     def portray(self) -> None:
         """Ask it for all that the report shows of it."""

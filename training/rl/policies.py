@@ -162,8 +162,7 @@ class TinyGPT(Policy):
         for index, block in enumerate(self.blocks):
             x, cache = block(x, None if state is None else state.layers[index])
             after.append(cache)
-        logits: Tensor = self.head(self.norm(x))  # (B, T, V)
-        return logits, LayerStates(after)
+        return self.head(self.norm(x)), LayerStates(after)  # (B, T, V)
 
 
 class TinyGRU(Policy):

@@ -255,7 +255,6 @@ def own(local: str) -> RolloutTask:
         raise TaskError(f"--task {local!r}: the class has no {', '.join(missing)}, which a task of rollouts has")
     complete = found if RolloutTask in found.__mro__ else types.new_class(found.__name__, (found, RolloutTask))
     try:
-        task: RolloutTask = complete()
+        return complete()
     except Exception as error:
         raise TaskError(f"--task {local!r}: cannot be made: {type(error).__name__}: {error}") from error
-    return task
