@@ -39,7 +39,7 @@ from torch import nn
 
 from swarmnode.training.rl.defence import Reading
 from swarmnode.training.rl.groups import RolloutGroup, Scored, score
-from swarmnode.training.rl.hf import HFPolicy, Trained, load
+from swarmnode.training.rl.hf import HFPolicy, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.noise import streams_of
 from swarmnode.training.rl.policies import Policy, PolicySpec, build
@@ -68,7 +68,7 @@ class Taught:
 
 def taught(kind: str, seed: int, *, rate: float, updates: int, folder: Path) -> Taught:
     how = TEXT_SAMPLING if kind == "hf" else Sampling()
-    policy = load(str(folder), seed=seed, trained=Trained.ALL) if kind == "hf" else build(PolicySpec(kind), seed=seed)
+    policy = load(str(folder), seed=seed, lora=False) if kind == "hf" else build(PolicySpec(kind), seed=seed)
     learner = Learner("trainer", policy, Settings(learning_rate=rate, sampling=how), seed=seed)
     learner.warm_up(well_formed)
     versions = deque([as_sent(policy)], maxlen=STALE + 1)

@@ -32,7 +32,7 @@ from swarmnode.protocols.methods.rollouts.weights import hash_of
 from swarmnode.training.rl.engine import VLLMSampler
 from swarmnode.training.rl.groups import Scored, score
 from swarmnode.training.rl.grpo import Split
-from swarmnode.training.rl.hf import HFPolicy, Trained, load
+from swarmnode.training.rl.hf import HFPolicy, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.patches import applied, between, rounded
 from swarmnode.training.rl.policies import parameter_hash
@@ -244,9 +244,9 @@ def main() -> None:
             words=chosen.words,
             context=max(64, chosen.prompt + chosen.tokens + 16),
         )
-        trained = Trained.ALL if chosen.trained == "all" else Trained.LORA
-        policy = load(folder, seed=1, trained=trained).to(chosen.device)
-        judge = policy if chosen.device == "cpu" else load(folder, seed=1, trained=trained)
+        lora = chosen.trained != "all"
+        policy = load(folder, seed=1, lora=lora).to(chosen.device)
+        judge = policy if chosen.device == "cpu" else load(folder, seed=1, lora=lora)
         for each in {policy, judge}:
             changed(each, seed=1)
         engines: dict[str, Sampler] = {"torch": sample} if "torch" in chosen.engines.split(",") else {}

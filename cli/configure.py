@@ -12,6 +12,7 @@ from swarmnode.cli.terminal import ConfigOption, duration, flags, group, loaded,
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
 from swarmnode.training.rl.section import asks_questions
+from swarmnode.training.runspec import BUILT_IN_TASKS, parse_runspec
 
 GIVES = {  # what a task may leave out, and what a run then has with it and without it
     "needs_text": ("its creator publishes the text", "the task brings its data along"),
@@ -50,8 +51,6 @@ def check(
 
 def check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
     """What kind of run file the tables of `file` are. Raises SettingError."""
-    from swarmnode.training.runspec import BUILT_IN_TASKS, parse_runspec
-
     spec = parse_runspec(tables, source=str(file))
     return {
         "kind": "run",

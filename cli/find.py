@@ -18,6 +18,7 @@ from swarmnode.cli.terminal import UsageMistake, age, ask, count, flags, heed, p
 from swarmnode.node.config import load_config
 from swarmnode.node.control.client import NotRunning
 from swarmnode.node.exitcodes import RUN_UNAVAILABLE, ExpectedError
+from swarmnode.node.invite import is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import number_of
 
@@ -53,8 +54,6 @@ def join(
 
     Example: swarmnode join swarm1qy3… --cpu 50
     """
-    from swarmnode.node.invite import is_link
-
     if is_link(where) or where.startswith("/"):
         run(join=[where], **options)
         return

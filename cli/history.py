@@ -88,7 +88,7 @@ def history(
     if (as_csv or plot) if written_elsewhere else follow:
         raise UsageMistake("--follow goes with --tensorboard and --wandb, and --csv and --plot do not; leave it out")
     home = DataDir(directory())
-    answer = _read(home, run_meant(home, run_id, "swarmnode history "), since)
+    answer = run_on_disk(home, run_meant(home, run_id, "swarmnode history "), since)
     rounds = answer["rounds"]
     newest, given = rounds[-last:], _given(rounds)
     if not written_elsewhere:
@@ -115,7 +115,7 @@ def history(
         print("\n".join([*_table({**answer, "rounds": newest}), given]))
 
 
-def _read(home: DataDir, run_id: str, since: int) -> dict[str, Any]:
+def run_on_disk(home: DataDir, run_id: str, since: int = 0) -> dict[str, Any]:
     """As the daemon's method `history` answers. Raises DataDirError."""
     name = unit = ""
     if (spec := spec_of(home, run_id)) is not None:  # else the rounds can be read all the same
@@ -146,10 +146,10 @@ def _write(
             if not follow:
                 break
             time.sleep(FOLLOW_EVERY)
-            rounds = _read(home, answer["run_id"], newest["round"])["rounds"]
+            rounds = run_on_disk(home, answer["run_id"], newest["round"])["rounds"]
             if told and [each["time"] for each in rounds[:1]] == [newest["time"]]:
                 del rounds[0]
-            elif told and (rounds := _read(home, answer["run_id"], since)["rounds"]):
+            elif told and (rounds := run_on_disk(home, answer["run_id"], since)["rounds"]):
                 answer["rounds"] = rounds
                 return None
     return told

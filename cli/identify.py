@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import platform
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from swarmnode.cli.terminal import PassphraseOption, UsageMistake, as_json, ask, own_home, plain, say, show
+from swarmnode import __version__
+from swarmnode.cli.terminal import PassphraseOption, UsageMistake, as_json, ask, beside, own_home, plain, say, show
+from swarmnode.node import identity as keys
 from swarmnode.node.control.client import ControlError, NotRunning
-
-if TYPE_CHECKING:
-    from swarmnode.node.storage.datadir import DataDir
+from swarmnode.node.invite import is_link
+from swarmnode.node.storage.datadir import DataDir, write_atomic
 
 
 def identify(
@@ -64,24 +66,21 @@ def identify(
     if join:
         _print_join()
         return
-    from swarmnode.node.identity import NAME_LENGTH, agent, cleaned, load_or_create, named, work_of
-    from swarmnode.node.storage.datadir import write_atomic
-
     home, passphrase = own_home(passphrase_file)
     home.prepare()
     if mine is not None:
         _mine(home, passphrase, mine, replacing=replace)
-    identity = load_or_create(home.identity, passphrase)
+    identity = keys.load_or_create(home.identity, passphrase)
     if name is not None:
-        if not name.strip() or cleaned(name) != name.strip():
-            raise UsageMistake(f"--name: a name has 1 to {NAME_LENGTH} printable characters")
-        write_atomic(home.name, cleaned(name).encode())
+        if not name.strip() or keys.cleaned(name) != name.strip():
+            raise UsageMistake(f"--name: a name has 1 to {keys.NAME_LENGTH} printable characters")
+        write_atomic(home.name, keys.cleaned(name).encode())
         if home.holder() is not None:
             say("peers see the name once the node is started again: swarmnode stop, then swarmnode run")
-    called = named(agent("", home.name))[1]
+    called = keys.named(keys.agent("", home.name))[1]
     told = {"peer_id": identity.peer_id, "name": called, "data_dir": str(home.path), "key": str(home.identity)}
     text = f"{identity.peer_id}  {called}" if name is not None else identity.peer_id
-    show({**told, "work_bits": work_of(identity)}, text)
+    show({**told, "work_bits": keys.work_of(identity)}, text)
 
 
 def _print_other(peer: str) -> None:
@@ -96,24 +95,21 @@ def _print_other(peer: str) -> None:
         ("sees us at", [said["sees_this_node_at"]]),
         ("protocols", said["protocols"]),
     ]
-    lines = [(label if not n else "", plain(text, 160)) for label, texts in rows for n, text in enumerate(texts)]
+    lines = [line for label, texts in rows for line in beside(label, [plain(text, 160) for text in texts])]
     told = {key: answer[key] for key in ("peer_id", "name", "public_key", "path", "relay", "transport")}
-    show({**told, **said}, [answer["peer_id"], *(f"{label:<11} {text}" for label, text in lines)])
+    show({**told, **said}, [answer["peer_id"], *lines])
 
 
 def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool) -> None:
     """Have a key of so many bits of work in the data directory, which no daemon may hold meanwhile."""
-    from swarmnode.node import identity
-
     with home:
         if home.identity.exists():
-            present = identity.load(home.identity, passphrase)
-            has = identity.work_of(present)
+            has = keys.work_of(keys.load(home.identity, passphrase))
             if has >= bits:
                 say(f"the key that is there has {has} bits of work already")
                 return
             if not replacing:
-                raise identity.IdentityError(
+                raise keys.IdentityError(
                     f"{home.identity}: there is a key already, with {has} bits of work. A new key is a new peer id, "
                     "without the standing of the old one; --replace moves the old key aside"
                 )
@@ -126,10 +122,10 @@ def _mine(home: DataDir, passphrase: bytes | None, bits: int, *, replacing: bool
             if watched:
                 print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
 
-        key = identity.mine(bits, progress=progress)
+        key = keys.mine(bits, progress=progress)
         if watched:
             print(file=sys.stderr)
-        aside = identity.replace(home.identity, passphrase, key)
+        aside = keys.replace(home.identity, passphrase, key)
         if aside is not None:
             say(f"the old key is now {aside}")
 
@@ -149,12 +145,8 @@ def _print_join() -> None:
 
 def _picture(link: str) -> str:
     """The link as a QR code for a terminal; a multiaddr has none. In capitals, which take less room in it."""
-    from swarmnode.node.invite import is_link
-
     if not is_link(link):
         return ""
-    import io
-
     import segno
 
     drawn = io.StringIO()
@@ -167,8 +159,6 @@ def version() -> None:
 
     Example: swarmnode version --json
     """
-    from swarmnode import __version__
-
     try:
         daemon = ask("status", timeout=5.0)["version"]
     except (NotRunning, ControlError):

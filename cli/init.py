@@ -121,17 +121,16 @@ def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Ta
     if task in ROLLOUT_TASKS:
         tables["rollouts"] = {"task": asked} if asked else {}
         return tables
+    if task == BASE_TASK:
+        tables["model"] = {"lora_rank": 16, "context": 256}
+        tables["inner"] = {"lr": 2e-4, "weight_decay": 0.0, "batch": 4, "steps": 40}
+        return tables
+    tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
     tables["inner"] = {"batch": batch, "steps": steps}
-    match task:
-        case "hf-lm":
-            tables["model"] = {"lora_rank": 16, "context": 256}
-            tables["inner"] = {"lr": 2e-4, "weight_decay": 0.0, "batch": 4, "steps": 40}
-        case "gpt":
-            tables["data"] = {"vocabulary": vocabulary}
-            tables["inner"]["optimizer"] = "muon"
-            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context, "tied": True}
-        case _:
-            tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
+    if task == "gpt":
+        tables["data"] = {"vocabulary": vocabulary}
+        tables["model"]["tied"] = True
+        tables["inner"]["optimizer"] = "muon"
     return tables
 
 

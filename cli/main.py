@@ -23,6 +23,7 @@ from swarmnode import __version__
 from swarmnode.cli.terminal import UsageMistake, as_json, group, heed, say
 from swarmnode.node import exitcodes
 from swarmnode.node.config import misspelt
+from swarmnode.training.options import SettingError
 
 # name -> (module, attribute): a function with typer's annotations, or a Typer with commands of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -145,8 +146,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _told(error: Exception) -> tuple[int, str] | None:
     """The exit code of what may happen to careful people, and what to tell them."""
-    from swarmnode.training.options import SettingError
-
     if isinstance(error, exitcodes.ExpectedError):
         return error.exit_code, str(error)
     if isinstance(error, SettingError):

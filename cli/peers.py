@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from swarmnode.cli.terminal import (
     UsageMistake,
     as_json,
     ask,
+    beside,
     called,
     duration,
     group,
@@ -35,7 +36,6 @@ PING_TIMEOUT = 20.0  # s for one ping, connecting included
 PING_EVERY = 1.0  # s
 PUNCH_EVERY = 10  # pings through a relay between two asks to replace it
 GIVE_UP = 10  # pings in a row without an answer
-LABEL = 11  # characters of a line's label
 LOOKUP_TIMEOUT = 30.0  # s; a lookup ends by itself after 5
 KEY_HELP = "64 hex digits (as a shard's id), a peer id, run/RUN_ID, relays, or catalogue."
 
@@ -86,7 +86,7 @@ def show_peer(peer: PeerArgument) -> None:
     not connected, what is remembered. Example: swarmnode peers show zNgh7
     """
     answer = ask("peer", peer=peer)
-    show(answer, (_labelled(*line) for line in _known_of(answer)))
+    show(answer, (line for label, texts in _known_of(answer) for line in beside(label, texts)))
 
 
 @peers.command()
@@ -147,31 +147,25 @@ def _way(way: dict[str, Any]) -> str:
     return (f"through the relay {short_peer(way['relay'])}" if way["relay"] else plain(way["path"], 12)) + over
 
 
-def _known_of(peer: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is shown of a peer, as labels and texts of several lines."""
+def _known_of(peer: dict[str, Any]) -> Iterator[tuple[str, Iterable[str]]]:
+    """What is shown of a peer, as labels and lines."""
     member = "a member of this node's run" if peer["member"] else "no member of this node's run"
-    yield "peer", f"{called(peer)}, {plain(peer['agent'] or 'program not known', 48)}, {member}"
+    yield "peer", [f"{called(peer)}, {plain(peer['agent'] or 'program not known', 48)}, {member}"]
     rtt = f", {peer['rtt_ms']:.0f} ms" if peer["rtt_ms"] is not None and peer["path"] != "none" else ""
-    yield "path", _way(peer) + rtt
-    yield "connections", "\n".join(map(_connection, peer["connections"]))
-    yield "addresses", "\n".join(plain(address, 160) for address in peer["addresses"]) or "none known"
-    yield "protocols", "\n".join(plain(each, 80) for each in peer["protocols"]) or "not told yet"
-    yield "standing", "\n".join(_standing(peer["scoring"]))
+    yield "path", [_way(peer) + rtt]
+    yield "connections", map(_connection, peer["connections"])
+    yield "addresses", [plain(address, 160) for address in peer["addresses"]] or ["none known"]
+    yield "protocols", [plain(each, 80) for each in peer["protocols"]] or ["not told yet"]
+    yield "standing", _standing(peer["scoring"])
     if peer["score"] is not None:
-        yield "score", f"{peer['score']:.2f} for its work; swarmnode scores {peer['peer_id'][-6:]} --why"
+        yield "score", [f"{peer['score']:.2f} for its work; swarmnode scores {peer['peer_id'][-6:]} --why"]
     rows = [(plain(name, 60), size(each["in"]), size(each["out"])) for name, each in peer["traffic"].items()]
-    yield "traffic", table(("PROTOCOL", "IN", "OUT"), rows, right=frozenset({1, 2}))
+    yield "traffic", table(("PROTOCOL", "IN", "OUT"), rows, right=frozenset({1, 2})).splitlines()
     changes = (
         f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(each['at']))}  {each['path']:<8} {plain(each['why'], 160)}"
         for each in peer["history"]
     )
-    yield "history", "\n".join(changes)
-
-
-def _labelled(label: str, text: str) -> str:
-    """A text of several lines behind its label; nothing where there is no text."""
-    lines = text.split("\n") if text else []
-    return "\n".join(f"{'' if number else label:<{LABEL}} {line}" for number, line in enumerate(lines))
+    yield "history", changes
 
 
 def _connection(each: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from swarmnode.cli.terminal import PassphraseOption, directory, group, number_of, one_run, own_home, plain, show, table
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.identity import load_or_create
 
 provenance = group("Export a trained model with its signed origin; verify one.")
 
@@ -50,7 +51,6 @@ def export(
 
     Example: swarmnode provenance export model.safetensors --run byte-lm
     """
-    from swarmnode.node.identity import load_or_create
     from swarmnode.node.provenance import export as write
 
     home, passphrase = own_home(passphrase_file)

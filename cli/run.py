@@ -22,6 +22,7 @@ from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.invite import decode, is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, type_of
+from swarmnode.training.runspec import load_runspec
 
 _KNOWN = describe(NodeConfig)
 _RUN_ID = re.compile(r"[0-9a-f]{32}([0-9a-f]{32})?")  # whole, or as a link has it
@@ -149,8 +150,6 @@ def run(
     if run_id is not None and runspec is not None:
         raise UsageMistake("a run file and --run were both given; leave out --run, the file says which run it is")
     if runspec is not None:
-        from swarmnode.training.runspec import load_runspec
-
         load_runspec(runspec)  # a mistake in it is said before anything starts
     loaded = load_config(config_file, os.environ, given)
     DataDir(loaded.config.directory).check_free()

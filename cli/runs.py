@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.history import measured
+from swarmnode.cli.history import measured, run_on_disk
 from swarmnode.cli.provenance import export
 from swarmnode.cli.steer import STOP_TIMEOUT
 from swarmnode.cli.terminal import (
@@ -30,7 +30,6 @@ from swarmnode.cli.terminal import (
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDir, explain, weigh
-from swarmnode.node.storage.history import ALL, HISTORY, figures
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.runspec import SECTIONS, RunSpec, to_toml
 
@@ -103,7 +102,7 @@ def compare(first: RunArgument, second: RunArgument) -> None:
     ids = [run_meant(home, name) for name in (first, second)]
     one, other = (_settings(_spec(home, run_id)) for run_id in ids)
     differing = {key: [value, other[key]] for key, value in one.items() if value != other[key]}
-    ends = [{"unit": _spec(home, run_id).loss_unit} | _end(home, run_id) for run_id in ids]
+    ends = [_end(run_on_disk(home, run_id)) for run_id in ids]
     rows = [(key, *(plain(as_toml(value), 40) for value in values)) for key, values in differing.items()]
     rows += [(what.replace("_", " "), *(_shown(end[what]) for end in ends)) for what in ends[0]]
     heads = ("", *(f"{plain(_spec(home, run_id).run.name, 24)} {run_id[:8]}" for run_id in ids))
@@ -160,7 +159,8 @@ def _spec(home: DataDir, run_id: str) -> RunSpec:
 def _told(home: DataDir, run_id: str) -> dict[str, Any]:
     """What there is of a run; `time` is that of its last round, or when it came here, in s since 1970."""
     folder, spec = home.run(run_id), spec_of(home, run_id)
-    rounds = _rounds(home, run_id)
+    known = run_on_disk(home, run_id)
+    rounds = known["rounds"]
     last = rounds[-1] if rounds else {}
     saved = [
         int(p.stem[6:14])  # what may follow tells one that is being saved again
@@ -169,32 +169,29 @@ def _told(home: DataDir, run_id: str) -> dict[str, Any]:
     ]
     return {
         "run_id": run_id,
-        "name": spec.run.name if spec is not None else "",
+        "name": known["name"],
         "owner": spec.owner if spec is not None else "",
         "rounds": max([last.get("round", -1) + 1, *saved]),
         "checkpoint": max(saved, default=None),
         "last": ([None] + [value for _, value in measured(rounds)])[-1],
-        "unit": spec.loss_unit if spec is not None else "",
+        "unit": known["unit"],
         "time": last.get("time", folder.stat().st_mtime),
         "bytes": weigh(folder),
     }
 
 
-def _end(home: DataDir, run_id: str) -> dict[str, Any]:
-    rounds = _rounds(home, run_id)
+def _end(known: dict[str, Any]) -> dict[str, Any]:
+    rounds = known["rounds"]
     values = [value for _, value in measured(rounds)]
     best = max if any("reward" in each for each in rounds) else min
     return {
+        "unit": known["unit"],
         "rounds": rounds[-1]["round"] + 1 if rounds else 0,
         "last": values[-1] if values else None,
         "best": best(values, default=None),
         "hours": round((rounds[-1]["time"] - rounds[0]["time"]) / 3600, 3) if rounds else None,
         "tokens_here": sum(each.get("tokens", 0) for each in rounds),
     }
-
-
-def _rounds(home: DataDir, run_id: str) -> list[dict[str, Any]]:
-    return figures(home.run(run_id) / HISTORY, most=ALL)
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from swarmnode.node.config import Loaded, default_data_dir, load_config
 from swarmnode.node.control.client import ControlClient, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.exitcodes import UsageMistake as UsageMistake  # for the commands
+from swarmnode.node.identity import read_passphrase
 from swarmnode.node.invite import is_link
 from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.training.options import SettingError
@@ -59,6 +60,7 @@ ConfigOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
+LABEL = 11  # characters of a label
 LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
 
 
@@ -124,9 +126,8 @@ def flags() -> dict[str, str]:
 
 def directory() -> Path:
     """The data directory that --data-dir, the environment or the default names; its files are not read."""
-    if (data_dir := _DATA_DIR.get()) is not None:
-        return data_dir.expanduser().absolute()
-    return Path(os.environ.get("SWARMNODE_DATA_DIR") or default_data_dir(os.environ)).expanduser().absolute()
+    named = _DATA_DIR.get() or os.environ.get("SWARMNODE_DATA_DIR") or default_data_dir(os.environ)
+    return Path(named).expanduser().absolute()
 
 
 def group(help: str) -> CommandGroup:
@@ -174,8 +175,6 @@ def absolute(path: Path) -> str:
 
 def own_home(passphrase_file: Path | None) -> tuple[DataDir, bytes | None]:
     """The node's data directory, and the passphrase of its key. Raises what reading the configuration raises."""
-    from swarmnode.node.identity import read_passphrase
-
     config = loaded().config
     named = config.passphrase_file if passphrase_file is None else str(passphrase_file)
     return DataDir(config.directory), read_passphrase(named, os.environ)
@@ -416,6 +415,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozens
         "  ".join(c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)).rstrip()
         for row in cells
     )
+
+
+def beside(label: str, texts: Iterable[str]) -> list[str]:
+    """Texts on a line each, the first of them behind a label."""
+    return [f"{'' if number else label:<{LABEL}} {text}" for number, text in enumerate(texts)]
 
 
 def age(since: float) -> str:

@@ -226,7 +226,7 @@ def warning_lines(warnings: list[str], room: int, colour: bool, width: int = WID
     """Whole, below an empty line, in so many lines as there is `room` for; `swarmnode health` has all of them."""
     lines = [line for each in warnings for line in wrap(plain(f"! {each}"), width, subsequent_indent="  ")]
     if len(lines) >= room:
-        lines = [*lines[: room - 2], "  and more: swarmnode health"]
+        lines = [*lines[: max(0, room - 2)], "  and more: swarmnode health"]
     return [style(line, "yellow", on=colour) for line in ["", *lines]] if lines else []
 
 

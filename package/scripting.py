@@ -107,8 +107,7 @@ class ScriptedNode:
 
     def events(self) -> Iterator[Event]:
         """Everything that happens, until the node ends in order. Raises NodeEnded."""
-        while (event := self._events.get()) is not None:
-            yield event
+        yield from iter(self._events.get, None)
         self._events.put(None)
         if code := self._ended():
             raise NodeEnded(self._said(), exit_code=code)
@@ -119,8 +118,7 @@ class ScriptedNode:
 
     def status(self) -> dict[str, Any]:
         """As `swarmnode status --json`."""
-        answer: dict[str, Any] = self.call("status")
-        return answer
+        return self.call("status")
 
     def sample(self, prompt: str, *, length: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
         """What the model writes after `prompt`."""
@@ -182,7 +180,8 @@ class ScriptedNode:
         """Take what the node tells as it comes, or a full pipe would hold it up."""
         with output:
             for line in output:
-                self._events.put(json.loads(line))
+                with suppress(ValueError):  # the last line of a node that was killed may be half of one
+                    self._events.put(json.loads(line))
         self._events.put(None)
 
     def _ended(self) -> int:

@@ -102,13 +102,11 @@ class ByteLM:
 
     def _starts(self, samples: int, generator: torch.Generator, size: int) -> list[int]:
         self._check_long_enough(size)
-        starts: list[int] = torch.randint(size - self._window + 1, (samples, 1), generator=generator)[:, 0].tolist()
-        return starts
+        return torch.randint(size - self._window + 1, (samples, 1), generator=generator)[:, 0].tolist()
 
     def loss(self, batch: Tensor) -> Tensor:
         """Bits per byte of the windows (B, context + 1)."""
-        loss: Tensor = self.model.loss(batch) / (math.log(2) * self.bytes_per_token)
-        return loss
+        return self.model.loss(batch) / (math.log(2) * self.bytes_per_token)
 
     @torch.no_grad()
     def evaluate(self, *, thorough: bool, seed: int | None = None) -> float:

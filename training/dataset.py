@@ -97,8 +97,7 @@ class Index:
 def encode(index: Index) -> bytes:
     """Canonical: a msgpack array of version, seed, piece and [id, size, cut] of each shard, the held-out part first."""
     rows = [[entry.shard, entry.size, entry.upto] for entry in (index.heldout, *index.shards)]
-    packed: bytes = msgpack.packb([VERSION, index.seed, index.piece, rows])
-    return packed
+    return msgpack.packb([VERSION, index.seed, index.piece, rows])
 
 
 def decode(raw: bytes) -> Index:

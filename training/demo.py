@@ -82,8 +82,7 @@ def signed_step(state: OuterState, mean: Vector, layout: Layout, *, lr: float, d
     direction = np.sign(mean)
     for slot in layout.slots:
         if decay and len(slot.shape) >= 2:
-            there = slice(slot.offset, slot.offset + slot.size)
-            direction[there] += np.float32(decay) * state.parameters[there]
+            direction[slot.place] += np.float32(decay) * state.parameters[slot.place]
     return outer_step(state, direction, lr=lr, momentum=0.0)
 
 

@@ -17,7 +17,6 @@ A text longer than a piece is cut where a line ends; where none does, between tw
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -239,10 +239,7 @@ def _of_text(file: BinaryIO, piece: int) -> Iterator[bytes]:
 
 
 def _of_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    for number in itertools.count(1):
-        line = file.readline(MAX_LINE + 1)
-        if not line:
-            return
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE + 1), b""), 1):
         if len(line) > MAX_LINE:
             raise CorpusError(f"corpus {path}: line {number} has more than {MAX_LINE >> 20} MiB; cut it into several")
         if not line.strip():

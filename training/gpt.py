@@ -68,8 +68,7 @@ class Attention(nn.Module):
             v = self.mix[0] * v + self.mix[1] * self.values(tokens).view(v.shape)
         q, k = self.rotary(normalised(qk)).transpose(1, 2).chunk(2, dim=1)  # (B, h, T, D) each
         y = F.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True)  # (B, h, T, D)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
-        return mixed
+        return self.out(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
 
 class MLP(nn.Module):
@@ -85,8 +84,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.up(x)  # (B, T, inside)
-        y: Tensor = self.down(F.relu(up).square() if self.gate is None else F.silu(self.gate(x)) * up)  # (B, T, C)
-        return y
+        return self.down(F.relu(up).square() if self.gate is None else F.silu(self.gate(x)) * up)  # (B, T, C)
 
 
 class TransformerBlock(nn.Module):
@@ -99,8 +97,7 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         x = x + self.attention(normalised(x), tokens)
-        x = x + self.mlp(normalised(x))
-        return x
+        return x + self.mlp(normalised(x))
 
 
 class GPT(nn.Module):

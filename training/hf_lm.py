@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from swarmnode.training.byte_lm import ByteLM
 from swarmnode.training.gpt import GPT
-from swarmnode.training.options import installing
+from swarmnode.training.options import lacking
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.tasks import Assignment, TaskError
 
@@ -103,8 +103,7 @@ class CausalLM(GPT):
         B, T = tokens.shape
         # A text without values, of which memory is weighed, has to be told to have no gaps.
         mask = torch.zeros(1, 1, 1, 1, device="meta").expand(B, 1, T, T) if tokens.is_meta else None
-        logits: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        return logits
+        return self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
 
     def following(self, text: Tensor, read: Any) -> tuple[Tensor, Any]:
         """As for any GPT, of as much text as the base reads; `read` are its keys and values, where it keeps them."""
@@ -124,10 +123,7 @@ def open_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
-        raise TaskError(
-            "models of transformers need that package, which cannot be imported "
-            f"({error}): {installing('swarmnode[hf]')}"
-        ) from error
+        raise TaskError(lacking("models of transformers need that package", error, "swarmnode[hf]")) from error
     where = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     safe = {"trust_remote_code": False, "local_files_only": True}
     try:
@@ -157,8 +153,7 @@ def attach_lora(model: Any, *, rank: int, alpha: float, seed: int) -> None:
         # Named one by one: "all-linear" is more to peft where a model has experts, and what is exported would not load.
         inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=linear), model)
     except ImportError as error:
-        hint = installing("swarmnode[hf]")
-        raise TaskError(f"LoRA needs peft, which cannot be imported ({error}): {hint}") from error
+        raise TaskError(lacking("LoRA needs peft", error, "swarmnode[hf]")) from error
     except ValueError as error:
         raise TaskError(f"the model has no linear layers for LoRA: {error}") from error
     generator = torch.Generator().manual_seed(seed)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmnode.training.open_step import SEQUENCES
-from swarmnode.training.options import installing
+from swarmnode.training.options import lacking
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sections import ModelSection
 from swarmnode.training.tasks import Assignment, TaskError
@@ -44,8 +44,7 @@ class Perceptron(nn.Module):
         """Logits (B, 10) of pictures (B, 64)."""
         for layer in self.hidden:
             x = F.relu(layer(x))  # (B, width)
-        logits: Tensor = self.head(x)  # (B, 10)
-        return logits
+        return self.head(x)  # (B, 10)
 
 
 class DigitImages:
@@ -102,10 +101,8 @@ def _pictures() -> Tensor:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise TaskError(
-            f"the task image has its pictures from scikit-learn, which cannot be imported ({error}): "
-            f"{installing('swarmnode[image]')}"
-        ) from error
+        what = "the task image has its pictures from scikit-learn"
+        raise TaskError(lacking(what, error, "swarmnode[image]")) from error
     pixels, digits = load_digits(return_X_y=True)
     rows = np.column_stack([pixels / BRIGHTEST, digits]).astype(np.float32)
     by_hash = sorted(range(len(rows)), key=lambda row: hashlib.sha256(rows[row].tobytes()).digest())

@@ -50,19 +50,20 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> None:
-    """Make the trainable parameters of `model` views of `vector` (P,) float32, and their gradients of one like it.
+def flatten_into(model: nn.Module, vector: Tensor, *, keep: bool) -> Tensor:
+    """Make the trainable parameters of `model` views of `vector` (P,) float32; all of their gradients, (P,) as well.
 
-    With `keep` the model takes the vector's values, otherwise the vector takes the model's. The gradients stay in
-    place for good: they are zeroed, never dropped.
+    With `keep` the model takes the vector's values, otherwise the vector takes the model's. The gradients stay in place
+    for good: they are zeroed, never dropped.
     """
     gradients = torch.zeros_like(vector)
     for slot, (_, parameter) in zip(layout_of(model).slots, trained(model), strict=True):
-        view = vector[slot.offset : slot.offset + slot.size].view(slot.shape)
+        view = vector[slot.place].view(slot.shape)
         if not keep:
             view.copy_(parameter.data)
         parameter.data = view
-        parameter.grad = gradients[slot.offset : slot.offset + slot.size].view(slot.shape)
+        parameter.grad = gradients[slot.place].view(slot.shape)
+    return gradients
 
 
 class InnerLoop:
@@ -86,15 +87,12 @@ class InnerLoop:
         if spec.inner.checkpointing:
             keep_no_activations(task.model)
         own = ranks.own(task.model)
-        flatten_into(own, vector, keep=keep)
+        self._gradients = flatten_into(own, vector, keep=keep)
         self._spec = spec
         self.micro_batch = spec.inner.batch  # samples that are computed together: fewer where memory is short
         self._task = task
         self._peer_id = peer_id
         self._ranks = ranks
-        first = trained(own)[0][1].grad
-        assert first is not None  # flatten_into has just set it
-        self._gradients: Tensor = torch.empty(0).to(vector).set_(first.untyped_storage())  # type: ignore[call-overload]
         self._vector = vector
         self.optimizer = Optimizer(task.model, spec, ranks, moments)
         self._round = -1
@@ -127,7 +125,7 @@ class InnerLoop:
             raise ValueError("a state of another model")
         with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
             self._vector.copy_(torch.from_numpy(state.parameters))
-        self.optimizer.take(state)
+            self.optimizer.take(state)
 
     @contextmanager
     def replayed(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> Iterator[State]:
@@ -215,7 +213,7 @@ class InnerLoop:
         for part in batch.split(self.micro_batch):
             loss = self._task.loss(part) * (len(part) / len(batch))
             # Ranks that divide the model all do the same, and what they have is summed up.
-            (loss / self._ranks.count if self._ranks.sharded else loss).backward()  # type: ignore[no-untyped-call]
+            (loss / self._ranks.count if self._ranks.sharded else loss).backward()
             total += loss.detach().double().cpu()
         return float(total), self._gradients
 
@@ -250,7 +248,7 @@ class InnerLoop:
                 passes = -(-most // self.micro_batch)
                 for some in part.tensor_split(passes) if passes > 1 else [part]:
                     loss = self._loss(some if len(some) else part[:1]) * (len(some) / size)
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     total += loss.detach()
                 return total
             except torch.OutOfMemoryError:

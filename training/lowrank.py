@@ -62,8 +62,7 @@ class Matrix:
 
     def of(self, vector: Vector) -> Vector:
         """A view (n, m) of it in a vector (P,)."""
-        slot = self.slot
-        matrix = vector[slot.offset : slot.offset + slot.size].reshape(slot.shape[0], -1)
+        matrix = vector[self.slot.place].reshape(self.slot.shape[0], -1)
         return matrix.T if self.turned else matrix
 
 
@@ -113,7 +112,7 @@ class LowRank:
         """Q = M^T P^ of all matrices of `work` (P,), and behind them the rest of it, (right,)."""
         units = (np.ldexp(basis, -BASIS_BITS).astype(np.float32) for basis in bases)
         found = [(unit.T @ matrix.of(work)).reshape(-1) for matrix, unit in zip(self.matrices, units, strict=True)]
-        return np.concatenate([*found, *(work[slot.offset : slot.offset + slot.size] for slot in self._rest)])
+        return np.concatenate([*found, *(work[slot.place] for slot in self._rest)])
 
     def expand(self, factors: Vector, bases: Sequence[Basis]) -> Vector:
         """What `factors` (right,) stand for, (P,): P^ Q^T, and the rest. Bit-identical for equal arguments."""
@@ -124,7 +123,7 @@ class LowRank:
             matrix.of(whole)[:] = np.ldexp(basis @ numbers.reshape(basis.shape[1], matrix.m), exponent - BASIS_BITS)
             done += size
         for slot in self._rest:
-            whole[slot.offset : slot.offset + slot.size] = factors[done : done + slot.size]
+            whole[slot.place] = factors[done : done + slot.size]
             done += slot.size
         return whole
 
@@ -159,5 +158,4 @@ def _basis(columns: NDArray[np.float64]) -> Basis:
 
 def _sum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The sum of rows (n, r), in their order."""
-    total: NDArray[np.float64] = np.add.accumulate(rows, axis=0)[-1]
-    return total
+    return np.add.accumulate(rows, axis=0)[-1]

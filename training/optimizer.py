@@ -16,7 +16,6 @@ All moments lie in one flat vector: the first ones of all P parameters, then the
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -82,7 +81,6 @@ class Optimizer:
         self._muon: dict[torch.Size, list[tuple[Tensor, ...]]] = defaultdict(list)
         for whole, both in held.items():
             parameter = ranks.owned(whole)
-            assert parameter.grad is not None
             row = parameter, parameter.grad, *(moment.view(parameter.shape) for moment in both)
             if len(both) == 1:
                 self._muon[whole.shape].append(row)  # the shape with all ranks' rows
@@ -93,8 +91,7 @@ class Optimizer:
     def take(self, state: State) -> None:
         """Go on with these moments, of as many parameters and of this optimizer."""
         if state.updates:
-            with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
-                self.moments.copy_(torch.from_numpy(state.moments))
+            self.moments.copy_(torch.from_numpy(state.moments))
         else:
             self.moments.zero_()
         self.count(state.updates)

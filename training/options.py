@@ -172,6 +172,11 @@ def number_of(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def lacking(what: str, error: ImportError, package: str) -> str:
+    """That `what` has need of a package which is not here, and how to install it."""
+    return f"{what}, which cannot be imported ({error}): {installing(package)}"
+
+
 def installing(package: str) -> str:
     """The command that adds a package, or an extra as in swarmnode[hf], to the environment of this program."""
     from importlib.metadata import PackageNotFoundError, distribution

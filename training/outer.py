@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnode.training import mapped
-
-Vector = NDArray[np.float32]
+from swarmnode.training.mapped import Vector as Vector
 
 _STATE_TAG = b"swarmnode/state/1\0"
 WHOLE_BITS = 22
@@ -28,7 +27,7 @@ STEP = 1 << 16  # elements worked on at a time; temporaries stay in a core's cac
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor: `vector[offset : offset + size].reshape(shape)`; offset and size in elements."""
+    """One tensor: `vector[place].reshape(shape)`; offset and size in elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,6 +36,10 @@ class Slot:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,11 @@ class Layout:
     @property
     def parameters(self) -> int:
         """Elements of the flat vector."""
-        return self.slots[-1].offset + self.slots[-1].size if self.slots else 0
+        return self.slots[-1].place.stop if self.slots else 0
 
     def encode(self) -> bytes:
         """Canonical bytes, part of every state hash."""
-        packed: bytes = msgpack.packb([[s.name, list(s.shape), s.offset] for s in self.slots])
-        return packed
+        return msgpack.packb([[s.name, list(s.shape), s.offset] for s in self.slots])
 
     @property
     def digest(self) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.training.inner import InnerLoop
-from swarmnode.training.seed import EPSILON, bits_of, blocks, byte_of, told_of
+from swarmnode.training.seed import EPSILON, bits_of, blocks, byte_of
 from swarmnode.training.tasks import TaskError
 
 
@@ -49,7 +49,7 @@ class Probes(InnerLoop):
         finally:
             self._vector.copy_(here)
         slope = float(losses[0] - losses[1]) / (2 * EPSILON)
-        self._told += told_of([byte_of(slope * inner.rate_at(*place), inner.clip)])
+        self._told += byte_of(slope * inner.rate_at(*place), inner.clip)
         self._step_in_round += 1
         return (losses[0] + losses[1]) / 2
 

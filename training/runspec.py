@@ -278,7 +278,7 @@ def _check_rollouts(spec: RunSpec) -> Iterator[str]:
         yield f"[rollouts]: task = {rollouts.task!r} is not digits; write [task] name = 'rollouts'"
     if rollouts != USUAL and method != "sapo":
         yield f"[rollouts]: has no meaning with [exchange] method = {method!r}; leave it out"
-    yield from wrong_in(rollouts, "[rollouts]")
+    yield from wrong_in(rollouts)
 
 
 def _check_trust(spec: RunSpec) -> Iterator[str]:
@@ -316,8 +316,7 @@ def encode(spec: RunSpec) -> bytes:
     for name, section in SECTIONS.items():
         values = getattr(spec, name)
         tables[name] = {key: getattr(values, key) for key in sorted(describe(section))}
-    packed: bytes = msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
-    return packed
+    return msgpack.packb(dict(sorted(tables.items())), use_single_float=False)
 
 
 def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:

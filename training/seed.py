@@ -22,7 +22,7 @@ scales g before it is rounded, as S must stay whole.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,11 @@ def blocks(bits: NDArray[np.uint8], size: int) -> Iterator[tuple[slice, NDArray[
         yield part, np.unpackbits(packed, count=part.stop - part.start, bitorder="little")
 
 
-def byte_of(slope: float, clip: float) -> int:
-    """b of a slope g, between -127 and 127; 0 where it is not finite, so that it moves nothing."""
+def byte_of(slope: float, clip: float) -> bytes:
+    """b of a slope g, of two's complement; 0 where it is not finite, so that it moves nothing."""
     if not np.isfinite(slope):
-        return 0
-    return round(LARGEST * min(1.0, max(-1.0, slope / clip)))
+        return b"\0"
+    return round(LARGEST * min(1.0, max(-1.0, slope / clip))).to_bytes(signed=True)
 
 
 class Tally:
@@ -82,8 +82,3 @@ class Tally:
         for part in steps_of(self.sums.size):
             np.subtract(self.initial[part], scale * self.sums[part].astype(np.float32), out=found[part])
         return found
-
-
-def told_of(values: Iterable[int]) -> bytes:
-    """Bytes to tell, one for each value."""
-    return np.fromiter(values, np.int8).tobytes()

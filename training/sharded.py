@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import fully_shard
 
 from swarmnode.training.ranks import Ranks
 
@@ -46,7 +45,6 @@ class Sharded(Ranks):
             sharded = fully_shard(module, mesh=self._mesh)
             sharded.set_force_sum_reduction_for_comms(True)  # losses are shares of the batch's already
             sharded.set_gradient_divide_factor(1.0)
-        assert isinstance(model, FSDPModule)
         self._model = model
         stand_in, self._owned = nn.Module(), dict[Tensor, nn.Parameter]()
         for name, parameter in model.named_parameters():
@@ -95,7 +93,6 @@ class Sharded(Ranks):
     def _collect(self, parameter: Tensor) -> None:
         """Take the gradient of rows as soon as it is summed up over the ranks, in the backward pass."""
         gradient, own = parameter.grad, self._owned[parameter]
-        assert gradient is not None and own.grad is not None
         own.grad.add_(_rows(gradient))
         parameter.grad = None
 
@@ -111,9 +108,7 @@ class Sharded(Ranks):
 
 def _rows(tensor: Tensor) -> Tensor:
     """This rank's, the very memory."""
-    data = tensor.data
-    assert isinstance(data, DTensor)
-    return data.to_local()
+    return tensor.data.to_local()
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

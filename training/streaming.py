@@ -86,24 +86,17 @@ def fragments_of(layout: Layout, count: int) -> tuple[Fragment, ...]:
     A tensor that is in no layer is whole in the fragment that is smallest then. A model without layers is cut into
     `count` equal runs of elements, or as many as it has elements.
     """
-    layers = {int(found[1]) for slot in layout.slots if (found := _NUMBER.search(slot.name))}
+    layer_of = {slot: int(found[1]) if (found := _NUMBER.search(slot.name)) else None for slot in layout.slots}
+    layers = sorted({layer for layer in layer_of.values() if layer is not None})
     if len(layers) < 2:
         count = min(count, layout.parameters)
         edges = [layout.parameters * number // count for number in range(count + 1)]
         return tuple(Fragment(((start, stop),)) for start, stop in pairwise(edges))
-    count = min(count, len(layers))
-    number_of = {layer: turn % count for turn, layer in enumerate(sorted(layers))}
-    ranges: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    outside = []
-    for slot in layout.slots:
-        found = _NUMBER.search(slot.name)
-        if found is None:
-            outside.append(slot)
-        else:
-            ranges[number_of[int(found[1])]].append((slot.offset, slot.offset + slot.size))
-    for slot in outside:
+    ranges: list[list[tuple[int, int]]] = [[] for _ in range(min(count, len(layers)))]
+    for slot, layer in sorted(layer_of.items(), key=lambda item: item[1] is None):  # what is in no layer comes last
         smallest = min(ranges, key=lambda taken: sum(stop - start for start, stop in taken))
-        smallest.append((slot.offset, slot.offset + slot.size))
+        into = smallest if layer is None else ranges[layers.index(layer) % len(ranges)]
+        into.append((slot.place.start, slot.place.stop))
     return tuple(Fragment(_joined(taken)) for taken in ranges)
 
 
@@ -120,8 +113,7 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def mixed(local: Vector, shared: Vector, alpha: float) -> Vector:
     """alpha * local + (1 - alpha) * shared, float32 (n,)."""
-    result: Vector = np.float32(alpha) * local + np.float32(1 - alpha) * shared
-    return result
+    return np.float32(alpha) * local + np.float32(1 - alpha) * shared
 
 
 def ahead(fragment: Fragment, state: OuterState, own: Vector, share: float, *, lr: float, momentum: float) -> Vector:

@@ -132,8 +132,7 @@ def load_task(name: str, local: str) -> type[Any]:
         return class_in(local)
     if name in BUILT_IN:
         module, _, found = BUILT_IN[name].partition(":")
-        built_in: type[Any] = getattr(importlib.import_module(module), found)
-        return built_in
+        return getattr(importlib.import_module(module), found)
     raise TaskError(
         f"task {name!r} is not built in; the run needs a local file that defines it: --task my_task.py:MyTask"
     )

@@ -54,7 +54,8 @@ def dtype_of(vocabulary: int) -> np.dtype[Any]:
 
 def train(sample: Iterable[bytes], vocabulary: int) -> bytes:
     """A tokenizer.json with at most `vocabulary` tokens, a function of the sample alone. Raises TokenizerError."""
-    tokenizers = _library()
+    import tokenizers
+
     if vocabulary <= BYTES:
         raise TokenizerError(
             f"[data] vocabulary = {vocabulary} is too small to train a tokenizer; it needs 257 or more"
@@ -69,8 +70,7 @@ def train(sample: Iterable[bytes], vocabulary: int) -> bytes:
         show_progress=False,
     )
     made.train_from_iterator((text.decode(errors="replace") for text in sample), trainer)
-    raw: bytes = made.to_str().encode()
-    return raw
+    return made.to_str().encode()
 
 
 class Encoder:
@@ -86,7 +86,9 @@ class Encoder:
         if size > vocabulary:
             raise TokenizerError(f"the tokenizer has {size} tokens; set [data] vocabulary = {size} or more")
         with _failing():
-            self._tokenizer = _library().Tokenizer.from_str(raw.decode())
+            import tokenizers
+
+            self._tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # the name of a special token in a text is text
@@ -181,13 +183,6 @@ def _failing() -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(f"the tokenizer cannot be used by tokenizers: {error}") from error
-
-
-def _library() -> Any:
-    """`tokenizers`, loaded by who makes shards only."""
-    import tokenizers
-
-    return tokenizers
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

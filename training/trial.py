@@ -65,7 +65,7 @@ def _of_data(run: RunSpec, assignment: Assignment, local: str, device: str) -> I
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         yield f"loss gives {_kind(loss)}, from which nothing is learned: give the mean, a scalar tensor with a gradient"
         return
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     unfit = [name for name, each in trained(one.model) if each.grad is not None and not each.grad.isfinite().all()]
     if unfit or not loss.isfinite():
         what = f"the gradient of {unfit[0]} has nan or inf" if loss.isfinite() else f"the loss is {loss.item():g}"

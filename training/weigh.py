@@ -80,7 +80,7 @@ def _most(model: nn.Module, batch: Tensor, *, bf16: bool) -> int:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     with _Computed(bf16) as computed, _Taken(model) as taken:
-        loss: Tensor = model.loss(batch)  # type: ignore[operator]
+        loss: Tensor = model.loss(batch)
         computed.cast = None
         # `backward` would leave these modes, in which checkpointing has to compute layers anew.
         engine = torch.autograd.Variable._execution_engine
@@ -146,4 +146,4 @@ class _Computed(TorchFunctionMode):
             return tensor.bfloat16()
         if tensor not in self.cast:
             self.cast[tensor] = tensor.bfloat16()
-        return self.cast[tensor]  # type: ignore[no-any-return]
+        return self.cast[tensor]

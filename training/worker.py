@@ -32,22 +32,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import numpy as np
 
 from swarmnode.training import sandbox
 from swarmnode.training.mapped import keep_in
+from swarmnode.training.options import SettingError
 from swarmnode.training.ranks import ALONE, Ranks
+from swarmnode.training.rl.section import hf_model
+from swarmnode.training.runspec import RunSpec, decode
+from swarmnode.training.tasks import MAY_LACK, Assignment, TaskError, load_task
 from swarmnode.training.tokens import CorpusError
 from swarmnode.training.verify.recorder import Recorder, room, stretch_steps
 from swarmnode.training.verify.replay import Distance, distance
 from swarmnode.training.verify.trace import Point, State, Stretch, point_of, row_of
 from swarmnode.training.verify.vectors import FREE_SHARE, Vectors, states_in
-
-if TYPE_CHECKING:
-    from swarmnode.training.runspec import RunSpec
 
 WRITE_BACK_SECONDS = 5.0  # what a killed trainer on a GPU loses at the most
 READ_SIZE = 1 << 20  # bytes
@@ -72,6 +73,10 @@ class SandboxError(Exception):
             f"sandbox = 'require', and this machine cannot enforce all of the trainer's sandbox ({lacking}). Run on a "
             "newer kernel, or with sandbox = 'auto' to train with what there is"
         )
+
+
+# Whose message alone says what happened and what to do, without the name of the exception.
+FOR_PEOPLE = (CorpusError, SandboxError, SettingError, TaskError)
 
 
 class Worker:
@@ -107,8 +112,6 @@ class Worker:
             raise SandboxError(self._confined)
         import torch
 
-        from swarmnode.training.runspec import decode
-        from swarmnode.training.tasks import Assignment, load_task
         from swarmnode.training.weigh import weigh
 
         run = decode(spec)
@@ -138,13 +141,10 @@ class Worker:
         from swarmnode.training.inner import InnerLoop, layout_of, trained
         from swarmnode.training.optimizer import with_moments
         from swarmnode.training.probes import Probes
-        from swarmnode.training.runspec import decode
-        from swarmnode.training.tasks import MAY_LACK, Assignment, load_task
 
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
         run = decode(spec)
-        self._inner = run.inner
         keep_in(Path(settings["scratch"]) if settings["scratch"] else None)
         is_large = run.needs_data or _is_language_model(run, settings)
         threads = settings["threads"] or (os.cpu_count() if is_large else 1) or 1
@@ -286,8 +286,6 @@ class Worker:
         count = self._ranks.count
         if count == 1:
             return
-        from swarmnode.training.tasks import TaskError
-
         if not run.needs_data:
             raise TaskError(f"ranks = {count}: a run by rollouts trains on one device; start the node with --ranks 1")
         if run.inner.batch < count:
@@ -414,7 +412,7 @@ class Worker:
         recorder = self._recorder
         with self._timed("audit"):
             if recorder is not None and (last := recorder.last) is not None and last.texts == self._texts:
-                start, end = recorder.state(last.start), recorder.state(last.end)
+                start, end = self._state(last.start), self._state(last.end)
                 if start is not None and end is not None:
                     found = [self._repeated(last, start, end, 1 if self._torch.get_num_threads() > 1 else 2)]
         return self._compared(found, self._spent["audit"] - before)
@@ -473,7 +471,7 @@ class Worker:
         except (Closed, MemoryError):
             raise
         except Exception as error:
-            text = str(error) if _is_for_people(error) else _bug(error)
+            text = str(error) if isinstance(error, FOR_PEOPLE) else _bug(error)
             text += DENIED if self._confined.enforced and _was_denied(error) else ""
             text += NO_ROOM if type(error).__name__ == "OutOfMemoryError" else ""  # torch's, which may not be here yet
             # A sample changed nothing, and what was asked may be at fault; but ranks that share it may wait for one.
@@ -540,14 +538,6 @@ def _was_denied(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, PermissionError) or _was_denied(error.__cause__))
 
 
-def _is_for_people(error: Exception) -> bool:
-    """Whether the message alone says what happened and what to do, without the name of the exception."""
-    from swarmnode.training.options import SettingError
-    from swarmnode.training.tasks import TaskError
-
-    return isinstance(error, (CorpusError, SandboxError, SettingError, TaskError))
-
-
 def _pin(vector: Any) -> None:
     """Have a GPU copy to and from this memory by itself: 649 MB in 12 ms, of pageable memory in 51 (an H100).
 
@@ -563,8 +553,6 @@ def _pin(vector: Any) -> None:
 
 
 def _is_language_model(run: RunSpec, settings: dict[str, Any]) -> bool:  # that is the policy of a run by rollouts
-    from swarmnode.training.rl.section import hf_model
-
     return not run.needs_data and hf_model(settings["policy"] or run.rollouts.policy) is not None
 
 
@@ -575,8 +563,6 @@ def _wanted_device(run: RunSpec, settings: dict[str, Any]) -> str:  # small poli
 
 def _device(wanted: str) -> tuple[str, str]:  # what trains, and what an owner should hear of that
     import torch
-
-    from swarmnode.training.tasks import TaskError
 
     if wanted == "cpu" or torch.cuda.is_available():
         return ("cpu" if wanted == "cpu" else "cuda"), ""

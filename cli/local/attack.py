@@ -15,15 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node.identity import load_or_create
 from swarmnode.node.storage.datadir import DataDir
-
-if TYPE_CHECKING:
-    from swarmnode.training.runspec import RunSpec
+from swarmnode.training.runspec import RunSpec
 
 EXCHANGING = ("open", "diloco", "btard")  # methods in which pseudo-gradients are exchanged
 
@@ -118,7 +116,6 @@ class Onlooker:
         self._honest = [node for node in nodes if not node.lie]
         self._liars = [node for node in nodes if node.lie]
         self._rounds: set[int] = set()
-        self._by_rollouts = False
         self._last_lie: int | None = None  # the last round in which a liar's contribution counted
 
     def saw(self, node: NodeProcess, event: Mapping[str, Any]) -> None:
@@ -127,12 +124,11 @@ class Onlooker:
         if node.lie or not isinstance(number, int) or number in self._rounds:
             return
         self._rounds.add(number)
-        self._by_rollouts = "learned" in event
-        if not self._by_rollouts:
+        if "learned" in event:
+            self._ask_pools()
+        else:
             self._count(number, event)
         self._ask_scores()
-        if self._by_rollouts:
-            self._ask_pools()
 
     def _count(self, number: int, event: Mapping[str, Any]) -> None:
         verdicts, counted = event.get("verdicts") or {}, set(event.get("counted") or ())
@@ -190,7 +186,7 @@ class Onlooker:
     def words(self, undefended: bool) -> list[str]:
         """The same, for people."""
         told = self.summary()
-        what = "groups" if self._by_rollouts else "contributions"
+        what = "groups" if "sapo" in LIES[self.attack.lie].methods else "contributions"
         lines = [
             f"{self.attack.liars} of {len(self._nodes)} nodes lied ({self.attack.lie}: {LIES[self.attack.lie].told})",
             f"of the liars' {what} {told['lies_accepted']} were accepted and {told['lies_refused']} refused; "

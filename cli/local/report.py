@@ -118,16 +118,13 @@ def hashes_by_round(reports: Sequence[Sequence[RoundReport]]) -> dict[int, set[s
     return dict(found)
 
 
-def curve(reports: Sequence[Sequence[RoundReport]]) -> tuple[tuple[int, float], ...]:
-    """(round, measured), mean over the nodes that measured: held-out bits per byte, which are equal where parameters
-    are; or the reward of own answers, in a run by rollouts, where each has a policy of its own.
+def latest(reports: Sequence[Sequence[RoundReport]]) -> float | None:
+    """Mean over the nodes that measured in the last round in which any did: held-out bits per byte, which are equal
+    where parameters are; or the reward of own answers, in a run by rollouts, where each has a policy of its own.
     """
-    measured: defaultdict[int, list[float]] = defaultdict(list)
-    for node in reports:
-        for report in node:
-            if report.measured is not None:
-                measured[report.round].append(report.measured)
-    return tuple((number, fmean(measured[number])) for number in sorted(measured))
+    measured = [report for node in reports for report in node if report.measured is not None]
+    last = max((report.round for report in measured), default=None)
+    return _mean(report.measured for report in measured if report.round == last)
 
 
 def by_rollouts(reports: Sequence[Sequence[RoundReport]]) -> bool:

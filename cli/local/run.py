@@ -28,7 +28,7 @@ from rich.table import Table
 
 from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
-from swarmnode.cli.local.report import Results, Summary, by_rollouts, curve, figures, in_pairs, summarize, write_report
+from swarmnode.cli.local.report import Results, Summary, by_rollouts, figures, in_pairs, latest, summarize, write_report
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, NodeProcess, SwarmFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
@@ -79,9 +79,9 @@ def run_local(options: LocalOptions) -> int:
     lone = LocalSwarm(replace(options, nodes=1, attack=None), folder, name="solo")
     onlooker = Onlooker(options.attack, swarm.nodes) if options.attack is not None else None
     code = OK
-    failure: ExpectedError | None = None  # why there is nothing to summarize
     heldout: float | None = None
     solo: float | None = None
+    kept = f"data directories and logs of the nodes: {folder}"
     nodes = [(node.label, node.data_dir) for node in (*swarm.nodes, *(lone.nodes if options.solo else ()))]
     with _sigterm_like_ctrl_c(), view_for(console) as view, _page(nodes, folder, options.dashboard, view):
         try:
@@ -92,46 +92,44 @@ def run_local(options: LocalOptions) -> int:
             code = FORCED
             view.remark("stopped before the end; the losses are those of the last round")
         except SwarmFailed as error:
+            if heldout is None:  # there is nothing to summarize
+                view.note(kept)
+                raise
             code = ERROR
-            if heldout is None:
-                failure = error
-            else:
-                view.remark(f"the node alone failed, so there is nothing to compare with: {error}")
-        if failure is None:
-            view.phase("writing the report")
-            summary = summarize(
-                swarm.reports,
-                spec,
-                parameters=swarm.parameters,
-                heldout=_last_loss(swarm) if heldout is None else heldout,
-                solo=_last_loss(lone) if solo is None else solo,
-                seconds=time.monotonic() - began,
-            )
-            if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
-                chance = f"{spec.rollouts.difficulty**-2:.2g}"
-                view.remark(
-                    f"who guesses earns {chance}; that policies learn shows by round {LEARNS_BY} or so (--rounds)"
-                )
-            ready = [node.ready for node in swarm.nodes if node.ready is not None]
-            run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
-            undefended = spec.exchange.method == "diloco"
-            attack = None if onlooker is None else {**onlooker.summary(), "words": onlooker.words(undefended)}
-            results = Results(spec, run_id, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
-            page = _write_report(options.report, results, view)
-            code = code or (OK if page is not None else ERROR)
+            view.remark(f"the node alone failed, so there is nothing to compare with: {error}")
+        view.phase("writing the report")
+        summary = summarize(
+            swarm.reports,
+            spec,
+            parameters=swarm.parameters,
+            heldout=latest(swarm.reports) if heldout is None else heldout,
+            solo=latest(lone.reports) if solo is None else solo,
+            seconds=time.monotonic() - began,
+        )
+        if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
+            chance = f"{spec.rollouts.difficulty**-2:.2g}"
+            view.remark(f"who guesses earns {chance}; that policies learn shows by round {LEARNS_BY} or so (--rounds)")
+        ready = [node.ready for node in swarm.nodes if node.ready is not None]
+        run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
+        undefended = spec.exchange.method == "diloco"
+        attack = None if onlooker is None else {**onlooker.summary(), "words": onlooker.words(undefended)}
+        results = Results(spec, run_id, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
+        page = None
+        try:
+            page = write_report(options.report, results)
+        except OSError as error:
+            view.remark(f"the report could not be written: {error}")
+            code = code or ERROR
 
-    if failure is None:
-        _show(console, summary, page)
-        for line in attack["words"] if attack else ():
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if options.json:
-            _emit({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
+    _show(console, summary, page)
+    for line in attack["words"] if attack else ():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if options.json:
+        _emit({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
     if options.keep or options.data_dir is not None or code == ERROR:
-        console.print(f"data directories and logs of the nodes: {folder}", highlight=False, soft_wrap=True)
+        console.print(kept, highlight=False, soft_wrap=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # the figures are shown already; what cannot be deleted stays
-    if failure is not None:
-        raise failure
     return code
 
 
@@ -235,21 +233,7 @@ def _heldout_loss(swarm: LocalSwarm, view: Lines) -> float | None:
         return fmean(found)
     instead = "that of the answers" if rewarded else "the shorter measurement"
     view.remark(f"no node measured {what}; the figure is {instead} of the last round")
-    return _last_loss(swarm)
-
-
-def _last_loss(swarm: LocalSwarm) -> float | None:
-    measured = curve(swarm.reports)
-    return measured[-1][1] if measured else None
-
-
-def _write_report(folder: Path, results: Results, view: Lines) -> Path | None:
-    """The report's page; None where it could not be written."""
-    try:
-        return write_report(folder, results)
-    except OSError as error:
-        view.remark(f"the report could not be written: {error}")
-        return None
+    return latest(swarm.reports)
 
 
 def _show(console: Console, summary: Summary, page: Path | None) -> None:

@@ -242,10 +242,9 @@ class NodeProcess:
         if not self.alive or self.frozen:
             return None
         try:
-            answer: dict[str, Any] = ControlClient(self.data_dir).call(method, timeout=ASK_WITHIN, **params)
+            return ControlClient(self.data_dir).call(method, timeout=ASK_WITHIN, **params)
         except (ControlError, NotRunning, OSError):
             return None
-        return answer
 
     def portray(self) -> None:
         """Ask it for all that the report shows of it."""
@@ -356,21 +355,19 @@ class LocalSwarm:
         yield from self._until_ready([creator])
         if others:
             assert creator.ready is not None
-            join = ["--join", str(creator.ready.get("multiaddr"))]
-            if creator.ready.get("run_id"):
-                join += ["--run", str(creator.ready["run_id"])]
+            run = ["--run", str(creator.ready["run_id"])] if creator.ready.get("run_id") else []
             for node in others:
-                self._start(node, join)
+                self._start(node, run, join=str(creator.ready.get("multiaddr")))
             yield from self._until_ready(others)
 
-    def _start(self, node: NodeProcess, what: Sequence[str]) -> None:
+    def _start(self, node: NodeProcess, what: Sequence[str], *, join: str = "") -> None:
         node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        join = f'"{what[what.index("--join") + 1]}"' if "--join" in what else ""
-        (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.options.threads, join=join))
+        named = f'"{join}"' if join else ""
+        (node.data_dir / "config.toml").write_text(CONFIG.format(threads=self.options.threads, join=named))
         # as flags too: the environment of whoever runs `local` must not move a node elsewhere
         options = ["--data-dir", str(node.data_dir), "--port", "0", "--listen", "127.0.0.1", "--no-mdns"]
         options += ["--threads", str(self.options.threads), "--rounds", str(self.options.rounds)]
-        options += ["--stay", "--json", "--no-dashboard"]
+        options += ["--stay", "--json", "--no-dashboard", *(["--join", join] if join else [])]
         options += ["--task", self.options.task] if is_brought(self.options.task) else []
         options += ["--policy", self.options.policy] if self.options.policy else []
         program = [*LIAR, node.lie] if node.lie else NODE
@@ -472,8 +469,8 @@ class LocalSwarm:
             for node in self.nodes:
                 node.portray()
             for process in running:
-                os.kill(process.pid, signal.SIGINT)
-                os.kill(process.pid, signal.SIGCONT)  # a stopped one ends too
+                process.send_signal(signal.SIGINT)  # to nobody, where it has ended meanwhile
+                process.send_signal(signal.SIGCONT)  # a stopped one ends too
             give_up = time.monotonic() + STOP_PATIENCE
             for process in running:
                 with suppress(subprocess.TimeoutExpired):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.cli.history import _read, _write
+from swarmnode.cli.history import _write, run_on_disk
 from swarmnode.node.exitcodes import CONFIG, USAGE
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.history import HISTORY, History, PastRound
@@ -120,7 +120,7 @@ def test_who_follows_is_told_the_history_that_the_node_went_over_to(
 
     monkeypatch.setattr("swarmnode.cli.history.time.sleep", sleep)
     rounds(home, 0, 1)
-    answer = _read(DataDir(home), RUN_ID, 0)
+    answer = run_on_disk(DataDir(home), RUN_ID, 0)
     told = [_write([nullcontext(written.append)], DataDir(home), answer, since=0, follow=True) for _ in range(2)]
     assert told == [None, 4]
     assert [each["round"] for each in written] == [0, 1, 2, 0, 1, 2, 3]

@@ -255,6 +255,19 @@ def test_survivors_finish_and_measure_after_a_node_dies(tmp_path, fake, capsys, 
     assert '"state": "dead"' in (tmp_path / "report/index.html").read_text()
 
 
+def test_a_node_that_dies_as_it_is_asked_for_the_report_keeps_none_of_the_others_from_leaving_in_order(
+    tmp_path, fake, capsys, monkeypatch
+):
+    def portray(node: local_swarm.NodeProcess) -> None:
+        if node.label == "1" and node.process is not None:
+            node.process.kill()
+            node.process.wait()
+
+    monkeypatch.setattr(local_swarm.NodeProcess, "portray", portray)
+    assert run_local(_options(tmp_path), command=fake, measure=lambda _: 2.5) == exitcodes.OK
+    assert [(tmp_path / f"nodes/node-{i}/goodbye").exists() for i in range(3)] == [True, False, True]
+
+
 def test_a_frozen_node_is_not_waited_for_and_does_not_outlive_the_command(tmp_path, fake, capsys, monkeypatch):
     monkeypatch.setattr(local_swarm, "FROZEN_PATIENCE", 0.2)
     _break(monkeypatch, node_2={"freezes_at": 3})

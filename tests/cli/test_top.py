@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli.top import screen
+from swarmnode.cli.views import warning_lines
 from swarmnode.node.control.client import ControlClient
 
 
@@ -32,6 +33,11 @@ def test_the_screen_fits_and_tells_rounds_peers_and_warnings(
     if height >= 24:
         assert ("late" in text and "Anna" in text and "upgrade this node" in text and "⣀" in text) or "⠉" in text
         assert any("█" in line and "▓" in line and "4 members" in line for line in lines)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_warnings_for_which_there_is_no_room_are_a_line_that_says_where_they_are(room: int) -> None:
+    assert warning_lines(["the disk is full " * 40], room, colour=False) == ["", "  and more: swarmnode health"]
 
 
 def test_before_there_is_a_run_it_shows_what_there_is(answer: Any) -> None:

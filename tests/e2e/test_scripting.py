@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from realnodes import RUN_TOML, environment
 
-from swarmnode import Node
+from swarmnode import Node, scripting
 from swarmnode.node.exitcodes import CONFIG
 from swarmnode.scripting import NodeEnded
 from swarmnode.training.options import SettingError
@@ -70,3 +70,13 @@ def test_where_only_linux_could_tie_a_node_to_the_script_it_starts_all_the_same(
     with pytest.raises(OSError, match="not in this test"):
         Node("run.toml", data_dir=tmp_path).start()
     assert started[0][:4] == [sys.executable, "-m", "swarmnode", "run"]
+
+
+def test_a_node_that_is_killed_in_the_middle_of_a_word_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying = 'import os; os.write(1, b\'{"event": "ready"}\\n{"event": "rou\'); os._exit(3)'
+    monkeypatch.setattr(scripting, "NODE", (sys.executable, "-S", "-c", dying))
+    with Node("", data_dir=tmp_path) as node, pytest.raises(NodeEnded) as ended:
+        list(node.rounds())
+    assert ended.value.exit_code == 3

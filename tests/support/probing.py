@@ -8,7 +8,7 @@ import trio
 from swarmnode.protocols.methods.trainer import TrainStats
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
-from swarmnode.training.seed import EPSILON, bits_of, blocks, byte_of, told_of
+from swarmnode.training.seed import EPSILON, bits_of, blocks, byte_of
 
 CLIP = 1.0  # of [inner], by default
 
@@ -37,6 +37,6 @@ class ProbingTrainer(SimTrainer):
             toy.vector[:] = here + np.float32(side) * signs
             losses.append(toy.drawn(self.peer, round, [step]))
         toy.vector[:] = here
-        told = told_of([byte_of((losses[0] - losses[1]) / (2 * EPSILON), CLIP)])
+        told = byte_of((losses[0] - losses[1]) / (2 * EPSILON), CLIP)
         self.told[round, step] = told[0]
         return TrainStats(1, toy.batch, toy.batch, sum(losses) / 2, self.seconds_per_step, told)

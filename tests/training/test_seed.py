@@ -17,7 +17,7 @@ from swarmnode.training.options import SettingError
 from swarmnode.training.probes import Probes
 from swarmnode.training.ranks import Ranks
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.seed import Tally, bits_of, blocks, byte_of, told_of
+from swarmnode.training.seed import Tally, bits_of, blocks, byte_of
 from swarmnode.training.tasks import TaskError
 
 P = 70_001  # not a multiple of eight, nor of the elements worked on at a time
@@ -44,7 +44,7 @@ def test_the_sum_is_of_each_byte_times_its_direction() -> None:
     told = {("alice", 0): [127, -127, 0, 5], ("bob", 4): [-1, 64]}
     exact = np.zeros(P, np.int64)
     for (author, round), values in told.items():
-        tally.add(7, author, round, told_of(values))
+        tally.add(7, author, round, np.array(values, np.int8).tobytes())
         exact += sum(value * signs_of(author, round, step) for step, value in enumerate(values))
     assert np.array_equal(tally.sums, exact) and np.array_equal(tally.whole(), exact)
 
@@ -64,7 +64,7 @@ def test_any_order_leads_to_the_same_bits() -> None:
 def test_parameters_are_where_the_run_began_less_the_rate_times_the_sum() -> None:
     start = np.random.default_rng(0).standard_normal(P).astype(np.float32)
     tally = Tally(start)
-    tally.add(7, "alice", 0, told_of([127]))
+    tally.add(7, "alice", 0, bytes([127]))
     np.testing.assert_allclose(
         tally.parameters(lr=1e-2, clip=CLIP), start - 1e-2 * CLIP * signs_of("alice", 0, 0), rtol=1e-6, atol=1e-7
     )
@@ -77,7 +77,7 @@ def test_parameters_are_where_the_run_began_less_the_rate_times_the_sum() -> Non
     [(0.0, 0), (2.0, 127), (-2.0, -127), (1e9, 127), (-1e9, -127), (1.0, 64), (math.nan, 0), (math.inf, 0)],
 )
 def test_a_slope_is_clipped_and_rounded_to_a_byte(slope: float, byte: int) -> None:
-    assert byte_of(slope, CLIP) == byte
+    assert byte_of(slope, CLIP) == byte.to_bytes(signed=True)
 
 
 # --- what a step tells ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]  # (n,), contiguous or not
+from swarmnode.training.mapped import Vector as Vector
 
 # Elements worked on at a time: 512 KiB of float32 and its temporaries stay in a core's cache, and memory beside the
 # input and the output stays constant however large the model is. Half as many cost a tenth more in a busy process, for

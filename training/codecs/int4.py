@@ -31,16 +31,17 @@ class FourBits(Blockwise):
     """What int4 and e3m0 share. Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
 
     block, scale, in_byte = BLOCK, np.dtype("<u2"), 2
-    top: np.float32  # the greatest multiple of a scale
+    multiples: Vector  # what each of the 16 codes stands for, in units of the scale
+    _top: np.float32  # the greatest of them
     _largest: int  # bf16 bits of the largest scale whose multiples are all finite
     _pairs: NDArray[np.complex64]  # the two values that each byte of codes stands for, in units of the scale; (256,)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._largest = int((np.finfo(np.float32).max / cls.top).view(np.uint32) >> np.uint32(16))
+        cls._top = cls.multiples.max()
+        cls._largest = int((np.finfo(np.float32).max / cls._top).view(np.uint32) >> np.uint32(16))
         codes = np.arange(256)
-        multiples = cls._multiples()
-        cls._pairs = np.stack([multiples[codes & 15], multiples[codes >> 4]], axis=1).view(np.complex64)[:, 0]
+        cls._pairs = np.stack([cls.multiples[codes & 15], cls.multiples[codes >> 4]], axis=1).view(np.complex64)[:, 0]
 
     def _encode_blocks(
         self, blocks: Vector, elements: int, scales: NDArray[Any], codes: NDArray[np.uint8], scratch: Vector
@@ -71,7 +72,7 @@ class FourBits(Blockwise):
         greatest = magnitudes.max(axis=1)
         if (greatest >= _INFINITY).any():
             raise CodecError(f"{self.name}: values to encode contain NaN or infinity")
-        halves = np.minimum(to_bf16(greatest.view(np.float32) / self.top, up=True), np.uint32(self._largest))
+        halves = np.minimum(to_bf16(greatest.view(np.float32) / self._top, up=True), np.uint32(self._largest))
         return np.where(halves < _SMALLEST, np.uint32(0), halves)
 
     @staticmethod
@@ -79,17 +80,12 @@ class FourBits(Blockwise):
     def _codes(relative: Vector) -> NDArray[np.uint8]:
         """The codes, 0 to 15, of values in units of their block's scale, which this may overwrite."""
 
-    @staticmethod
-    @abstractmethod
-    def _multiples() -> Vector:
-        """What each of the 16 codes stands for, in units of the scale; float32 (16,)."""
-
 
 class Int4(FourBits):
     """The error of an element is at most half a step, absmax / 14 (and 1 % of that for the rounding of the scale)."""
 
     name = "int4"
-    top = np.float32(7)
+    multiples = np.array([0, 1, 2, 3, 4, 5, 6, 7, 0, -7, -6, -5, -4, -3, -2, -1], np.float32)
 
     @staticmethod
     def _codes(relative: Vector) -> NDArray[np.uint8]:
@@ -98,16 +94,12 @@ class Int4(FourBits):
         bits = np.add(relative, np.float32(1.5 * 2**23), out=relative).view(np.uint32)
         return np.bitwise_and(bits, np.uint32(15), out=bits).astype(np.uint8)
 
-    @staticmethod
-    def _multiples() -> Vector:
-        return np.array([0, 1, 2, 3, 4, 5, 6, 7, 0, -7, -6, -5, -4, -3, -2, -1], np.float32)
-
 
 class E3M0(FourBits):
     """The error of an element is at most a third of it, or absmax / 128 where that is more."""
 
     name = "e3m0"
-    top = np.float32(1)
+    multiples = np.outer([1, -1], [0, *np.ldexp(1.0, np.arange(-6, 1))]).astype(np.float32).reshape(16)
 
     @staticmethod
     def _codes(relative: Vector) -> NDArray[np.uint8]:
@@ -118,8 +110,3 @@ class E3M0(FourBits):
         exponents = magnitudes + np.uint32(1 << 22) >> np.uint32(23)
         codes = np.clip(exponents, 121, 127, out=exponents) - np.uint32(120) | bits >> np.uint32(28) & np.uint32(8)
         return (codes * (magnitudes >= np.uint32(120 << 23))).astype(np.uint8)
-
-    @staticmethod
-    def _multiples() -> Vector:
-        positive = [0.0, *(2.0 ** (e - 7) for e in range(1, 8))]
-        return np.array([*positive, *(-value for value in positive)], np.float32)

@@ -33,6 +33,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 MAX_AUTHORS = 1024  # of whom is remembered how often the gate refused them
+POOLED = 8  # groups of an author that are judged together, those read last
+BAD = 3  # refused groups among these from which on all of the author's are refused
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,6 @@ class TokenGate:
     floor: float = 5e-3  # likelihood under which a token is strange
     share: float = 0.25  # of a group's answers that may be refused before the group is
     tokens: float = 0.0  # of an answer's tokens that may be strange; long texts of large vocabularies have some
-    pooled: int = 8  # groups of an author that are judged together, those read last
-    bad: int = 3  # refused groups among these from which on all of the author's are refused
 
 
 def gate(readings: Sequence[Reading], limits: TokenGate) -> NDArray[np.bool_]:
@@ -83,18 +83,17 @@ class Suspects:
     (docs/results.md).
     """
 
-    def __init__(self, limits: TokenGate) -> None:
-        self._limits = limits
+    def __init__(self) -> None:
         self._lately: OrderedDict[str, deque[bool]] = OrderedDict()  # by author, who was read last at the end
 
     def saw(self, author: str, *, refused: bool) -> None:
-        self._lately.setdefault(author, deque(maxlen=self._limits.pooled)).append(refused)
+        self._lately.setdefault(author, deque(maxlen=POOLED)).append(refused)
         self._lately.move_to_end(author)
         if len(self._lately) > MAX_AUTHORS:
             self._lately.popitem(last=False)
 
     def __contains__(self, author: str) -> bool:
-        return sum(self._lately.get(author, ())) >= self._limits.bad
+        return sum(self._lately.get(author, ())) >= BAD
 
 
 def misclaimed(reading: Reading, claimed: Sequence[Sequence[float]] | None, most: float) -> str:

@@ -142,14 +142,13 @@ def quantised(logprobs: NDArray[np.float64]) -> NDArray[np.uint16]:
     probability 1/e. float16 would be off by 1.2e-4 there and by 5e-4 at e^-3, and the check of equal models
     (`proofs.py`) is to tell 1e-4 from 3e-2.
     """
-    depth: NDArray[np.float64] = np.clip(-logprobs, 0.0, LOWEST)
-    steps: NDArray[np.uint16] = np.rint(_STEPS * np.sqrt(depth / LOWEST)).astype("<u2")
-    return steps
+    depth = np.clip(-logprobs, 0.0, LOWEST)
+    return np.rint(_STEPS * np.sqrt(depth / LOWEST)).astype("<u2")
 
 
 def dequantised(steps: NDArray[np.uint16]) -> NDArray[np.float64]:
     """What `quantised` made, in nats."""
-    roots: NDArray[np.float64] = np.asarray(steps, np.float64) / _STEPS
+    roots = np.asarray(steps, np.float64) / _STEPS
     return np.negative(LOWEST * np.square(roots))
 
 

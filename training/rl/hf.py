@@ -1,6 +1,6 @@
 """Policies that are causal language models of `transformers`, by name or from a local folder: the extra `hf`. Torch.
 
-    policy = load("Qwen/Qwen2.5-0.5B-Instruct", seed=1)              # LoRA; trained=Trained.ALL for all parameters
+    policy = load("Qwen/Qwen2.5-0.5B-Instruct", seed=1)              # LoRA; lora=False trains all parameters
     policy.vocabulary.prompt("a304=")                                # in the chat template, where there is one
 
 A model is read from safetensors, and no code of a repository is ever run. The end-of-sequence token ends an answer and
@@ -17,24 +17,18 @@ import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from torch import Tensor, nn
 
 from swarmnode.training.hf_lm import attach_lora, open_model
-from swarmnode.training.rl.policies import Policy, PolicyState, content_hash
+from swarmnode.training.rl.policies import Policy, PolicyState, parameter_hash
 from swarmnode.training.rl.vocabulary import before, register
 from swarmnode.training.tasks import TaskError
 
 RANK = 16  # of LoRA
 ALPHA = 32.0  # twice the rank, as is usual
 CONTEXT = 2048  # tokens of a prompt and its answer at the most, whatever more the model could read
-
-
-class Trained(Enum):
-    LORA = "hf"
-    ALL = "hf-full"
 
 
 class Tokenizer:
@@ -91,15 +85,15 @@ class Cache:
 class HFPolicy(Policy):
     """Its parameters are those that are trained, in float32: of LoRA, or all of the model's."""
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, *, trained: Trained, seed: int, source: str = "") -> None:
+    def __init__(self, model: Any, tokenizer: Tokenizer, *, lora: bool, seed: int, source: str = "") -> None:
         """`source`: the folder, or the name on the hub, from which another program can read its shape."""
         super().__init__()
         self.source = source
         self.vocabulary = tokenizer
         limit = getattr(model.config, "max_position_embeddings", None) or CONTEXT
         self.context = min(CONTEXT, int(limit))
-        self.base_hash = content_hash(model)
-        if trained is Trained.LORA:
+        self.base_hash = parameter_hash(model)
+        if lora:
             attach_lora(model, rank=RANK, alpha=ALPHA, seed=seed)
         self.model = model
 
@@ -142,7 +136,7 @@ class HFPolicy(Policy):
         return out.logits.float(), Cache(out.past_key_values)
 
 
-def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:
+def load(name: str, *, seed: int, lora: bool = True) -> HFPolicy:
     """The model called `name` on the hub, or in the folder `name`; its tokenizer is made known to this process.
 
     Raises TaskError where it cannot be had, as `open_model` does.
@@ -157,4 +151,4 @@ def load(name: str, *, seed: int, trained: Trained = Trained.LORA) -> HFPolicy:
         raise TaskError(f"the tokenizer of the model {name!r} cannot be loaded: {error}") from error
     tokenizer = Tokenizer(words, max(len(words), int(model.get_output_embeddings().weight.shape[0])))
     register(tokenizer)
-    return HFPolicy(model, tokenizer, trained=trained, seed=seed, source=where)
+    return HFPolicy(model, tokenizer, lora=lora, seed=seed, source=where)

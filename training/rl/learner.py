@@ -85,7 +85,7 @@ class Learner:
         self.version = 0
         self.optimizer = Adam(policy.parameters(), settings.learning_rate)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
-        self._suspects = Suspects(settings.gate or TokenGate())
+        self._suspects = Suspects()
         self.seed = seed
         self.curriculum = Curriculum(settings.tasks, settings.curriculum)
         self._chosen: set[TaskRef] = set()  # of the questions asked since the last update, those that it drew

@@ -102,12 +102,7 @@ def build(spec: PolicySpec, *, seed: int) -> TinyGPT | TinyGRU:
 
 def parameter_hash(policy: nn.Module) -> str:
     """sha-256 of the parameters in order, as hex: which weights wrote a rollout. Frozen ones count by `base_hash`."""
-    return content_hash(policy, getattr(policy, "base_hash", ""))
-
-
-def content_hash(policy: nn.Module, before: str = "") -> str:
-    """sha-256 of a text and the parameters, in order, as hex."""
-    digest = hashlib.sha256(before.encode())
+    digest = hashlib.sha256(getattr(policy, "base_hash", "").encode())
     for name, parameter in policy.named_parameters():
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
@@ -167,8 +162,7 @@ class TinyGPT(Policy):
         for index, block in enumerate(self.blocks):
             x, cache = block(x, None if state is None else state.layers[index])
             after.append(cache)
-        logits: Tensor = self.head(self.norm(x))  # (B, T, V)
-        return logits, LayerStates(after)
+        return self.head(self.norm(x)), LayerStates(after)  # (B, T, V)
 
 
 class TinyGRU(Policy):

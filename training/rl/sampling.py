@@ -78,17 +78,15 @@ def sample(policy: Policy, prompts: Sequence[Sequence[int]], how: Sampling, seed
     All chance comes from `seeds`, one a prompt, in 63 bits: who stands beside a prompt changes nothing.
     """
     check_room(policy, prompts, how)
-    copies = how.copies
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         by_length[len(prompt)].append(index)
-    answers: list[Completion | None] = [None] * (len(prompts) * copies)
+    answers: dict[int, tuple[Completion, ...]] = {}  # by prompt
     for indices in by_length.values():
         batch = torch.tensor([prompts[index] for index in indices])  # (B, T)
-        written = _continue(policy, batch, how, [seeds[index] for index in indices])
-        for position, index in enumerate(indices):
-            answers[index * copies : (index + 1) * copies] = written[position * copies : (position + 1) * copies]
-    return [answer for answer in answers if answer is not None]
+        written = iter(_continue(policy, batch, how, [seeds[index] for index in indices]))
+        answers |= zip(indices, zip(*[written] * how.copies, strict=True), strict=True)
+    return [answer for index in range(len(prompts)) for answer in answers[index]]
 
 
 def _continue(policy: Policy, prompts: Tensor, how: Sampling, seeds: Sequence[int]) -> list[Completion]:

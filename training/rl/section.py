@@ -119,20 +119,20 @@ class RolloutsSection:
 USUAL = RolloutsSection()
 
 
-def wrong_in(rollouts: RolloutsSection, where: str) -> Iterator[str]:
-    """What no single key can tell, a text for each mistake; `where` names file and table."""
+def wrong_in(rollouts: RolloutsSection) -> Iterator[str]:
+    """What no single key can tell, a text for each mistake."""
     if rollouts.external > rollouts.batch:
         yield (
-            f"{where}: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a part; lower "
-            "the first or raise the second"
+            f"[rollouts]: external = {rollouts.external} is above batch = {rollouts.batch}, of which it is a part; "
+            "lower the first or raise the second"
         )
     try:
         asked_by(rollouts.task)
     except SettingError as error:
-        yield f"{where}: {error}"
+        yield f"[rollouts]: {error}"
     if hf_model(rollouts.policy) is None:
         try:
-            policy_shape(rollouts.policy, where=where)
+            policy_shape(rollouts.policy, where="[rollouts]")
         except SettingError as error:
             yield str(error)
 

@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from swarmnode.training.options import SettingError, installing
+from swarmnode.training.options import SettingError, lacking
 from swarmnode.training.rl.section import MAX_LEVEL, RolloutsSection, asked_by
 from swarmnode.training.rl.tasks import MAX_QUESTION, RolloutTask, TaskRef, UnknownTask, regenerate, register
 from swarmnode.training.tasks import TaskError, class_in, task_file
@@ -166,10 +166,7 @@ def _factory() -> Any:
         import reasoning_gym  # noqa: F401 (registers the datasets)
         from reasoning_gym import factory
     except ImportError as error:
-        raise TaskError(
-            "tasks called gym:... need reasoning-gym, which cannot be imported "
-            f"({error}): {installing('swarmnode[rl]')}"
-        ) from error
+        raise TaskError(lacking("tasks called gym:... need reasoning-gym", error, "swarmnode[rl]")) from error
     return factory
 
 
@@ -258,7 +255,6 @@ def own(local: str) -> RolloutTask:
         raise TaskError(f"--task {local!r}: the class has no {', '.join(missing)}, which a task of rollouts has")
     complete = found if RolloutTask in found.__mro__ else types.new_class(found.__name__, (found, RolloutTask))
     try:
-        task: RolloutTask = complete()
+        return complete()
     except Exception as error:
         raise TaskError(f"--task {local!r}: cannot be made: {type(error).__name__}: {error}") from error
-    return task

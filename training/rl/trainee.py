@@ -31,7 +31,7 @@ from swarmnode.training.rl.groups import (
     told,
 )
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
-from swarmnode.training.rl.hf import HFPolicy, Trained, load
+from swarmnode.training.rl.hf import HFPolicy, load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
 from swarmnode.training.rl.proofs import BF16, FP32, RolloutAudit
@@ -194,7 +194,7 @@ def _policy(named: str, rollouts: RolloutsSection, *, where: str, seed: int) -> 
     """The policy called that, with the parameters that all of its kind begin from. Raises SettingError, TaskError."""
     model = hf_model(named)
     if model is not None:
-        return load(model[1], seed=seed, trained=Trained(model[0]))
+        return load(model[1], seed=seed, lora=model[0] == "hf")
     kind, layers, width = policy_shape(named, where=where)
     usual, vocabulary = (16, DIGITS.id) if rollouts.task == "digits" else (512, BYTES.id)
     context = rollouts.context or usual

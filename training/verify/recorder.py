@@ -3,7 +3,6 @@
     recorder = Recorder(loop.view, Vectors(folder, budget=room(parameters)), every=10)
     recorder.before(round, step, texts)        # before each step
     recorder.mark(round, step)                 # before somebody else touches the parameters: the stretches since then
-    recorder.state(point)                      # the state of a point, while it is kept
 
 A stretch ends after `every` steps, where the round or the texts change, and at a mark. A state is hashed and written
 where it lies, never copied in memory; of what did not change since the point before, nothing is written again. Where
@@ -94,11 +93,6 @@ class Recorder:
         """Something else happened to the parameters: what follows is not linked to what was before."""
         self._open, self._done, self.last = None, [], None
         self.life = os.urandom(8)
-
-    def state(self, point: Point) -> State | None:
-        """The state at a point, unless it was let go of."""
-        parameters, moments = self._vectors.get(point.parameters), self._vectors.get(point.moments)
-        return State(parameters, moments, point.updates) if parameters is not None and moments is not None else None
 
     def _begin(self, start: Point | None, round: int, step: int, texts: int) -> None:
         self._open = Stretch(start, start, round, step, 0, texts) if start is not None else None

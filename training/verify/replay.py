@@ -36,15 +36,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 import numpy as np
 
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
-from swarmnode.training.verify.trace import Origin, State, Stretch, Trace, Vector, vector_id
+from swarmnode.training.mapped import Vector
+from swarmnode.training.verify.trace import Origin, State, Stretch, Trace, vector_id
 
 SAVED = 4.0  # audits that may be saved up, so that a node which trained alone does not audit in a burst
 
@@ -69,11 +72,8 @@ def which(seed: bytes, auditor: str, author: str, trace: Trace) -> Stretch | Non
     if not trace.steps:
         return None
     at = int.from_bytes(_draw(b"step", seed, auditor + " " + author)[:8], "big") % trace.steps
-    for stretch in trace.stretches:
-        if at < stretch.steps:
-            return stretch
-        at -= stretch.steps
-    raise AssertionError("a step beyond the last")
+    ends = list(accumulate(stretch.steps for stretch in trace.stretches))
+    return trace.stretches[bisect_right(ends, at)]
 
 
 class AuditBudget:
@@ -176,11 +176,11 @@ def residual_after(offer: Offered) -> Vector:
         feedback.rollback()
         feedback.fade()
         feedback.give_back(offer.delta)
-        return feedback.export()
-    feedback.commit()
-    if offer.returned > 0:
-        sent = feedback.codec.decode(offer.raw, feedback.size)
-        feedback.give_back(sent * np.float32(offer.returned), norm_in_float64(sent))
+    else:
+        feedback.commit()
+        if offer.returned > 0:
+            sent = feedback.codec.decode(offer.raw, feedback.size)
+            feedback.give_back(sent * np.float32(offer.returned), norm_in_float64(sent))
     return feedback.export()
 
 

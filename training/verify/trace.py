@@ -26,9 +26,8 @@ from typing import Any
 import msgpack
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+from swarmnode.training.mapped import Vector
 
 VERSION = 2
 ID = 32  # bytes of ids
@@ -127,9 +126,7 @@ class Trace:
         """Canonical msgpack: vectors by their ids, and everything else."""
         legs = [[leg.base, leg.since_offer, [row_of(stretch) for stretch in leg.stretches]] for leg in self.legs]
         ids = [self.previous, self.base, self.start, self.end, self.residual]
-        row = [VERSION, int(self.origin), ids, legs, list(self.texts)]
-        packed: bytes = msgpack.packb(row)
-        return packed
+        return msgpack.packb([VERSION, int(self.origin), ids, legs, list(self.texts)])
 
     @classmethod
     def decode(cls, raw: bytes) -> Trace:

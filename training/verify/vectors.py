@@ -25,8 +25,8 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-from swarmnode.training.mapped import room_in
-from swarmnode.training.verify.trace import Vector, vector_id
+from swarmnode.training.mapped import Vector, room_in
+from swarmnode.training.verify.trace import vector_id
 
 BLOCK = 1 << 20  # bytes that are copied at once
 FREE_SHARE = 0.5  # of what is free on the disk as a trainer starts, which its states may take
@@ -52,10 +52,8 @@ class Vectors:
             # Made anew: a link that somebody put in the place of a known name would have another file overwritten.
             descriptor, part = tempfile.mkstemp(suffix=".part", dir=self.folder)
             try:
-                with os.fdopen(descriptor, "wb", buffering=0) as file:
-                    left = np.ascontiguousarray(vector, "<f4").view(np.uint8).data
-                    while left:
-                        left = left[file.write(left) or 0 :]
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(np.ascontiguousarray(vector, "<f4").data)
                 os.replace(part, self._path(id))
             except OSError:
                 os.unlink(part)

@@ -85,7 +85,7 @@ def test_what_names_no_task_is_said_and_nothing_of_it_is_run(task: str) -> None:
 def test_without_reasoning_gym_its_tasks_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     sources._factory.cache_clear()
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match=r"swarmnode\[rl\]"):
+    with pytest.raises(TaskError, match=r"reasoning-gym.* install .*\[rl\]"):
         Gym("leg_counting")
 
 

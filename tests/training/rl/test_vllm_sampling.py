@@ -26,14 +26,14 @@ import numpy as np, torch
 from dataclasses import replace
 from swarmnode.training.rl.proofs import RolloutAudit
 from swarmnode.training.rl.groups import score
-from swarmnode.training.rl.hf import Trained, load
+from swarmnode.training.rl.hf import load
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.sampling import read_tokens
 from swarmnode.training.rl.sampling import Sampling, sample
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.rl.engine import VLLMSampler
 torch.set_num_threads(1)
-policy = load(folder, seed=1, trained=Trained(trained))
+policy = load(folder, seed=1, lora=trained == "hf")
 torch.manual_seed(7)
 sampler = VLLMSampler(policy)
 told = {"missing": list(report.missing), "threads": torch.get_num_threads(), "apart": [], "checks": []}
