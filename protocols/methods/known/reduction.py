@@ -205,7 +205,7 @@ async def next_batch(sources: Collection[ChunkStream], done: int, stop: int) -> 
     """Chunks from `done` on that all sources have, as soon as these are BATCH, or all that remain before `stop`."""
     goal = min(done + BATCH, stop)
     for source in sources:
-        await source.reach(source.chunks.bytes_until(goal))
+        await source.reach(source.chunks.offsets[goal])
     return range(done, min(stop, *(source.done for source in sources)))
 
 
