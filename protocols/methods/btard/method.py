@@ -74,12 +74,12 @@ from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import (
     Name,
     Reducer,
-    Vector,
     all_or_missing,
     blaming,
     encoded,
     shares_in,
 )
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.wire import Empty

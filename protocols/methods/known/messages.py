@@ -19,13 +19,13 @@ from typing import Annotated
 
 from swarmnode.crdt.envelope import SEAL
 from swarmnode.crdt.kinds import MAX_RECORD
+from swarmnode.crdt.record import MAX_AUTHOR
 from swarmnode.protocols import wire
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import Message, WireError, check_range, within
 
 MAX_PEERS = 1024  # in any list of peers in a message
 MAX_SEATS = 256  # in a roster: its leader waits for all of them, and everybody holds its bytes
-MAX_PEER_ID = 128  # characters; that of an Ed25519 key has 52
 MAX_ROUND = 1 << 48  # rounds and ballots: far from the end of wire integers, however they are added to
 MAX_WEIGHT = 1 << 53
 MAX_SHARE = 16
@@ -45,8 +45,8 @@ def check_peers(what: str, peers: Sequence[PeerId]) -> None:
     """Raise WireError where there are too many peers, one twice, or one that no peer id can be."""
     if len(peers) > MAX_PEERS or len(set(peers)) != len(peers):
         raise WireError(f"{what} has {len(peers)} peers, one of them twice or more than {MAX_PEERS}")
-    if not all(0 < len(peer) <= MAX_PEER_ID for peer in peers):
-        raise WireError(f"{what} names a peer whose id is empty or above {MAX_PEER_ID} characters")
+    if not all(0 < len(peer) <= MAX_AUTHOR for peer in peers):
+        raise WireError(f"{what} names a peer whose id is empty or above {MAX_AUTHOR} characters")
 
 
 Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot

@@ -47,7 +47,7 @@ from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empt
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Begin
+from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import NoState
 from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
@@ -58,7 +58,6 @@ from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
-FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
 LISTED = 4  # of those who could not show the trusted roster, to the owner
