@@ -60,18 +60,18 @@ PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that en
 
 
 @dataclass(frozen=True)
-class Seat:
+class Seat(Message):
     peer: PeerId
-    weight: int  # of its pseudo-gradient in the mean; samples, capped
-    share: int  # of the parameters that it reduces, relative to the other seats; 0 owns nothing
+    weight: Annotated[int, within(0, MAX_WEIGHT)]  # of its pseudo-gradient in the mean; samples, capped
+    share: Annotated[int, within(0, MAX_SHARE)]  # of the parameters that it reduces, relative to others; 0 owns nothing
 
 
 @dataclass(frozen=True)
-class Owner:
+class Owner(Message):
     """Somebody by whom the vector was cut in an earlier attempt at the round."""
 
     peer: PeerId
-    share: int
+    share: Annotated[int, within(1, MAX_SHARE)]
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,6 @@ class RoundRoster(Message):
         super().__post_init__()
         check_peers("RoundRoster.seats", self.peers)
         check_peers("RoundRoster.cut_by", tuple(owner.peer for owner in self.cut_by))
-        for seat in self.seats:
-            check_range("Seat.weight", seat.weight, 0, MAX_WEIGHT)
-            check_range("Seat.share", seat.share, 0, MAX_SHARE)
-        for owner in self.cut_by:
-            check_range("Owner.share", owner.share, 1, MAX_SHARE)
         if not any(seat.share for seat in self.seats):
             raise WireError("RoundRoster.seats has nobody who reduces a part")
 
