@@ -332,7 +332,7 @@ class BtardReduce(Reducer):
     # -- statements
 
     def sign(self, attempt: BtardAttempt, what: Statement) -> Signed:
-        return seal(what, self._me, attempt.id, self._life, self._parts.sign)
+        return seal(what, self._me, attempt.id, self._life, self._parts.network.sign)
 
     async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
         """Tell all seats, and get the same kind of statement from each; by peer. Raises PartsMissing."""

@@ -129,7 +129,7 @@ class Rollouts:
 
         def work() -> list[SignedGroup]:
             sealing = partial(
-                seal, run_id=parts.run_id, author=parts.me, made_at=made_at, sign=parts.sign, trainer=trainer
+                seal, run_id=parts.run_id, author=parts.me, made_at=made_at, sign=parts.network.sign, trainer=trainer
             )
             made = []
             for counter, group in enumerate(groups, first):
