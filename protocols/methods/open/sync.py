@@ -364,10 +364,7 @@ class ChainSync:
     async def _obtain_records(
         self, log: RoundLog, said: Said[Roster] | Said[AvailabilityVote], *, reveal_of: bytes = b""
     ) -> None:
-        """Have the records that a roster quotes or a cut lists, or what opens a commit that it accepts. Raises Lost.
-
-        They usually come by themselves; else who should hold them is asked.
-        """
+        """Have the records that a roster quotes or a cut lists, or what opens a commit that it accepts. Raises Lost."""
 
         def here() -> bool:
             return reveal_of in log.reveals if reveal_of else not log.lacking(said.what)
