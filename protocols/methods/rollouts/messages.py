@@ -87,15 +87,6 @@ class SignedGroup:
         return self.packed.author
 
     @property
-    def version(self) -> int:
-        return self.packed.version
-
-    @property
-    def made_at(self) -> int:
-        """ms since the epoch by the author's clock."""
-        return self.packed.made_at
-
-    @property
     def group(self) -> RolloutGroup:
         """Unpacked anew each time: tuples of tokens take nineteen times the bytes, and a pool holds many groups."""
         return RolloutGroup.from_map(vars(self.packed))

@@ -266,7 +266,7 @@ class Sapo(_ByRollouts):
             pool.note(author, reason)
             log.warning("%s did not sample with this node's weights (%s): it is heard no more", author, reason)
         if sampled:
-            learned = replace(learned, staleness=sum(version - each.version for each in sampled) / len(sampled))
+            learned = replace(learned, staleness=sum(version - each.packed.version for each in sampled) / len(sampled))
         for author, count in learned.refused_answers.items():
             if count:
                 pool.note(author, "strange-answer", count)

@@ -151,7 +151,7 @@ class Rollouts:
     def forget_before(self, version: int) -> None:
         """Hand on no more own groups that were written before that version: they came too late to be of use."""
         for group in self.pool.own():
-            if group.version < version:
+            if group.packed.version < version:
                 self._loads.pop(group.id, None)
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
