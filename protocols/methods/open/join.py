@@ -49,8 +49,8 @@ from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.store import NoState
-from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
+from swarmnode.protocols.methods.open.store import Lost
+from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import REST, CatchUp, CatchUpFailed
 from swarmnode.protocols.wire import Message, within
@@ -280,7 +280,7 @@ class Joining:
         if at not in store.tree and found.tip.round - store.block.chain.round <= FAR:
             at = found.base.tip
         if at in store.tree:
-            with suppress(NoState):
+            with suppress(Lost):
                 await store.state_after(store.tree[at])
                 return True
         return False
@@ -338,7 +338,7 @@ class Joining:
         if found.tip.tip in store.tree:
             block = store.tree[found.tip.tip]
             if block.chain.round > store.block.chain.round:
-                with suppress(NoState):  # it may not lead there from the base that a liar gave
+                with suppress(Lost):  # it may not lead there from the base that a liar gave
                     await self._local.stand_on(await store.state_after(block))
                     await self._sync.move(block)
                     store.arrived = found.began

@@ -69,8 +69,8 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Overtaken, RoundResult
 from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.store import BURST, ChainStore
-from swarmnode.protocols.methods.open.sync import ChainSync, Lost
+from swarmnode.protocols.methods.open.store import BURST, ChainStore, Lost
+from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.network import PeerId

@@ -53,8 +53,8 @@ from swarmnode.protocols.methods.open.store import (
     ROUND_KINDS,
     VOTE_KIND,
     ChainStore,
+    Lost,
     MissingContribution,
-    NoState,
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateBackend
@@ -116,10 +116,6 @@ class Records:
     """The first of what was asked about, as many as there is room for, each with what is held of what it rests on."""
 
     sealed: tuple[bytes, ...]
-
-
-class Lost(Exception):
-    """What is needed to follow a roster cannot be had now. The message says what."""
 
 
 class ChainSync:
@@ -329,8 +325,6 @@ class ChainSync:
                 return
             except NotHeld as error:
                 await self._obtain(log, said, error.commit)
-            except NoState as error:
-                raise Lost(str(error)) from None
             except InvalidRoster as error:
                 logger.warning("a roster of round %d by %s is not valid: %s", roster.round, said.author, error)
                 store.counts["rosters_refused"] += 1
@@ -338,7 +332,7 @@ class ChainSync:
                 return
 
     async def _add(self, block: Block) -> None:
-        """Put a valid block into the tree, once the state after it is computed. Raises Lost, NoState."""
+        """Put a valid block into the tree, once the state after it is computed. Raises Lost."""
         store = self.store
         if block.id in store.tree:
             return
@@ -461,14 +455,11 @@ class ChainSync:
     async def _compute(self, block: Block) -> None:
         """Compute the states up to a block of the tree, and open the rounds on the way. Raises Lost."""
         store = self.store
-        try:
-            for each in store.tree.path(block.id):
-                if each.id not in store.logs and each.id in store.tree:
-                    await store.state_after(each)
-                    await self._open_round(each)
-            await store.state_after(block)
-        except NoState as error:
-            raise Lost(str(error)) from None
+        for each in store.tree.path(block.id):
+            if each.id not in store.logs and each.id in store.tree:
+                await store.state_after(each)
+                await self._open_round(each)
+        await store.state_after(block)
 
     # --- contributions ----------------------------------------------------------------------------------------------
 
