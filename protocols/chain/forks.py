@@ -84,7 +84,6 @@ class Tree:
         self._root = root.tip
         self._blocks = {root.tip: Block(root.tip, b"", root, None)}
         self._ways: dict[bytes, tuple[bytes, ...]] = {root.tip: (root.tip,)}  # from the root to each block
-        self._children: dict[bytes, list[bytes]] = {root.tip: []}
 
     def __contains__(self, id: bytes) -> bool:
         return id in self._blocks
@@ -98,10 +97,8 @@ class Tree:
     def add(self, block: Block) -> None:
         """Take in a block whose parent is here; again is no harm. Raises KeyError where its parent is not."""
         if block.id not in self._blocks:
-            self._children[block.parent].append(block.id)
-            self._blocks[block.id] = block
             self._ways[block.id] = (*self._ways[block.parent], block.id)
-            self._children[block.id] = []
+            self._blocks[block.id] = block
 
     def add_empties(self, head: ForkChoiceVote) -> bool:
         """Whether the roster of a head is here, after adding the empty ones that may lead to it from a block that is.
@@ -123,14 +120,12 @@ class Tree:
 
     def children(self, id: bytes) -> tuple[bytes, ...]:
         """The rosters that build on this one, ascending."""
-        return tuple(sorted(self._children[id]))
+        return tuple(sorted(block.id for block in self._blocks.values() if block.parent == id))
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
         at = found = self._root
-        level = 0
-        while self._children[at]:
-            level += 1
+        for level in range(1, len(self._blocks)):  # each has a block
             if votes := self._votes(at, level, heads):
                 most = max(votes.values())
                 at = found = min(child for child, count in votes.items() if count == most)
@@ -171,7 +166,6 @@ class Tree:
         self._root = way[gone]
         self._ways = {id: way[gone:] for id, way in self._ways.items() if self._root in way}
         self._blocks = {id: block for id, block in self._blocks.items() if id in self._ways}
-        self._children = {id: children for id, children in self._children.items() if id in self._ways}
 
     def _votes(self, at: bytes, level: int, heads: Mapping[str, bytes]) -> Counter[bytes]:
         """Heads of the validators at `at`, which is `level - 1` blocks above the root, under each of its children."""
