@@ -232,13 +232,9 @@ class Catalogue:
         return self._signed[0]
 
     async def _ask(self, peer: PeerId) -> list[GenuineListing]:
-        try:
-            told = await self._rpc.call(peer, "listings", Empty(), Listings, timeout=ANSWER)
-        except CallError as error:
-            log.debug("%s tells no listings: %s", peer, error)
-            return []
+        told = await self._rpc.ask(peer, "listings", Empty(), Listings, timeout=ANSWER)
         entries: list[GenuineListing] = []
-        for each in told.listings[:KEPT]:
+        for each in told.listings[:KEPT] if told is not None else ():
             try:
                 entry = opened(self._network, each, wall_clock())
                 if not entry.expired(wall_clock()):

@@ -515,14 +515,11 @@ class ChainSync:
 
         It gives them one by one, and perhaps not all at once; nothing where it does not answer.
         """
-        query = RecordsQuery(self._run_id, tuple(ids))
+        query, verify = RecordsQuery(self._run_id, tuple(ids)), self._network.verify
+        answer = await self._rpc.ask(peer, RECORDS, query, Records, timeout=TIMEOUT)
+        sealed = answer.sealed if answer is not None else ()
         try:
-            answer = await self._rpc.call(peer, RECORDS, query, Records, timeout=TIMEOUT)
-            verify = self._network.verify
-            elements = await self._runner(lambda: [open_element(raw, verify) for raw in answer.sealed])
-        except CallError as error:
-            logger.debug("no records from %s: %s", peer, error)
-            return []
+            elements = await self._runner(lambda: [open_element(raw, verify) for raw in sealed])
         except InvalidRecord as error:
             logger.warning("%s sent a record that nobody signed: %s", peer, error)
             return []

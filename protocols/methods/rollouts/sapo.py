@@ -36,7 +36,6 @@ import numpy as np
 import trio
 
 from swarmnode.crdt.envelope import Envelope
-from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts.intake import informative
@@ -446,11 +445,7 @@ class SapoSampler(_ByRollouts):
     async def _query(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
         """What a peer says of its weights; None where it does not answer, or trains nothing."""
         query, timeout = WeightsQuery(self._parts.run_id, samples, after), TIMEOUT + (HELD_FOR if after >= 0 else 0)
-        try:
-            return await self._parts.rpc.call(peer, WEIGHTS, query, Newest, timeout=timeout)
-        except CallError as error:
-            log.debug("%s does not tell of weights: %s", peer, error)
-            return None
+        return await self._parts.rpc.ask(peer, WEIGHTS, query, Newest, timeout=timeout)
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
         shapes = sorted({newest.shape for newest in found.values()})

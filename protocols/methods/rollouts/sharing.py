@@ -345,12 +345,8 @@ class Rollouts:
                 self.counts["not_handed_on"] += 1
 
     async def _ask_recent(self, peer: PeerId, count: int) -> None:
-        try:
-            query = RecentQuery(self._parts.run_id, count)
-            await self._parts.rpc.call(peer, RECENT, query, Empty, timeout=TIMEOUT)
-        except CallError as error:
-            log.debug("%s does not offer what rollouts are recent: %s", peer, error)
-        else:
+        query = RecentQuery(self._parts.run_id, count)
+        if await self._parts.rpc.ask(peer, RECENT, query, Empty, timeout=TIMEOUT) is not None:
             self._was_alone, self.pool.lacking = False, 0
             self.counts["asked_recent"] += 1
 
