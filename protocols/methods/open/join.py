@@ -45,7 +45,7 @@ from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, leads_to, light_after, trusted_chain
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
-from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
+from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
@@ -90,11 +90,11 @@ class TipQuery:
 class Tip(Message):
     """The roster that a node follows, and a state some rounds before it that the node serves."""
 
-    tip: Annotated[bytes, within(HASH, HASH)]
+    tip: Id
     round: Annotated[int, within(0, MAX_ROUND)]  # rounds done at the tip
     elapsed: Annotated[float, within(0, LONGEST)]  # seconds since the node came there
     base: bytes  # an encoded ChainState
-    base_state: Annotated[bytes, within(HASH, HASH)]  # the state hash there
+    base_state: Id  # the state hash there
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Open(Method):
         self.catch_up = CatchUp(parts)
         self.contributions = self.contributions_class(parts)
         self.store = ChainStore(parts, self.contributions)
-        self.sync = ChainSync(parts, self.store, parts.state, self.catch_up)
+        self.sync = ChainSync(parts, self.store, self.catch_up)
         self.local = self._make_local(parts)
         self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):

@@ -57,7 +57,6 @@ from swarmnode.protocols.methods.open.store import (
     MissingContribution,
 )
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.catchup import CatchUp
 from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.outer import OuterState
@@ -121,8 +120,8 @@ class Records:
 class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
-    def __init__(self, parts: Context, store: ChainStore, state: StateBackend, catch_up: CatchUp) -> None:
-        self.store, self._state, self._catch_up = store, state, catch_up
+    def __init__(self, parts: Context, store: ChainStore, catch_up: CatchUp) -> None:
+        self.store, self._state, self._catch_up = store, parts.state, catch_up
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._runner = parts.runner
         self._examining = Counter[bytes]()  # tries in vain at rosters, and at heads that are looked for
