@@ -15,6 +15,7 @@ each round, but for `is_shrunken` ones: a newcomer that sees only one validator'
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from swarmnode.protocols.chain.rules import (
     empty_id_after,
 )
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
-from swarmnode.protocols.chain.statements import HASH, ForkChoiceVote, Roster, Said
+from swarmnode.protocols.chain.statements import ForkChoiceVote, Roster, Said
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -59,10 +60,10 @@ class TrustedRoster:
     @classmethod
     def parse(cls, text: str) -> TrustedRoster:
         """Raises ValueError."""
-        round, colon, id = text.partition(":")
-        if not (colon and round.isascii() and round.isdecimal() and len(round) <= 8 and len(id) == 2 * HASH):
+        told = re.fullmatch("([0-9]{1,8}):([0-9A-Fa-f]{64})", text)
+        if told is None:
             raise ValueError(f"{text!r} is not ROUND:ID, a number and 64 hex digits, as swarmnode id --join prints it")
-        return cls(int(round), bytes.fromhex(id))
+        return cls(int(told[1]), bytes.fromhex(told[2]))
 
 
 def settled(path: list[Block], rounds: int) -> TrustedRoster | None:
