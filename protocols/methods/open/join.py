@@ -47,6 +47,7 @@ from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empt
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.known.messages import Seconds
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Lost
@@ -77,7 +78,6 @@ LOOKED_AT = 3  # members at a time
 HEALING = 4  # rounds: of so many a fork may still be on its way to be healed, or a roster to be left
 
 TIP = "chain.tip"
-LONGEST = 1e9  # seconds since a node came somewhere; thirty years
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Tip(Message):
 
     tip: Id
     round: Annotated[int, within(0, MAX_ROUND)]  # rounds done at the tip
-    elapsed: Annotated[float, within(0, LONGEST)]  # seconds since the node came there
+    elapsed: Seconds  # since the node came there
     base: bytes  # an encoded ChainState
     base_state: Id  # the state hash there
 
