@@ -93,10 +93,10 @@ def share(nodes: int, *, groups: int, tokens: int, rounds: int, logprobs: bool, 
                 (node.network.bytes_out - was[1]) / seconds / 1000 for node, was in zip(members, before, strict=True)
             ]
             body = sum(node.rollouts.counts["received_bytes"] for node in members) - sum(bodies)
-            held = [[kept for kept in node.rollouts.pool if kept.signed.made_at >= began] for node in members]
+            held = [[kept for kept in node.rollouts.pool if kept.signed.packed.made_at >= began] for node in members]
             last: dict[bytes, int] = {}
             for kept in (kept for each in held for kept in each):
-                last[kept.signed.id] = max(last.get(kept.signed.id, 0), kept.came_at - kept.signed.made_at)
+                last[kept.signed.id] = max(last.get(kept.signed.id, 0), kept.came_at - kept.signed.packed.made_at)
             nursery.cancel_scope.cancel()
         return Shared(
             nodes=nodes,

@@ -21,9 +21,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from time import time as wall_clock  # seconds since 1970
 
 import trio
@@ -232,13 +230,9 @@ class Catalogue:
         return self._signed[0]
 
     async def _ask(self, peer: PeerId) -> list[GenuineListing]:
-        try:
-            told = await self._rpc.call(peer, "listings", Empty(), Listings, timeout=ANSWER)
-        except CallError as error:
-            log.debug("%s tells no listings: %s", peer, error)
-            return []
+        told = await self._rpc.ask(peer, "listings", Empty(), Listings, timeout=ANSWER)
         entries: list[GenuineListing] = []
-        for each in told.listings[:KEPT]:
+        for each in told.listings[:KEPT] if told is not None else ():
             try:
                 entry = opened(self._network, each, wall_clock())
                 if not entry.expired(wall_clock()):
@@ -281,7 +275,7 @@ class _Search:
         self._catalogue, self._network, self._rpc = catalogue, network, rpc
         self._due: dict[PeerId, float] = {}  # who was asked, and when to ask again, trio time: who had nothing to say
         self._look_up_at = -float("inf")  # trio time
-        self._heard: dict[str, list[GenuineListing]] = {}  # by the network of the source, in its order
+        self._heard: list[tuple[str, GenuineListing]] = []  # with the network of the source, in its order
         self._tried: set[PeerId] = set()  # authors
         self._probed: Counter[bytes] = Counter()  # runs looked into, and how many of their authors were asked
         self.found: dict[bytes, FoundRun] = {}
@@ -293,8 +287,6 @@ class _Search:
 
     async def step(self, kept: list[GenuineListing]) -> bool:
         """Ask new sources and look into what they said; whether there was anything to do."""
-        if kept:
-            self._heard["kept here"] = kept
         here = [view.peer for view in self._network.peers()]
         if here and trio.current_time() >= self._look_up_at:
             here += await self._network.find_providers(KEY)
@@ -304,12 +296,10 @@ class _Search:
         async with trio.open_nursery() as nursery:
             for peer in (*new, *(peer for peer, at in self._due.items() if at <= trio.current_time())):
                 nursery.start_soon(self._ask, peer)
-        turns: Iterable[GenuineListing | None] = (
-            entry for turn in zip_longest(*self._heard.values()) for entry in turn
-        )
+        heard = [*(("kept here", entry) for entry in kept), *self._heard]
         due: dict[bytes, list[GenuineListing]] = {}
-        for entry in turns:
-            if entry is not None and entry.author not in self._tried and entry.author != self._network.me:
+        for _, entry in spread(heard, lambda each: each[0]):
+            if entry.author not in self._tried and entry.author != self._network.me:
                 run = self.found.get(entry.listing.run_id)
                 if run is None or len(run.witnesses) < WITNESSES:
                     due.setdefault(entry.listing.run_id, []).append(entry)
@@ -329,7 +319,7 @@ class _Search:
         if not entries:
             self._due[peer] = trio.current_time() + LOOK_UP_EVERY
         source = self._catalogue._network_of(peer)
-        self._heard.setdefault(source, []).extend(entries)
+        self._heard += [(source, entry) for entry in entries]
 
     async def _probe(self, entry: GenuineListing) -> None:
         self._tried.add(entry.author)

@@ -97,7 +97,7 @@ class RunsApi:
         if author not in (None, "me"):
             wanted = which_peer(self._node.network, str(author), (group.author for group, _ in held), itself=True)
         chosen = [(group, used) for group, used in held if wanted in (None, group.author)]
-        chosen.sort(key=lambda pair: pair[0].made_at, reverse=True)
+        chosen.sort(key=lambda pair: pair[0].packed.made_at, reverse=True)
         listed = [{**_group(group), "used": used} for group, used in chosen[:limit]]
         return {"groups": listed, "more": len(chosen) > limit}
 
@@ -306,7 +306,7 @@ def _group(signed: SignedGroup) -> dict[str, Any]:
         "seed": group.task.seed,
         "answers": len(group.answers),
         "version": group.version,
-        "made_at_ms": signed.made_at,
+        "made_at_ms": signed.packed.made_at,
         "bytes": signed.size,
     }
 

@@ -123,6 +123,14 @@ class Rpc:
             return await connection.call(method, body, reply, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
 
+    async def ask(self, peer: PeerId, method: str, request: Any, reply: type[A], *, timeout: float) -> A | None:
+        """As `call`, of somebody who need not answer: None where it does not."""
+        try:
+            return await self.call(peer, method, request, reply, timeout=timeout)
+        except CallError as error:
+            logger.debug("%s does not answer %s: %s", peer, method, error)
+            return None
+
     async def call_all(
         self, peers: Collection[PeerId], method: str, request: Any, reply: type[A], *, timeout: float, rest: float = inf
     ) -> list[tuple[PeerId, A]]:
@@ -132,10 +140,8 @@ class Rpc:
         answers: list[tuple[PeerId, A]] = []
 
         async def ask(peer: PeerId) -> None:
-            try:
-                answers.append((peer, await self.call(peer, method, request, reply, timeout=timeout)))
-            except CallError as error:
-                logger.debug("%s does not answer %s: %s", peer, method, error)
+            if (answer := await self.ask(peer, method, request, reply, timeout=timeout)) is not None:
+                answers.append((peer, answer))
             if 2 * len(answers) >= len(peers):
                 nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + rest)
 

@@ -15,6 +15,7 @@ each round, but for `is_shrunken` ones: a newcomer that sees only one validator'
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from swarmnode.protocols.chain.rules import (
     empty_id_after,
 )
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, majority, quorum
-from swarmnode.protocols.chain.statements import HASH, ForkChoiceVote, Roster, Said
+from swarmnode.protocols.chain.statements import ForkChoiceVote, Roster, Said
 
 DEPTH = 64  # rounds kept: a fork that is older is a split, which people decide
 
@@ -59,10 +60,10 @@ class TrustedRoster:
     @classmethod
     def parse(cls, text: str) -> TrustedRoster:
         """Raises ValueError."""
-        round, colon, id = text.partition(":")
-        if not (colon and round.isascii() and round.isdecimal() and len(round) <= 8 and len(id) == 2 * HASH):
+        told = re.fullmatch("([0-9]{1,8}):([0-9A-Fa-f]{64})", text)
+        if told is None:
             raise ValueError(f"{text!r} is not ROUND:ID, a number and 64 hex digits, as swarmnode id --join prints it")
-        return cls(int(round), bytes.fromhex(id))
+        return cls(int(told[1]), bytes.fromhex(told[2]))
 
 
 def settled(path: list[Block], rounds: int) -> TrustedRoster | None:
@@ -84,7 +85,6 @@ class Tree:
         self._root = root.tip
         self._blocks = {root.tip: Block(root.tip, b"", root, None)}
         self._ways: dict[bytes, tuple[bytes, ...]] = {root.tip: (root.tip,)}  # from the root to each block
-        self._children: dict[bytes, list[bytes]] = {root.tip: []}
 
     def __contains__(self, id: bytes) -> bool:
         return id in self._blocks
@@ -98,10 +98,8 @@ class Tree:
     def add(self, block: Block) -> None:
         """Take in a block whose parent is here; again is no harm. Raises KeyError where its parent is not."""
         if block.id not in self._blocks:
-            self._children[block.parent].append(block.id)
-            self._blocks[block.id] = block
             self._ways[block.id] = (*self._ways[block.parent], block.id)
-            self._children[block.id] = []
+            self._blocks[block.id] = block
 
     def add_empties(self, head: ForkChoiceVote) -> bool:
         """Whether the roster of a head is here, after adding the empty ones that may lead to it from a block that is.
@@ -123,14 +121,12 @@ class Tree:
 
     def children(self, id: bytes) -> tuple[bytes, ...]:
         """The rosters that build on this one, ascending."""
-        return tuple(sorted(self._children[id]))
+        return tuple(sorted(block.id for block in self._blocks.values() if block.parent == id))
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
         at = found = self._root
-        level = 0
-        while self._children[at]:
-            level += 1
+        for level in range(1, len(self._blocks)):  # each has a block
             if votes := self._votes(at, level, heads):
                 most = max(votes.values())
                 at = found = min(child for child, count in votes.items() if count == most)
@@ -171,7 +167,6 @@ class Tree:
         self._root = way[gone]
         self._ways = {id: way[gone:] for id, way in self._ways.items() if self._root in way}
         self._blocks = {id: block for id, block in self._blocks.items() if id in self._ways}
-        self._children = {id: children for id, children in self._children.items() if id in self._ways}
 
     def _votes(self, at: bytes, level: int, heads: Mapping[str, bytes]) -> Counter[bytes]:
         """Heads of the validators at `at`, which is `level - 1` blocks above the root, under each of its children."""

@@ -70,19 +70,10 @@ from swarmnode.protocols.chain.statements import (
     MALFORMED,
     MAX_COMMITS,
     PREFIX,
-    REFUSED_DUPLICATE,
-    REFUSED_EQUIVOCATED,
-    REFUSED_FOREIGN,
-    REFUSED_HARMFUL,
-    REFUSED_LATE,
-    REFUSED_MALFORMED,
-    REFUSED_MISSING,
-    REFUSED_NO_STANDING,
-    REFUSED_REVERTED,
-    REFUSED_UNINVITED,
     AvailabilityVote,
     Commit,
     Entry,
+    Refusal,
     Reveal,
     Roster,
     Said,
@@ -159,27 +150,27 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     for id in listed:
         author, commit = quoted.commits[id].author, quoted.commits[id].what
         if (commit.round, commit.parent) != (chain.round, chain.tip):
-            found[id] = _Verdict(REFUSED_FOREIGN)
+            found[id] = _Verdict(Refusal.FOREIGN)
         elif revert:
-            found[id] = _Verdict(REFUSED_REVERTED)
+            found[id] = _Verdict(Refusal.REVERTED)
         elif per_author[author] > 1:
-            found[id] = _Verdict(REFUSED_EQUIVOCATED)
+            found[id] = _Verdict(Refusal.EQUIVOCATED)
         elif not participates(chain, author):
-            found[id] = _Verdict(REFUSED_UNINVITED)
+            found[id] = _Verdict(Refusal.UNINVITED)
         elif times[id] < needed:
-            found[id] = _Verdict(REFUSED_LATE)
+            found[id] = _Verdict(Refusal.LATE)
         else:
             found[id] = _judge(chain, rules, id, author, rows)
     solid = [id for id in listed if found[id].gains and quoted.commits[id].author in chain.validators]
     units = work_units({id: found[id].gains for id in listed if found[id].gains}, solid)
-    found.update({id: _Verdict(REFUSED_HARMFUL) for id in units if not units[id]})
+    found.update({id: _Verdict(Refusal.HARMFUL) for id in units if not units[id]})
     roots: set[bytes] = set()
     for id in sorted((id for id in listed if found[id].verdict == ACCEPTED), key=lambda id: (-times[id], id)):
         reveal = quoted.reveals.get(id)
         if reveal is None or not opens(reveal, quoted.commits[id], chain.run_id):
             raise NotHeld(id)
         if reveal.root in roots:
-            found[id] = _Verdict(REFUSED_DUPLICATE)
+            found[id] = _Verdict(Refusal.DUPLICATE)
         roots.add(reveal.root)
     accepted = [id for id in listed if found[id].verdict == ACCEPTED]
     for id in accepted:
@@ -190,7 +181,7 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain, rules)
     clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
-    delivered = [id for id in listed if found[id].verdict in (ACCEPTED, REFUSED_HARMFUL)]
+    delivered = [id for id in listed if found[id].verdict in (ACCEPTED, Refusal.HARMFUL)]
     worked = tuple(
         sorted((Worked(quoted.commits[id].author, units[id]) for id in delivered), key=lambda one: one.author)
     )
@@ -238,10 +229,10 @@ def _judge(
     judged = [score for score in given if score is not None and score.found == JUDGED]
     if len(judged) < needed:
         malformed = sum(score is not None and score.found == MALFORMED for score in given)
-        return _Verdict(REFUSED_MALFORMED if 2 * malformed > len(given) - len(judged) else REFUSED_MISSING)
+        return _Verdict(Refusal.MALFORMED if 2 * malformed > len(given) - len(judged) else Refusal.MISSING)
     standing = _vouched((score.standing for score in judged), needed)
     gains = tuple(score.gain for score in judged)
-    return _Verdict(ACCEPTED, gains, standing) if standing else _Verdict(REFUSED_NO_STANDING)
+    return _Verdict(ACCEPTED, gains, standing) if standing else _Verdict(Refusal.NO_STANDING)
 
 
 def _vouched(values: Iterable[int], needed: int) -> int:

@@ -43,11 +43,17 @@ MAX_WINDOW = 24 * 3_600_000  # ms
 FULL_STANDING = 1000
 ONE = 1 << 20  # clip factor 1
 
-# how a judge found a contribution
-JUDGED, MISSING, MALFORMED = 0, 1, 2
-# what a roster says of a commit
-ACCEPTED, REFUSED_MISSING, REFUSED_MALFORMED, REFUSED_HARMFUL, REFUSED_EQUIVOCATED, REFUSED_DUPLICATE = range(6)
-REFUSED_NO_STANDING, REFUSED_UNINVITED, REFUSED_REVERTED, REFUSED_FOREIGN, REFUSED_LATE = 6, 7, 8, 9, 10
+JUDGED, MISSING, MALFORMED = range(3)  # how a judge found a contribution
+ACCEPTED = 0  # what a roster says of a commit, or of Refusal
+
+
+class Refusal:
+    """Why a roster does not count a commit."""
+
+    MISSING, MALFORMED, HARMFUL, EQUIVOCATED, DUPLICATE = range(1, 6)
+    NO_STANDING, UNINVITED, REVERTED, FOREIGN, LATE = range(6, 11)
+
+
 VERDICTS = (
     "accepted",
     "not retrieved by most judges",

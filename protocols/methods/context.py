@@ -79,9 +79,6 @@ class Context:
     def me(self) -> PeerId:
         return self.network.me
 
-    def sign(self, message: bytes) -> bytes:
-        return self.network.sign(message)
-
     async def is_whole(self, work: Vector) -> bool:
         """Whether local work is finite. Where it is not its owner is told, and whoever asks drops it."""
         whole = await self.runner(lambda: is_finite(work))

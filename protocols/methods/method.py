@@ -43,6 +43,7 @@ from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import Learned
 
 FIND_MEMBERS_FOR = 15.0  # seconds that a node which expects others looks for them before it goes on alone
+FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 NOTICE_MEMBERS_FOR = 4.0  # the same for one that goes on from a checkpoint and knows nobody: mDNS may find somebody
 
 

@@ -34,17 +34,7 @@ from statistics import median
 
 from swarmnode.protocols.chain.rules import UNITS, Quoted
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import (
-    ACCEPTED,
-    JUDGED,
-    PREFIX,
-    REFUSED_DUPLICATE,
-    REFUSED_EQUIVOCATED,
-    REFUSED_HARMFUL,
-    REFUSED_MALFORMED,
-    REFUSED_NO_STANDING,
-    Roster,
-)
+from swarmnode.protocols.chain.statements import ACCEPTED, JUDGED, PREFIX, Refusal, Roster
 from swarmnode.protocols.limits import Recent
 
 MU, SIGMA = 25.0, 25.0 / 3  # of who was never seen
@@ -183,8 +173,8 @@ def _at(account: Account, round: int) -> Account:
 OWN_AMONG_JUDGES = 0.5  # weight of a judge's own measurement of one round, as a share of that of all others together
 FULL_VOICE = 0.5  # weight from which on a judge's voice is full
 LEAST_VOICE = 0.05  # of a judge of whom no work was verified here: validators were, by the chain
-MEASURED = frozenset({ACCEPTED, REFUSED_HARMFUL, REFUSED_NO_STANDING})
-VIOLATIONS = {REFUSED_MALFORMED: 1.0, REFUSED_EQUIVOCATED: 2.0}
+MEASURED = frozenset({ACCEPTED, Refusal.HARMFUL, Refusal.NO_STANDING})
+VIOLATIONS = {Refusal.MALFORMED: 1.0, Refusal.EQUIVOCATED: 2.0}
 
 
 # --- what the records of an open run prove ----------------------------------------------------------------------------
@@ -230,7 +220,7 @@ def relative_gains(work: RoundWork, voices: Mapping[str, float], *, me: str = ""
     found: dict[str, float] = {}
     doubts = []
     for one in work.works:
-        if one.verdict == REFUSED_DUPLICATE:
+        if one.verdict == Refusal.DUPLICATE:
             found.setdefault(one.author, 0.0)
         elif one.verdict in MEASURED:
             heard = _weighed(one, voices, me)

@@ -34,7 +34,7 @@ from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import key_of
 from swarmnode.crdt.record import Record
-from swarmnode.protocols.chain.statements import REFUSED_EQUIVOCATED, REFUSED_LATE, REFUSED_MALFORMED
+from swarmnode.protocols.chain.statements import Refusal
 from swarmnode.protocols.reputation.account import Judged, RoundWork
 
 EVIDENCE = 16  # bytes of an id
@@ -187,8 +187,8 @@ def _agrees(one: Judged, attested: Attested, finding: Finding) -> bool | None:
             return None
         return finding.good > 0 if gain > 0 else finding.bad > 0
     if finding.saw is Saw.FORM:
-        malformed = one.verdict in (REFUSED_MALFORMED, REFUSED_EQUIVOCATED)
+        malformed = one.verdict in (Refusal.MALFORMED, Refusal.EQUIVOCATED)
         return finding.bad > 0 if malformed else finding.good > 0
     if finding.saw is Saw.TIMELY:
-        return finding.bad > 0 if one.verdict == REFUSED_LATE else finding.good > 0
+        return finding.bad > 0 if one.verdict == Refusal.LATE else finding.good > 0
     return None

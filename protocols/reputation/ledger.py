@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from swarmnode.protocols.chain.state import ChainState
-from swarmnode.protocols.chain.statements import FULL_STANDING, REFUSED_LATE
+from swarmnode.protocols.chain.statements import FULL_STANDING, Refusal
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.reputation.account import (
@@ -422,7 +422,7 @@ def _findings(verdict: int, own_gain: int | None) -> Iterator[tuple[Saw, bool]]:
         yield Saw.TIMELY, True
     elif verdict in VIOLATIONS:
         yield Saw.FORM, False
-    elif verdict == REFUSED_LATE:
+    elif verdict == Refusal.LATE:
         yield Saw.TIMELY, False
 
 

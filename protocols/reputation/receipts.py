@@ -143,7 +143,7 @@ class RolloutWork:
 
     def __init__(self, pool: RolloutPool, samplers: Samplers) -> None:
         self._pool, self._samplers = pool, samplers
-        self._used, self._strange, self._refuted, self._proved = (_News() for _ in range(4))
+        self._told = Recent[tuple[str, PeerId], int](4 * MAX_AUTHORS)  # by what is counted, and of whom
 
     def tell(self, ledger: Ledger) -> None:
         newest = {held.signed.author: held.signed.id for held in self._pool}
@@ -152,20 +152,14 @@ class RolloutWork:
             refuted = sum(count for reason, count in stats.refused.items() if reason in REFUTED)
             strange = stats.refused.get(STRANGE_ANSWER, 0)
             refuted += strange // STRANGE
-            good = max(0, self._used.since(author, stats.used) - self._strange.since(author, strange))
-            bad = self._refuted.since(author, refuted)
+            good = max(0, self._news("used", author, stats.used) - self._news("strange", author, strange))
+            bad = self._news("refuted", author, refuted)
             ledger.observe(author, Saw.PROOF, good=good, bad=bad, evidence=newest.get(author, b""))
         for tally in self._samplers.tallies():
-            ledger.observe(tally.sampler, Saw.PROOF, good=self._proved.since(tally.sampler, tally.proved))
+            ledger.observe(tally.sampler, Saw.PROOF, good=self._news("proved", tally.sampler, tally.proved))
 
-
-class _News:
-    """What was counted of authors since it was asked last."""
-
-    def __init__(self) -> None:
-        self._before = Recent[PeerId, int](MAX_AUTHORS)
-
-    def since(self, author: PeerId, now: int) -> int:
-        before = self._before.get(author, 0)
-        self._before[author] = now
+    def _news(self, what: str, author: PeerId, now: int) -> int:
+        """How many more were counted of an author than when the ledger was told last."""
+        before = self._told.get((what, author), 0)
+        self._told[what, author] = now
         return now - before if now >= before else now  # the author was forgotten meanwhile: it is counted anew

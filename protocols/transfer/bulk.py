@@ -55,7 +55,7 @@ OFFERS = Metric("swarmnode_bulk_offers", GAUGE, "buffers that peers may fetch")
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str | int, ...]  # ("part", run id, round, ballot, index)
+Key = tuple[str | int, ...]  # such as ("gossip", run id, round)
 
 
 class NotOffered(NetworkError):

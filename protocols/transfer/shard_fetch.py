@@ -118,15 +118,14 @@ class FetchContext:
     async def ask_holdings(self, peer: PeerId, *shards: ShardId) -> tuple[Holding, ...]:
         """What `peer` says it has of each, `limits.asked` at most; nothing where it is silent or makes no sense."""
         nothing = (Holding(),) * len(shards)
+        answer = await self.rpc.ask(peer, HAVE, Have(shards), Holdings, timeout=self.limits.call)
+        if answer is None:
+            return nothing
         try:
-            answer = await self.rpc.call(peer, HAVE, Have(shards), Holdings, timeout=self.limits.call)
             if len(answer.shards) != len(shards):
                 raise ValueError(f"{len(answer.shards)} holdings for {len(shards)} shards")
             for holding in answer.shards:
                 holding.bits()
-        except CallError as error:
-            log.debug("asking %s for shards failed: %s", peer, error)
-            return nothing
         except ValueError as error:
             self.violations.note(peer, str(error))
             return nothing

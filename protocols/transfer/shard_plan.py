@@ -71,7 +71,6 @@ class Plan:
         self._spare = spare
         self.here = _unpacked(here, manifest.chunks)
         self.in_hand = sum(run_length(manifest.size, int(i)) for i in np.flatnonzero(self.here))  # bytes
-        self._missing = manifest.chunks - int(self.here.sum())
         self.sources: dict[PeerId, Source] = {}
         self._asked = np.zeros(manifest.chunks, np.int8)  # how many providers were asked for each chunk
         self._rarity = np.zeros(manifest.chunks, np.int32)  # how many providers have it
@@ -82,7 +81,7 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        return not self._missing
+        return bool(self.here.all())
 
     def chunks_of(self, holding: Holding) -> Chunks:
         return _unpacked(holding.bits(), self.manifest.chunks)
@@ -121,7 +120,6 @@ class Plan:
         """Chunks are written; how many of them were not here yet."""
         new = [index for index in run if not self.here[index]]
         self.here[new] = True
-        self._missing -= len(new)
         self.in_hand += sum(run_length(self.manifest.size, index) for index in new)
         return len(new)
 

@@ -30,7 +30,7 @@ from swarmnode.protocols.chain.state import (
     leaders,
     next_silent,
 )
-from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN, MISSING, REFUSED_NO_STANDING
+from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN, MISSING, Refusal
 from swarmnode.protocols.methods.open.judge import MICRO, SUSPECT, batch_seed
 from swarmnode.protocols.methods.open.store import id_of
 from swarmnode.protocols.reputation.account import MEASURED
@@ -274,7 +274,7 @@ class OpenSwarm:
         course.shares.append({name: entry.weight / max(1, made.roster.total) for name, entry in counted})
         course.worked.append({name: 1 - len(false.get(name, NONE)) / len(ALL) for name in self._names})
         verdicts = {by_id[entry.commit]: entry.verdict for entry in made.roster.entries}
-        self._shunned = {name for name, verdict in verdicts.items() if verdict == REFUSED_NO_STANDING}
+        self._shunned = {name for name, verdict in verdicts.items() if verdict == Refusal.NO_STANDING}
         if self._audits is not None:
             measured = [name for name, verdict in verdicts.items() if verdict in MEASURED]
             seed = checks_seed(chain, RULES, made.chain.seed, leaders(chain, RULES)[0], quoted.scores)

@@ -133,7 +133,10 @@ def test_a_liar_that_is_banned_twice_while_members_compute_is_named_once() -> No
                 await trio.sleep(0.1)
         liar = swarm.nodes[BANNED].method
         assert isinstance(liar, Btard)
-        said = (seal(Opening(nonce), liar._parts.me, b"a" * 32, b"l" * 16, liar._parts.sign) for nonce in (b"1", b"2"))
+        said = (
+            seal(Opening(nonce), liar._parts.me, b"a" * 32, b"l" * 16, liar._parts.network.sign)
+            for nonce in (b"1", b"2")
+        )
         proof = Proof(RUN, LieEvidence(*said))
         for name in HONEST:
             await liar._parts.rpc.call(swarm.peer(name), "btard.proof", proof, Empty, timeout=5)

@@ -28,7 +28,7 @@ from swarmnode.protocols.chain.statements import (
 )
 from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.round import RoundContext
-from swarmnode.protocols.methods.open.store import NoState
+from swarmnode.protocols.methods.open.store import Lost
 from swarmnode.protocols.methods.open.sync import RECENT
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 from swarmnode.testing.simnet import SimWorld
@@ -351,7 +351,7 @@ def test_a_node_that_no_longer_has_the_state_from_which_to_follow_the_others_get
 
         async def gone(block: Block) -> OuterState:
             if held.tree is forgetful and block.id in forgetful and block.id != held.tip:
-                raise NoState("none before it is kept")
+                raise Lost("none before it is kept")
             return await state_after(block)
 
         held.state_after = gone  # type: ignore[method-assign]

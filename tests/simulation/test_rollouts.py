@@ -39,7 +39,7 @@ async def one_round(nodes: list[RolloutNode], number: int, count: int = PUBLISHE
 
 def fresh(node: RolloutNode, since: int) -> Counter[str]:
     """Groups made since then that a node holds, by author."""
-    return Counter(kept.signed.author for kept in node.rollouts.pool if kept.signed.made_at >= since)
+    return Counter(kept.signed.author for kept in node.rollouts.pool if kept.signed.packed.made_at >= since)
 
 
 def test_twenty_nodes_all_hear_of_enough_groups_of_enough_authors_each_round() -> None:

@@ -8,7 +8,7 @@ import trio
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Owner, PartsMissing, RoundRoster, Seat
-from swarmnode.protocols.methods.known.reduction import Vector
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk

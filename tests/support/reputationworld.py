@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from swarmnode.protocols.chain.statements import ACCEPTED, REFUSED_HARMFUL
+from swarmnode.protocols.chain.statements import ACCEPTED, Refusal
 from swarmnode.protocols.reputation.account import DECAY, Account, Judged, RoundWork, after_roster
 from swarmnode.protocols.reputation.attestation import FULL, Attestation, Attested, disproved
 from swarmnode.protocols.reputation.view import PeerScore, standings
@@ -83,7 +83,7 @@ class World:
                 if judge != name
             }
             gains = {judge: round(UNIT * value) for judge, value in said.items()}
-            verdict = ACCEPTED if true > 0 else REFUSED_HARMFUL
+            verdict = ACCEPTED if true > 0 else Refusal.HARMFUL
             works.append(Judged(name, verdict, peer.judge, gains))
             told = sum(said.values()) / max(1, len(said))
             self.naive[name] = DECAY * self.naive[name] + (1 - DECAY) * max(-1.0, min(1.0, told))

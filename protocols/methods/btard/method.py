@@ -74,12 +74,12 @@ from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import (
     Name,
     Reducer,
-    Vector,
     all_or_missing,
     blaming,
     encoded,
     shares_in,
 )
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
 from swarmnode.protocols.wire import Empty
@@ -156,9 +156,10 @@ class BtardReduce(Reducer):
         except Lies as lies:
             for peer, why in lies.convicted.items():
                 self.bans.convict(peer, why)
-            others = tuple(peer for peer in roster.peers if peer != self._me)
-            for evidence in lies.evidence:
-                await self.bans.publish(evidence, others)
+            others, rpc = [peer for peer in roster.peers if peer != self._me], self._parts.rpc
+            for evidence in lies.evidence:  # who does not answer learns it from records
+                proof = Proof(self._parts.run_id, evidence)
+                await rpc.call_all(others, "btard.proof", proof, Empty, timeout=PROOF_WITHIN)
             raise PartsMissing(tuple(sorted(lies.convicted))) from lies
         raise PartsMissing(tuple(sorted(self._found)))
 
@@ -332,7 +333,7 @@ class BtardReduce(Reducer):
     # -- statements
 
     def sign(self, attempt: BtardAttempt, what: Statement) -> Signed:
-        return seal(what, self._me, attempt.id, self._life, self._parts.sign)
+        return seal(what, self._me, attempt.id, self._life, self._parts.network.sign)
 
     async def exchange(self, attempt: BtardAttempt, what: Statement, kind: type[S]) -> dict[PeerId, S]:
         """Tell all seats, and get the same kind of statement from each; by peer. Raises PartsMissing."""
@@ -485,11 +486,6 @@ class Bans:
             logger.warning("%s is banned from the run: %s", peer, why)
         if peer != self._parts.me:
             self.convicted.setdefault(peer, why)
-
-    async def publish(self, evidence: LieEvidence, peers: tuple[PeerId, ...]) -> None:
-        """Give a proof to these peers; who does not answer learns it from records."""
-        proof = Proof(self._parts.run_id, evidence)
-        await self._parts.rpc.call_all(peers, "btard.proof", proof, Empty, timeout=PROOF_WITHIN)
 
     async def look(self, members: tuple[PeerId, ...]) -> None:
         """Write what this node found, and read what the others did. Raises StateError."""

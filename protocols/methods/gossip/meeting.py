@@ -158,7 +158,7 @@ class Meeting:
         why: Exception | str = f"it did not come in {within:.1f} s"
         with trio.move_on_after(within) as scope:
             try:
-                await self._parts.liveness.unless_gone(peer, lambda: self._meet(within))
+                await self._parts.liveness.unless_gone(peer, lambda: self._meet(peer, within))
             except (PeerGoneSilent, CallError) as error:
                 self.absent, why = not isinstance(error, Refused) or error.code == AWAY, error
         self.absent = (self.absent or scope.cancelled_caught) and not self.counts
@@ -169,44 +169,41 @@ class Meeting:
         """Wait no more, and have the other wait no more; it may have counted the meeting just before."""
         bound, self._closed = self.bound and not self.counts and not self.absent, True
         self._changed.unpark_all()
-        if bound and not self._refused:
+        if bound and self.peer is not None and not self._refused:
             with trio.move_on_after(IN_DOUBT, shield=True), suppress(CallError):
-                await self._ask(waits=False, timeout=IN_DOUBT)
+                await self._ask(self.peer, waits=False, timeout=IN_DOUBT)
 
-    async def _meet(self, within: float) -> None:
-        assert self.peer is not None
+    async def _meet(self, peer: PeerId, within: float) -> None:
         if not self.bound:
-            self._bind(self.peer)
+            self._bind(peer)
             request = MeetRequest(self._parts.run_id, self.round)
-            reply = await self._parts.rpc.call(self.peer, "gossip.meet", request, MeetReply, timeout=within)
+            reply = await self._parts.rpc.call(peer, "gossip.meet", request, MeetReply, timeout=within)
             if not reply.comes:
                 self.ahead, self._refused = max(self.ahead, reply.round), True
                 return
         while self.received is None and not self._closed:
             await self._changed.park()
-        if self._parts.me < self.peer:
-            await self._settle(within)
+        if self._parts.me < peer:
+            await self._settle(peer, within)
             return
         while not (self.counts or self._closed):
             await self._changed.park()
 
-    async def _settle(self, within: float) -> None:
+    async def _settle(self, peer: PeerId, within: float) -> None:
         """Ask whether the other has all; where this node hears nothing or waits no more, once again for what stands."""
-        assert self.peer is not None
         try:
-            self.counts = await self._ask(waits=True, timeout=within)
+            self.counts = await self._ask(peer, waits=True, timeout=within)
         except BaseException:
             with trio.move_on_after(IN_DOUBT, shield=True):
                 try:
-                    self.counts = await self._ask(waits=False, timeout=IN_DOUBT)
+                    self.counts = await self._ask(peer, waits=False, timeout=IN_DOUBT)
                 except CallError as error:
-                    logger.warning("round %d may count for %s and not here: %s", self.round, self.peer, error)
+                    logger.warning("round %d may count for %s and not here: %s", self.round, peer, error)
             raise
 
-    async def _ask(self, *, waits: bool, timeout: float) -> bool:
-        assert self.peer is not None
+    async def _ask(self, peer: PeerId, *, waits: bool, timeout: float) -> bool:
         request = SettleRequest(self._parts.run_id, self.round, waits)
-        return (await self._parts.rpc.call(self.peer, "gossip.settle", request, SettleReply, timeout=timeout)).counts
+        return (await self._parts.rpc.call(peer, "gossip.settle", request, SettleReply, timeout=timeout)).counts
 
     async def settle(self, *, waits: bool) -> bool:
         """As the one with the greater id: whether the meeting counts. Where it does not by now, it never will."""

@@ -39,8 +39,7 @@ from swarmnode.protocols.methods.steering import SteeringWatch
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import Empty
 
-HISTORY = 64  # rounds of state hashes kept, to recognise whether another node's history is ours
-SHOWN_HISTORY = 16  # of them in a RoundHead
+HISTORY = 16  # rounds of state hashes told, to recognise whether another node's history is ours
 JOIN_EXPIRES = 10.0  # seconds after which a joiner that asked no more is forgotten
 MAX_JOINERS = 64  # joiners remembered at a time; a flood of them costs no more memory than this
 LAG = 30.0  # seconds that a Ready for the next round waits for this node to come into that round
@@ -171,9 +170,8 @@ class Acceptor:
     def head(self) -> RoundHead:
         """What this node tells others about where it stands."""
         here = self.position
-        history = tuple(self._history)[-SHOWN_HISTORY:]
         place = here.round, here.parent, here.voters, here.joiners, here.window
-        since = max(0.0, self.elapsed())
+        history, since = tuple(self._history), self.elapsed()
         return RoundHead(*place, self.run_id, history, since, self.paused, steering=here.steering)
 
     def elapsed(self) -> float:

@@ -383,17 +383,12 @@ class Agreement:
         return ()
 
     # --- leading a ballot -------------------------------------------------------------------------------------------
-    #
-    # Who may fail when, and what is then true: a candidate that dies, says goodbye or lingers beyond the stragglers'
-    # deadline is left out of the roster. A member that fails in the exchange is named by who missed it; the ballot is
-    # then given up, and the next does without one end of each broken link. A leader that finds others beyond it, since
-    # it was frozen or cut off, takes their decision or raises Behind.
 
     async def _lead(self, ready: Ready, candidates: tuple[PeerId, ...]) -> Decision | None:
         """The ballot of `ready`, this node's own, among `candidates`. None: go to the next ballot.
 
-        However this ends, by an error or cancelled too, whoever waits at the box is answered. Raises Behind when the
-        others are elsewhere.
+        However this ends, by an error or cancelled too, whoever waits at the box is answered. Where others are beyond
+        it, as it was frozen or cut off, this node takes their decision, or raises Behind.
         """
         silence = self._silence
         within = self._reducing.seconds()  # that a reduction may wait for somebody

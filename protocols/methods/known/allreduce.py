@@ -55,7 +55,6 @@ from swarmnode.protocols.methods.known.reduction import (
     Name,
     Reducer,
     Summing,
-    Vector,
     all_or_missing,
     blaming,
     encoded,
@@ -63,6 +62,7 @@ from swarmnode.protocols.methods.known.reduction import (
     pass_on,
     shares_in,
 )
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from typing import Annotated
 
 from swarmnode.crdt.envelope import SEAL
 from swarmnode.crdt.kinds import MAX_RECORD
+from swarmnode.crdt.record import MAX_AUTHOR
 from swarmnode.protocols import wire
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import Message, WireError, check_range, within
 
 MAX_PEERS = 1024  # in any list of peers in a message
 MAX_SEATS = 256  # in a roster: its leader waits for all of them, and everybody holds its bytes
-MAX_PEER_ID = 128  # characters; that of an Ed25519 key has 52
 MAX_ROUND = 1 << 48  # rounds and ballots: far from the end of wire integers, however they are added to
 MAX_WEIGHT = 1 << 53
 MAX_SHARE = 16
@@ -45,8 +45,8 @@ def check_peers(what: str, peers: Sequence[PeerId]) -> None:
     """Raise WireError where there are too many peers, one twice, or one that no peer id can be."""
     if len(peers) > MAX_PEERS or len(set(peers)) != len(peers):
         raise WireError(f"{what} has {len(peers)} peers, one of them twice or more than {MAX_PEERS}")
-    if not all(0 < len(peer) <= MAX_PEER_ID for peer in peers):
-        raise WireError(f"{what} names a peer whose id is empty or above {MAX_PEER_ID} characters")
+    if not all(0 < len(peer) <= MAX_AUTHOR for peer in peers):
+        raise WireError(f"{what} names a peer whose id is empty or above {MAX_AUTHOR} characters")
 
 
 Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
@@ -60,18 +60,18 @@ PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that en
 
 
 @dataclass(frozen=True)
-class Seat:
+class Seat(Message):
     peer: PeerId
-    weight: int  # of its pseudo-gradient in the mean; samples, capped
-    share: int  # of the parameters that it reduces, relative to the other seats; 0 owns nothing
+    weight: Annotated[int, within(0, MAX_WEIGHT)]  # of its pseudo-gradient in the mean; samples, capped
+    share: Annotated[int, within(0, MAX_SHARE)]  # of the parameters that it reduces, relative to others; 0 owns nothing
 
 
 @dataclass(frozen=True)
-class Owner:
+class Owner(Message):
     """Somebody by whom the vector was cut in an earlier attempt at the round."""
 
     peer: PeerId
-    share: int
+    share: Annotated[int, within(1, MAX_SHARE)]
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,6 @@ class RoundRoster(Message):
         super().__post_init__()
         check_peers("RoundRoster.seats", self.peers)
         check_peers("RoundRoster.cut_by", tuple(owner.peer for owner in self.cut_by))
-        for seat in self.seats:
-            check_range("Seat.weight", seat.weight, 0, MAX_WEIGHT)
-            check_range("Seat.share", seat.share, 0, MAX_SHARE)
-        for owner in self.cut_by:
-            check_range("Owner.share", owner.share, 1, MAX_SHARE)
         if not any(seat.share for seat in self.seats):
             raise WireError("RoundRoster.seats has nobody who reduces a part")
 

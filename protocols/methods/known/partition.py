@@ -58,8 +58,8 @@ class Chunks:
     codec: Codec
 
     @cached_property
-    def _places(self) -> list[tuple[int, int]]:
-        """The elements at which each chunk begins and ends."""
+    def places(self) -> list[tuple[int, int]]:
+        """The elements of the vector at which each chunk begins and ends."""
         return [
             (first, min(first + CHUNK, part.stop))
             for part in self.parts
@@ -67,38 +67,31 @@ class Chunks:
         ]
 
     @cached_property
-    def _offsets(self) -> list[int]:
+    def offsets(self) -> list[int]:
         """The bytes at which encoded chunks begin, and `size`."""
-        return [0, *accumulate(self.codec.encoded_size(stop - start) for start, stop in self._places)]
+        return [0, *accumulate(self.codec.encoded_size(stop - start) for start, stop in self.places)]
 
     @property
     def count(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     @property
     def size(self) -> int:
         """Bytes of the encoded part."""
-        return self._offsets[-1]
-
-    def bytes_until(self, chunk: int) -> int:
-        return self._offsets[chunk]
+        return self.offsets[-1]
 
     def whole_in(self, ready: int) -> int:
         """How many whole chunks the first `ready` bytes hold."""
-        return bisect_right(self._offsets, ready) - 1
-
-    def place(self, chunk: int) -> tuple[int, int]:
-        """The elements of the vector at which a chunk begins and ends."""
-        return self._places[chunk]
+        return bisect_right(self.offsets, ready) - 1
 
     def elements(self, chunk: int) -> slice:
-        return slice(*self._places[chunk])
+        return slice(*self.places[chunk])
 
     def begins_like(self, other: Chunks) -> int:
         """How many bytes hold the chunks with which both begin."""
-        pairs = enumerate(zip(self._places, other._places, strict=False))
+        pairs = enumerate(zip(self.places, other.places, strict=False))
         alike = next((chunk for chunk, (one, two) in pairs if one != two), min(self.count, other.count))
-        return self.bytes_until(alike)
+        return self.offsets[alike]
 
 
 class ChunkStream(StreamingBuffer):
@@ -120,25 +113,25 @@ class ChunkStream(StreamingBuffer):
 
     def grow_to(self, chunk: int) -> None:
         """The first `chunk` chunks are good now."""
-        self.grow(self.chunks.bytes_until(chunk))
+        self.grow(self.chunks.offsets[chunk])
 
     def raw(self, chunk: int) -> memoryview:
-        return self.buffer[self.chunks.bytes_until(chunk) : self.chunks.bytes_until(chunk + 1)]
+        return self.buffer[self.chunks.offsets[chunk] : self.chunks.offsets[chunk + 1]]
 
     def encoded_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:
         """At the sender: with these chunks to be encoded, less those that are already. It takes this one's memory."""
-        memory, kept = self._in_hand(chunks, pool, self.chunks.bytes_until(self.done))
+        memory, kept = self._in_hand(chunks, pool, self.chunks.offsets[self.done])
         stream = ChunkStream(chunks, memory, name=self.name)
         stream.grow(kept)
         return stream
 
     def encoded_from(self, others: Iterable[ChunkStream]) -> None:
         """At the sender: take chunks that come next from those encoded for others, as far as they are there."""
-        there = {stream.chunks.place(chunk): stream.raw(chunk) for stream in others for chunk in range(stream.done)}
+        there = {stream.chunks.places[chunk]: stream.raw(chunk) for stream in others for chunk in range(stream.done)}
         for chunk in range(self.done, self.chunks.count):
-            if self.chunks.place(chunk) not in there:
+            if self.chunks.places[chunk] not in there:
                 break
-            self.raw(chunk)[:] = there[self.chunks.place(chunk)]
+            self.raw(chunk)[:] = there[self.chunks.places[chunk]]
             self.grow_to(chunk + 1)
 
     def fetched_on(self, chunks: Chunks, pool: BufferPool) -> ChunkStream:

@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster
 from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, ChunkStream
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.bulk import Key, StreamingBuffer
@@ -31,7 +31,6 @@ RATE_FROM = 1 << 20  # bytes; fewer measure the round trip, not the link
 SILENT_SHARE = 0.3  # of the usual time of a reduction: what is lost when a frozen peer is noticed
 SILENT_LEAST = 0.5  # seconds that a peer may be silent in any case: a lost packet is sent again after half of it
 
-Vector = NDArray[np.float32]
 Name = tuple[str | int, ...]  # of what is offered in an attempt
 
 logger = logging.getLogger(__name__)
@@ -205,7 +204,7 @@ async def next_batch(sources: Collection[ChunkStream], done: int, stop: int) -> 
     """Chunks from `done` on that all sources have, as soon as these are BATCH, or all that remain before `stop`."""
     goal = min(done + BATCH, stop)
     for source in sources:
-        await source.reach(source.chunks.bytes_until(goal))
+        await source.reach(source.chunks.offsets[goal])
     return range(done, min(stop, *(source.done for source in sources)))
 
 

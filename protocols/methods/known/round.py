@@ -31,7 +31,7 @@ from swarmnode.protocols.methods.known.agreement import WINDOW_SLACK, Agreement
 from swarmnode.protocols.methods.known.messages import Decision, PartsMissing, Position, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.population import Population
 from swarmnode.protocols.methods.known.reduction import Reducer
-from swarmnode.protocols.methods.method import RoundResult
+from swarmnode.protocols.methods.method import FIRST_WINDOW, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied, TrainStats, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp, CatchUpFailed, most_rounds
@@ -40,7 +40,6 @@ from swarmnode.training.sections import InnerSection
 
 logger = logging.getLogger(__name__)
 
-FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 LATE_START = 0.5  # seconds into a round from which a node counts as late and must not make the others wait
 
 

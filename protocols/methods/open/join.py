@@ -45,12 +45,13 @@ from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, leads_to, light_after, trusted_chain
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
-from swarmnode.protocols.chain.statements import HASH, MAX_ROUND, ForkChoiceVote, InvalidStatement, Roster, Said, read
+from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, InvalidStatement, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.methods.method import Begin
+from swarmnode.protocols.methods.known.messages import Seconds
+from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.store import NoState
-from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync, Lost
+from swarmnode.protocols.methods.open.store import Lost
+from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import REST, CatchUp, CatchUpFailed
 from swarmnode.protocols.wire import Message, within
@@ -58,7 +59,6 @@ from swarmnode.training.outer import OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
-FIRST_WINDOW = 10.0  # times the deadlines' ceiling: the first round's training, before anything was measured
 ASK_EVERY = 0.5  # seconds between two rounds of questions
 ASK_AT_ONCE = 16  # members
 LISTED = 4  # of those who could not show the trusted roster, to the owner
@@ -78,7 +78,6 @@ LOOKED_AT = 3  # members at a time
 HEALING = 4  # rounds: of so many a fork may still be on its way to be healed, or a roster to be left
 
 TIP = "chain.tip"
-LONGEST = 1e9  # seconds since a node came somewhere; thirty years
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,11 @@ class TipQuery:
 class Tip(Message):
     """The roster that a node follows, and a state some rounds before it that the node serves."""
 
-    tip: Annotated[bytes, within(HASH, HASH)]
+    tip: Id
     round: Annotated[int, within(0, MAX_ROUND)]  # rounds done at the tip
-    elapsed: Annotated[float, within(0, LONGEST)]  # seconds since the node came there
+    elapsed: Seconds  # since the node came there
     base: bytes  # an encoded ChainState
-    base_state: Annotated[bytes, within(HASH, HASH)]  # the state hash there
+    base_state: Id  # the state hash there
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,7 @@ class Joining:
         if at not in store.tree and found.tip.round - store.block.chain.round <= FAR:
             at = found.base.tip
         if at in store.tree:
-            with suppress(NoState):
+            with suppress(Lost):
                 await store.state_after(store.tree[at])
                 return True
         return False
@@ -339,7 +338,7 @@ class Joining:
         if found.tip.tip in store.tree:
             block = store.tree[found.tip.tip]
             if block.chain.round > store.block.chain.round:
-                with suppress(NoState):  # it may not lead there from the base that a liar gave
+                with suppress(Lost):  # it may not lead there from the base that a liar gave
                     await self._local.stand_on(await store.state_after(block))
                     await self._sync.move(block)
                     store.arrived = found.began

@@ -67,14 +67,14 @@ class Open(Method):
         self.catch_up = CatchUp(parts)
         self.contributions = self.contributions_class(parts)
         self.store = ChainStore(parts, self.contributions)
-        self.sync = ChainSync(parts, self.store, parts.state, self.catch_up)
+        self.sync = ChainSync(parts, self.store, self.catch_up)
         self.local = self._make_local(parts)
         self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):
             self.audits = Audits(parts, self.store, self.local)
         if parts.ledger is not None and parts.trainer.capabilities.draws:  # somebody keeps what comes of it
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
-        secret = hashlib.sha256(parts.sign(SECRET.message(parts.run_id.encode()))).digest()
+        secret = hashlib.sha256(parts.network.sign(SECRET.message(parts.run_id.encode()))).digest()
         self.signer = Signer(parts.sync, self.sync, secret)
         self.rechecks = Rechecks(parts, self.store, self.local, self.signer)
         self._checks: list[Looks] = [looks for looks in (self.audits, self.unique, self.rechecks) if looks is not None]

@@ -1,15 +1,10 @@
 """One round of the open exchange as this node takes part in it. What to do when is said by `protocols.chain.duty`.
 
 `OpenRounds.run_round` is the whole of it: train, and whenever something was heard or a wait is over, do what an honest
-node does next, until most validators stand behind a roster; then move there.
+node does next (`duty.py` tells of commit, cut, reveal, judge, lead and follow), until most validators stand behind a
+roster; then move there. Around that,
 
     train      inner steps from φ, until H are done or the window closes, and on while the rest goes on
-    commit     bind oneself to the encoded pseudo-gradient
-    cut        (judges) list the commits that are here
-    reveal     open the commit once a quorum has cut
-    judge      (judges) measure what was revealed; seal; open once a quorum has
-    lead       (the leader of the attempt) make the roster; get what it lacks for that
-    follow     (validators) sign the head; everybody moves when enough of them stand behind it
     settle     work that a roster counts is committed; what it leaves out returns to the residual, and so does, after a
                switch to another fork or a revert, what an earlier roster had counted: no local work is lost
 
@@ -74,8 +69,8 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Overtaken, RoundResult
 from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.local import LocalTrainer
-from swarmnode.protocols.methods.open.store import BURST, ChainStore
-from swarmnode.protocols.methods.open.sync import ChainSync, Lost
+from swarmnode.protocols.methods.open.store import BURST, ChainStore, Lost
+from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import TrainerDied
 from swarmnode.protocols.network import PeerId

@@ -70,8 +70,8 @@ STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of r
 BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are held, forks included")
 
 
-class NoState(Exception):
-    """A state cannot be made here: no state before it is kept, or a contribution is gone."""
+class Lost(Exception):
+    """What is needed to follow a roster, or to make its state, cannot be had now. The message says what."""
 
 
 class MissingContribution(Exception):
@@ -315,12 +315,12 @@ class ChainStore:
         return self._states.get(id)
 
     async def state_after(self, block: Block) -> OuterState:
-        """The shared state after a block of the tree, made where it is not kept. Raises NoState."""
+        """The shared state after a block of the tree, made where it is not kept. Raises Lost."""
         missing, at = [], block
         while at.id not in self._states:
             missing.append(at)
             if at.parent not in self.tree:
-                raise NoState(f"no state before round {at.chain.round} is kept")
+                raise Lost(f"no state before round {at.chain.round} is kept")
             at = self.tree[at.parent]
         state = self._states[at.id]
         self._states.move_to_end(at.id)
@@ -330,20 +330,20 @@ class ChainStore:
         return state
 
     async def hash_at(self, id: bytes) -> str:
-        """The state hash at a block of the tree. Raises NoState."""
+        """The state hash at a block of the tree. Raises Lost."""
         if id not in self.hashes:
             if id not in self.tree:
-                raise NoState("the round was let go of")
+                raise Lost("the round was let go of")
             await self.state_after(self.tree[id])
         return self.hashes[id]
 
     async def _next_state(self, state: OuterState, block: Block) -> OuterState:
-        """What a block makes of the state before it. Raises NoState."""
+        """What a block makes of the state before it. Raises Lost."""
         roster = block.roster
         if roster is not None and roster.revert:
             before = self.tree[block.parent].parent if block.parent in self.tree else b""
             if before not in self.tree:
-                raise NoState(f"round {roster.round} goes back to a state that is not kept")
+                raise Lost(f"round {roster.round} goes back to a state that is not kept")
             return await self.state_after(self.tree[before])
         if roster is None or not roster.accepted:
             return state
@@ -351,7 +351,7 @@ class ChainStore:
             reveals = self.logs[roster.parent].reveals
             raws = [self.contributions[reveals[entry.commit].what.root].content for entry in roster.accepted]
         except KeyError:
-            raise NoState(f"a contribution to round {roster.round} is not kept") from None
+            raise Lost(f"a contribution to round {roster.round} is not kept") from None
         factors = [Factor(entry.weight, entry.clip, roster.total) for entry in roster.accepted]
         outer, codec_name = self._spec.outer, self._spec.exchange.codec
 

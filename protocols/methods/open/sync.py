@@ -53,11 +53,10 @@ from swarmnode.protocols.methods.open.store import (
     ROUND_KINDS,
     VOTE_KIND,
     ChainStore,
+    Lost,
     MissingContribution,
-    NoState,
 )
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.state.backend import StateBackend
 from swarmnode.protocols.transfer.catchup import CatchUp
 from swarmnode.protocols.wire import Message, WireError, within
 from swarmnode.training.outer import OuterState
@@ -118,15 +117,11 @@ class Records:
     sealed: tuple[bytes, ...]
 
 
-class Lost(Exception):
-    """What is needed to follow a roster cannot be had now. The message says what."""
-
-
 class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
-    def __init__(self, parts: Context, store: ChainStore, state: StateBackend, catch_up: CatchUp) -> None:
-        self.store, self._state, self._catch_up = store, state, catch_up
+    def __init__(self, parts: Context, store: ChainStore, catch_up: CatchUp) -> None:
+        self.store, self._state, self._catch_up = store, parts.state, catch_up
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._runner = parts.runner
         self._examining = Counter[bytes]()  # tries in vain at rosters, and at heads that are looked for
@@ -329,8 +324,6 @@ class ChainSync:
                 return
             except NotHeld as error:
                 await self._obtain(log, said, error.commit)
-            except NoState as error:
-                raise Lost(str(error)) from None
             except InvalidRoster as error:
                 logger.warning("a roster of round %d by %s is not valid: %s", roster.round, said.author, error)
                 store.counts["rosters_refused"] += 1
@@ -338,7 +331,7 @@ class ChainSync:
                 return
 
     async def _add(self, block: Block) -> None:
-        """Put a valid block into the tree, once the state after it is computed. Raises Lost, NoState."""
+        """Put a valid block into the tree, once the state after it is computed. Raises Lost."""
         store = self.store
         if block.id in store.tree:
             return
@@ -364,10 +357,7 @@ class ChainSync:
     async def _obtain_records(
         self, log: RoundLog, said: Said[Roster] | Said[AvailabilityVote], *, reveal_of: bytes = b""
     ) -> None:
-        """Have the records that a roster quotes or a cut lists, or what opens a commit that it accepts. Raises Lost.
-
-        They usually come by themselves; else who should hold them is asked.
-        """
+        """Have the records that a roster quotes or a cut lists, or what opens a commit that it accepts. Raises Lost."""
 
         def here() -> bool:
             return reveal_of in log.reveals if reveal_of else not log.lacking(said.what)
@@ -464,14 +454,11 @@ class ChainSync:
     async def _compute(self, block: Block) -> None:
         """Compute the states up to a block of the tree, and open the rounds on the way. Raises Lost."""
         store = self.store
-        try:
-            for each in store.tree.path(block.id):
-                if each.id not in store.logs and each.id in store.tree:
-                    await store.state_after(each)
-                    await self._open_round(each)
-            await store.state_after(block)
-        except NoState as error:
-            raise Lost(str(error)) from None
+        for each in store.tree.path(block.id):
+            if each.id not in store.logs and each.id in store.tree:
+                await store.state_after(each)
+                await self._open_round(each)
+        await store.state_after(block)
 
     # --- contributions ----------------------------------------------------------------------------------------------
 
@@ -527,14 +514,11 @@ class ChainSync:
 
         It gives them one by one, and perhaps not all at once; nothing where it does not answer.
         """
-        query = RecordsQuery(self._run_id, tuple(ids))
+        query, verify = RecordsQuery(self._run_id, tuple(ids)), self._network.verify
+        answer = await self._rpc.ask(peer, RECORDS, query, Records, timeout=TIMEOUT)
+        sealed = answer.sealed if answer is not None else ()
         try:
-            answer = await self._rpc.call(peer, RECORDS, query, Records, timeout=TIMEOUT)
-            verify = self._network.verify
-            elements = await self._runner(lambda: [open_element(raw, verify) for raw in answer.sealed])
-        except CallError as error:
-            logger.debug("no records from %s: %s", peer, error)
-            return []
+            elements = await self._runner(lambda: [open_element(raw, verify) for raw in sealed])
         except InvalidRecord as error:
             logger.warning("%s sent a record that nobody signed: %s", peer, error)
             return []

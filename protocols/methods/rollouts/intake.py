@@ -149,7 +149,6 @@ class IntakeLimiter:
 
 @dataclass(frozen=True)
 class _Grant:
-    peer: PeerId
     offered: OfferedGroup
     since: float  # trio time
     until: float  # likewise
@@ -199,7 +198,7 @@ class GroupIntake:
                 asked.setdefault(offered.author, []).append(offered.size)
                 coming += offered.size
                 awaited.add(offered.id)
-                self._grants[offered.id, peer] = _Grant(peer, offered, now, now + GRANTED_FOR + coming / SLOWEST)
+                self._grants[offered.id, peer] = _Grant(offered, now, now + GRANTED_FOR + coming / SLOWEST)
             else:
                 self.counts["no_room"] += 1
                 wait = max(wait, self._limiter.wait(offered.size), LEAST_WAIT)
@@ -217,14 +216,14 @@ class GroupIntake:
         return self._limiter.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
 
     def _granted(self, peer: PeerId) -> int:
-        return sum(grant.peer == peer for grant in self._grants.values())
+        return sum(who == peer for _, who in self._grants)
 
     def _forget_grants(self, now: float) -> None:
-        for id, grant in list(self._grants.items()):
+        for (id, peer), grant in list(self._grants.items()):
             if grant.until <= now:
-                del self._grants[id]
+                del self._grants[id, peer]
                 self.counts["not_given"] += 1
-                self.violations.note(grant.peer, "does not give the rollout groups that it offered", Kind.LOAD)
+                self.violations.note(peer, "does not give the rollout groups that it offered", Kind.LOAD)
 
     # -- groups
 

@@ -21,6 +21,7 @@ from typing import Annotated
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.envelope import SIGNATURE_SIZE, Domain, Envelope, InvalidEnvelope, Sign, Verify
+from swarmnode.crdt.record import MAX_AUTHOR
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.wire import Message, WireError, decode, plain, within
 from swarmnode.training.rl.groups import MAX_ANSWERS, GroupError, RolloutGroup
@@ -39,7 +40,6 @@ MAX_CONTENT = 1008 << 10  # bytes: as fit into one frame. 64 answers of 4096 tok
 MAX_FIELDS = 2048  # bytes of what is beside the content
 GROUPS = Domain("rollout", 4, MAX_FIELDS + MAX_CONTENT)  # what authors sign
 LARGEST = GROUPS.max_size + SIGNATURE_SIZE  # bytes of a group
-MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 MAX_COUNTER = (1 << 53) - 1
 Digest = Annotated[bytes, within(32, 32)]
 
@@ -85,15 +85,6 @@ class SignedGroup:
     @property
     def author(self) -> PeerId:
         return self.packed.author
-
-    @property
-    def version(self) -> int:
-        return self.packed.version
-
-    @property
-    def made_at(self) -> int:
-        """ms since the epoch by the author's clock."""
-        return self.packed.made_at
 
     @property
     def group(self) -> RolloutGroup:

@@ -178,12 +178,12 @@ class RolloutPool:
         now, limits = self._now(), self.limits
         if group.author == self.me:
             return "own"
-        if group.made_at > now + AHEAD:
+        if group.packed.made_at > now + AHEAD:
             return "ahead"
-        if now - group.made_at > 1000 * limits.seconds:
+        if now - group.packed.made_at > 1000 * limits.seconds:
             return "old"
         known = self._authors.get(group.author)
-        if known is not None and known.version - group.version > limits.versions:
+        if known is not None and known.version - group.packed.version > limits.versions:
             return "stale"
         return "" if self._rules.standing(group.author) > 0 else "no-standing"
 
@@ -199,7 +199,7 @@ class RolloutPool:
             return reason
         self.remember(group.id)
         author = self._author(group.author)
-        author.version = max(author.version, group.version)
+        author.version = max(author.version, group.packed.version)
         author.came += 1
         author.groups += 1
         author.bytes += group.size
@@ -272,9 +272,9 @@ class RolloutPool:
         now, limits = self._now(), self.limits
         for id, held in list(self._held.items()):
             signed = held.signed
-            if now - min(held.came_at, signed.made_at) > 1000 * limits.seconds:
+            if now - min(held.came_at, signed.packed.made_at) > 1000 * limits.seconds:
                 self._drop(id, "old")
-            elif self._authors[signed.author].version - signed.version > limits.versions:
+            elif self._authors[signed.author].version - signed.packed.version > limits.versions:
                 self._drop(id, "stale")
             elif self._rules.standing(signed.author) <= 0:
                 self._drop(id, "no-standing")

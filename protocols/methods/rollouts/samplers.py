@@ -125,7 +125,7 @@ class Samplers:
             if reason in LIES:
                 author.condemn(reason)
             return reason
-        tally.version = max(tally.version, group.version)
+        tally.version = max(tally.version, group.packed.version)
         author.waiting.append(group)
         while len(author.waiting) > MOST:
             author.let_go()
@@ -160,7 +160,7 @@ class Samplers:
         for author in self._authors.values():
             fresh = [group for group in author.waiting if self._is_fresh(group, version)]
             author.tally.refuse("stale", len(author.waiting) - len(fresh))
-            author.waiting = sorted(fresh, key=lambda group: group.version)
+            author.waiting = sorted(fresh, key=lambda group: group.packed.version)
         return tuple(in_turn([author.waiting for author in self._authors.values()], most))
 
     def put_back(self, groups: Sequence[SignedGroup]) -> None:

@@ -36,7 +36,6 @@ import numpy as np
 import trio
 
 from swarmnode.crdt.envelope import Envelope
-from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Place, RoundResult, Saved
 from swarmnode.protocols.methods.rollouts.intake import informative
@@ -266,7 +265,7 @@ class Sapo(_ByRollouts):
             pool.note(author, reason)
             log.warning("%s did not sample with this node's weights (%s): it is heard no more", author, reason)
         if sampled:
-            learned = replace(learned, staleness=sum(version - each.version for each in sampled) / len(sampled))
+            learned = replace(learned, staleness=sum(version - each.packed.version for each in sampled) / len(sampled))
         for author, count in learned.refused_answers.items():
             if count:
                 pool.note(author, "strange-answer", count)
@@ -446,11 +445,7 @@ class SapoSampler(_ByRollouts):
     async def _query(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
         """What a peer says of its weights; None where it does not answer, or trains nothing."""
         query, timeout = WeightsQuery(self._parts.run_id, samples, after), TIMEOUT + (HELD_FOR if after >= 0 else 0)
-        try:
-            return await self._parts.rpc.call(peer, WEIGHTS, query, Newest, timeout=timeout)
-        except CallError as error:
-            log.debug("%s does not tell of weights: %s", peer, error)
-            return None
+        return await self._parts.rpc.ask(peer, WEIGHTS, query, Newest, timeout=timeout)
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
         shapes = sorted({newest.shape for newest in found.values()})

@@ -129,7 +129,7 @@ class Rollouts:
 
         def work() -> list[SignedGroup]:
             sealing = partial(
-                seal, run_id=parts.run_id, author=parts.me, made_at=made_at, sign=parts.sign, trainer=trainer
+                seal, run_id=parts.run_id, author=parts.me, made_at=made_at, sign=parts.network.sign, trainer=trainer
             )
             made = []
             for counter, group in enumerate(groups, first):
@@ -151,7 +151,7 @@ class Rollouts:
     def forget_before(self, version: int) -> None:
         """Hand on no more own groups that were written before that version: they came too late to be of use."""
         for group in self.pool.own():
-            if group.version < version:
+            if group.packed.version < version:
                 self._loads.pop(group.id, None)
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -345,12 +345,8 @@ class Rollouts:
                 self.counts["not_handed_on"] += 1
 
     async def _ask_recent(self, peer: PeerId, count: int) -> None:
-        try:
-            query = RecentQuery(self._parts.run_id, count)
-            await self._parts.rpc.call(peer, RECENT, query, Empty, timeout=TIMEOUT)
-        except CallError as error:
-            log.debug("%s does not offer what rollouts are recent: %s", peer, error)
-        else:
+        query = RecentQuery(self._parts.run_id, count)
+        if await self._parts.rpc.ask(peer, RECENT, query, Empty, timeout=TIMEOUT) is not None:
             self._was_alone, self.pool.lacking = False, 0
             self.counts["asked_recent"] += 1
 

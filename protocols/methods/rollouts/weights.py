@@ -28,14 +28,15 @@ from typing import Annotated
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
+from swarmnode.crdt.record import MAX_AUTHOR
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.methods.context import Context, admit
-from swarmnode.protocols.methods.rollouts.messages import MAX_AUTHOR, MAX_COUNTER, Digest
+from swarmnode.protocols.methods.rollouts.messages import MAX_COUNTER, Digest
 from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner, surely
@@ -58,8 +59,6 @@ ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts a
 HELD_FOR = 5.0  # seconds for which a question waits for newer weights
 MAX_SAMPLERS = 256  # that are counted, who asked last
 QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
-
-Vector = NDArray[np.float32]
 
 
 class NoWeights(Exception):
@@ -239,7 +238,8 @@ class WeightsBroadcast:
         self._counter = max(self._counter + 1, self._parts.now())
         size, patches = words.nbytes, tuple(self._patches)
         weights = Weights(self._parts.me, self._counter, version, policy, self._shape, shard, size, patches)
-        self._newest = (weights, seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.sign))
+        sealed = seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.network.sign)
+        self._newest = (weights, sealed)
         self._samplers.know(policy, version)
         late = self._out[0] if len(self._out) == self._out.maxlen else set()
         self._out.append(weights.shards)

@@ -114,6 +114,17 @@ def test_all_are_waited_for_until_half_answered_and_then_the_rest_for_a_while(
     simulated(main)
 
 
+def test_who_need_not_answer_and_does_not_gives_nothing(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = await pair(world, nursery)
+        assert await alice.rpc.ask(bob.network.me, "work", Job(), Job, timeout=1) is not None
+        assert await alice.rpc.ask(bob.network.me, "no such thing", Job(), Job, timeout=1) is None
+        world.freeze(bob.network.me)
+        assert await alice.rpc.ask(bob.network.me, "work", Job(), Job, timeout=1) is None
+
+    simulated(main)
+
+
 def test_ping_measures_the_round_trip(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob = await pair(world, nursery)

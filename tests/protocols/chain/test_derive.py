@@ -25,17 +25,8 @@ from swarmnode.protocols.chain.statements import (
     MAX_GAIN,
     MISSING,
     ONE,
-    REFUSED_DUPLICATE,
-    REFUSED_EQUIVOCATED,
-    REFUSED_FOREIGN,
-    REFUSED_HARMFUL,
-    REFUSED_LATE,
-    REFUSED_MALFORMED,
-    REFUSED_MISSING,
-    REFUSED_NO_STANDING,
-    REFUSED_REVERTED,
-    REFUSED_UNINVITED,
     Entry,
+    Refusal,
     Score,
 )
 from swarmnode.training.open_step import CLIP_AT
@@ -116,7 +107,7 @@ def test_what_is_held_beside_the_quoted_does_not_matter(scene: Scene) -> None:
     """A commit that no quoted cut lists, and a contribution that is not accepted, may be here or not."""
     derived = derive(scene.chain, RULES, scene.quoted)
     listed = {entry.commit for entry in derived.entries}
-    accepted = {entry.commit for entry in derived.entries if entry.verdict in (ACCEPTED, REFUSED_DUPLICATE)}
+    accepted = {entry.commit for entry in derived.entries if entry.verdict in (ACCEPTED, Refusal.DUPLICATE)}
     spare = Quoted(
         scene.quoted.cuts,
         scene.quoted.scores,
@@ -341,17 +332,17 @@ def test_a_contribution_is_refused_with_what_most_judges_found() -> None:
     good, bad, none = row(one.id, 5), row(one.id, 0, found=MALFORMED), row(one.id, 0, found=MISSING)
     worse, unknown = row(one.id, -5), row(one.id, 5, standing=0)
     assert judged_by(chain, one, [good, good, good, none, none]) == ACCEPTED
-    assert judged_by(chain, one, [good, good, none, none, bad]) == REFUSED_MISSING
-    assert judged_by(chain, one, [good, good, bad, none, bad]) == REFUSED_MALFORMED
-    assert judged_by(chain, one, [good, good, worse, worse, worse]) == REFUSED_HARMFUL
-    assert judged_by(chain, one, [good, good, unknown, unknown, unknown]) == REFUSED_NO_STANDING
+    assert judged_by(chain, one, [good, good, none, none, bad]) == Refusal.MISSING
+    assert judged_by(chain, one, [good, good, bad, none, bad]) == Refusal.MALFORMED
+    assert judged_by(chain, one, [good, good, worse, worse, worse]) == Refusal.HARMFUL
+    assert judged_by(chain, one, [good, good, unknown, unknown, unknown]) == Refusal.NO_STANDING
 
 
 def test_what_too_few_judges_retrieved_is_missing_whatever_they_say_of_it() -> None:
     chain = start("ABCDE")
     one = offer(chain, "X")
     good = row(one.id, 5)
-    assert judged_by(chain, one, [good, good, None, None, None]) == REFUSED_MISSING
+    assert judged_by(chain, one, [good, good, None, None, None]) == Refusal.MISSING
     assert judged_by(chain, one, [good, good, good, None, None]) == ACCEPTED
 
 
@@ -359,18 +350,18 @@ def test_what_too_few_judges_retrieved_is_missing_whatever_they_say_of_it() -> N
 def test_a_judge_s_word_for_its_own_contribution_counts_only_where_it_is_the_one_judge(n: int) -> None:
     chain = start("ABCDEF"[:n])
     one = offer(chain, "A")
-    assert judged_by(chain, one, [row(one.id, 1 << 40)] + [row(one.id, -5)] * (n - 1)) == REFUSED_HARMFUL
+    assert judged_by(chain, one, [row(one.id, 1 << 40)] + [row(one.id, -5)] * (n - 1)) == Refusal.HARMFUL
     assert judged_by(chain, one, [row(one.id, -(1 << 40))] + [row(one.id, 5)] * (n - 1)) == ACCEPTED
     alone = start("A")
     one = offer(alone, "A")
-    assert judged_by(alone, one, [row(one.id, -5)]) == REFUSED_HARMFUL
+    assert judged_by(alone, one, [row(one.id, -5)]) == Refusal.HARMFUL
 
 
 def test_who_commits_twice_is_refused_for_both() -> None:
     chain = start("ABC")
     one, other, honest = offer(chain, "X"), offer(chain, "X", salt=bytes([1] * 16)), offer(chain, "Y")
     derived = derive(chain, RULES, fair(chain, RULES, [one, other, honest]))
-    assert verdict_of(derived, one) == verdict_of(derived, other) == REFUSED_EQUIVOCATED
+    assert verdict_of(derived, one) == verdict_of(derived, other) == Refusal.EQUIVOCATED
     assert verdict_of(derived, honest) == ACCEPTED
 
 
@@ -385,7 +376,7 @@ def test_of_two_who_reveal_the_same_the_one_in_most_cuts_counts_however_ids_were
     scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in chain.validators]
     derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
     assert verdict_of(derived, victim) == ACCEPTED
-    assert verdict_of(derived, copy) == REFUSED_DUPLICATE
+    assert verdict_of(derived, copy) == Refusal.DUPLICATE
 
 
 def test_a_copy_that_liars_cut_late_never_takes_the_place_of_its_victim() -> None:
@@ -396,7 +387,7 @@ def test_a_copy_that_liars_cut_late_never_takes_the_place_of_its_victim() -> Non
     cuts = [*(cut(chain, judge, [copy.id]) for judge in liars), *(cut(chain, judge, [victim.id]) for judge in honest)]
     scored = [scores(chain, judge, [row(victim.id, 9), row(copy.id, 9)]) for judge in (*liars, *honest)]
     derived = derive(chain, RULES, quote(cuts, scored, [victim, copy]))
-    assert verdict_of(derived, copy) == REFUSED_LATE, "one honest judge at least cut before anything was revealed"
+    assert verdict_of(derived, copy) == Refusal.LATE, "one honest judge at least cut before anything was revealed"
 
 
 def test_a_commit_to_another_round_or_history_does_not_count() -> None:
@@ -404,14 +395,14 @@ def test_a_commit_to_another_round_or_history_does_not_count() -> None:
     old, elsewhere = replace(chain, round=5), replace(chain, tip=hashed("other"))
     for one in (offer(old, "X"), offer(elsewhere, "X")):
         derived = derive(chain, RULES, fair(chain, RULES, [one]))
-        assert verdict_of(derived, one) == REFUSED_FOREIGN
+        assert verdict_of(derived, one) == Refusal.FOREIGN
 
 
 def test_who_was_not_drawn_is_refused_and_validators_are_always_drawn() -> None:
     chain = replace(start("ABC"), participation=1)
     one, validator = offer(chain, "X"), offer(chain, "A")
     derived = derive(chain, RULES, fair(chain, RULES, [one, validator]))
-    assert verdict_of(derived, one) == REFUSED_UNINVITED
+    assert verdict_of(derived, one) == Refusal.UNINVITED
     assert verdict_of(derived, validator) == ACCEPTED
 
 
@@ -419,7 +410,7 @@ def test_a_roster_that_did_harm_is_undone_and_nothing_added() -> None:
     chain = replace(start("ABC"), undoable=True)
     one = offer(chain, "X")
     derived = derive(chain, RULES, fair(chain, RULES, [one], undo=RULES.revert_above + 1))
-    assert derived.revert and verdict_of(derived, one) == REFUSED_REVERTED and derived.total == 0
+    assert derived.revert and verdict_of(derived, one) == Refusal.REVERTED and derived.total == 0
     assert not derive(chain, RULES, fair(chain, RULES, [one], undo=RULES.revert_above)).revert
 
 

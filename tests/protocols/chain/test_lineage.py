@@ -56,7 +56,8 @@ def test_a_trusted_roster_is_read_back_from_its_text(round: int, id: bytes) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "5:", ":" + "ab" * 32, "-1:" + "ab" * 32, "5:" + "ab" * 31, "5:" + "zz" * 32]
+    "text",
+    ["", "5", "5:", ":" + "ab" * 32, "-1:" + "ab" * 32, "5:" + "ab" * 31, "5:" + "zz" * 32, "5:" + "ab " * 20 + "abab"],
 )
 def test_what_is_no_roster_is_refused(text: str) -> None:
     with pytest.raises(ValueError):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain.statements import REFUSED_MALFORMED
+from swarmnode.protocols.chain.statements import Refusal
 from swarmnode.protocols.reputation.account import (
     MAX_PEERS,
     NEWCOMER,
@@ -142,7 +142,7 @@ def test_contained_is_who_goes_on_doing_harm() -> None:
 def test_accounts_of_many_who_came_and_went_are_bounded_and_those_who_work_keep_theirs() -> None:
     accounts: Mapping[str, Account] = {}
     for round in range(60):
-        came = (Judged(f"{round} {number}", REFUSED_MALFORMED, False, {}) for number in range(95))
+        came = (Judged(f"{round} {number}", Refusal.MALFORMED, False, {}) for number in range(95))
         works = (Judged("steady", 0, True, {"judge": 500.0}), *came)
         accounts = after_roster(accounts, RoundWork(round, round.to_bytes(32, "big"), works))
     assert len(accounts) == MAX_PEERS and "steady" in accounts

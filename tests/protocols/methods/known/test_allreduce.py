@@ -11,7 +11,7 @@ from reducing import P, a_roster, peers, reduce_all
 
 from swarmnode.protocols.methods.known.messages import PartsMissing
 from swarmnode.protocols.methods.known.partition import BATCH, CHUNK, BufferPool, Chunks, grid_of
-from swarmnode.protocols.methods.known.reduction import Vector
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.parts import parts
 from swarmnode.testing.simnet import SimWorld

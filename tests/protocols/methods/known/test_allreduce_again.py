@@ -12,7 +12,7 @@ from tripwire import Tripwire, spread
 
 from swarmnode.protocols.methods.known.messages import PartsMissing, RoundRoster
 from swarmnode.protocols.methods.known.partition import CHUNK, BufferPool, Chunks, grid_of
-from swarmnode.protocols.methods.known.reduction import Vector
+from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.testing.consensus import weighted_sum
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs import codec

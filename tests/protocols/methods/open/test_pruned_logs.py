@@ -17,8 +17,8 @@ from swarmnode.protocols.methods.open import store as store_module
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.recheck import Rechecks
 from swarmnode.protocols.methods.open.round import LOST_FOR, OpenRounds
-from swarmnode.protocols.methods.open.store import LOOKED_FOR, ChainStore, NoState
-from swarmnode.protocols.methods.open.sync import ChainSync, Lost
+from swarmnode.protocols.methods.open.store import LOOKED_FOR, ChainStore, Lost
+from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.training.verify.replay import whom
 
 ROSTER: Any = SimpleNamespace(scores=(), entries=())
@@ -73,7 +73,7 @@ def test_a_state_whose_rounds_are_let_go_of_while_it_is_made_is_none(monkeypatch
         return work()
 
     made._runner = runner
-    with pytest.raises(NoState):
+    with pytest.raises(Lost):
         trio.run(made.state_after, back)
 
 

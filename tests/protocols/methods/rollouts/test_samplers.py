@@ -75,7 +75,8 @@ def test_honest_groups_are_kept_and_drawn_the_newest_first_by_turns() -> None:
         assert found.insert(written(counter, version=version)) == ""
         assert found.insert(written(counter, version=version, by=BOB)) == ""
     drawn = found.drawn(3, version=10)
-    assert [each.version for each in drawn] == [10, 10, 9] and {each.author for each in drawn[:2]} == {ALICE.me, BOB.me}
+    assert [each.packed.version for each in drawn] == [10, 10, 9]
+    assert {each.author for each in drawn[:2]} == {ALICE.me, BOB.me}
     found.settle(drawn, caught={})
     assert found.tally(ALICE.me).accepted + found.tally(BOB.me).accepted == 3
     assert len(found.drawn(9, version=10)) == 3 and not found.drawn(9, version=10)
