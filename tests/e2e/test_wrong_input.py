@@ -19,8 +19,8 @@ import pytest
 from lying_peer import LyingPeer
 from realnodes import LOCAL, PATIENCE, PROGRAM, RUN_TOML, Node, environment, swarmnode, until
 
+from swarmnode.node.storage.cutting import publish
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.storage.datasets import publish
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.training.runspec import SCHEMA, encode, load_runspec
 

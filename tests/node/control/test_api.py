@@ -188,7 +188,7 @@ def test_an_author_of_rollouts_may_be_named_as_they_are_listed() -> None:
 
 def signed_group(author: PeerId) -> Any:
     group = SimpleNamespace(task=TaskRef("digits/swap", 5, 1), answers=(), version=0)
-    return SimpleNamespace(id=b"1", author=author, group=group, version=0, made_at=0, size=1)
+    return SimpleNamespace(id=b"1", author=author, group=group, version=0, size=1, packed=SimpleNamespace(made_at=0))
 
 
 @pytest.mark.parametrize(
