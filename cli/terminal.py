@@ -150,7 +150,7 @@ def ask(method: str, *, timeout: float = 30.0, **params: Any) -> Any:
                 answered.wait()
 
     sign = Thread(target=turn, daemon=True)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not as_json():
         sign.start()
     try:
         return ControlClient(directory()).call(method, timeout=timeout, **params)

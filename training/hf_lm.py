@@ -106,10 +106,11 @@ class CausalLM(GPT):
         return self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
 
     def following(self, text: Tensor, read: Any) -> tuple[Tensor, Any]:
-        """As for any GPT, of as much text as the base reads; `read` are its keys and values, where it keeps them."""
+        """As for any GPT, and of all that was written since, as far as the base reads; `read`: its keys and values."""
         if text.shape[1] > self.limit:
             return super().following(text, None)
-        found = self.model(input_ids=text if read is None else text[:, -1:], past_key_values=read, use_cache=True)
+        new = text[:, -self.context :] if read is None else text[:, -1:]
+        found = self.model(input_ids=new, past_key_values=read, use_cache=True)
         return found.logits[0, -1], getattr(found, "past_key_values", None)
 
 

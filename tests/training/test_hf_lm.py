@@ -209,6 +209,9 @@ def test_each_token_is_read_once_as_far_as_the_base_reads(folder: Path, texts: d
     with torch.no_grad():
         by_itself = model(text[None, :limit])[0, 9:].argmax(-1)
     assert torch.equal(text[10 : limit + 1], by_itself)
+    read.clear()
+    model.continue_text(torch.arange(40, 90), length=3, temperature=0.0, generator=torch.Generator())
+    assert read == [model.context, 1, 1], "a long prompt takes no more memory than a window of training"
 
 
 @pytest.mark.parametrize("rank", [0, 4])
