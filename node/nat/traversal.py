@@ -86,11 +86,10 @@ class NatTraversal:
             while True:
                 self.reachability.changed = changed = trio.Event()  # before asking: a change meanwhile is not missed
                 await self._check(nursery)
+                kind_known = self.reachability.endpoint_independent() is not None
+                pause = CHECK_EVERY if kind_known else min(2 * pause, CHECK_EVERY)
                 if self.reachability.state is Reach.UNKNOWN:
                     pause = CHECK_AGAIN
-                else:
-                    known = self.reachability.endpoint_independent() is not None
-                    pause = CHECK_EVERY if known else min(2 * pause, CHECK_EVERY)
                 with trio.move_on_after(pause):
                     await changed.wait()
                     await trio.sleep(CHECK_AFTER)
