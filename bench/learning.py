@@ -114,6 +114,8 @@ class Plan:
         DEMO,
         replace(MENU, method="lowrank", interval=24, codec="int4", rank=50, tau=2),
         replace(MENU, method="seed", interval=60, lr=2e-4, clip=2.0),
+        replace(MENU, eps=2e-4),
+        replace(MENU, method="diloco", interval=24, codec="int8", eps=2e-4),
     )
     from_checkpoint: tuple[Arm, ...] = (replace(DEMO, lr=2e-3),)  # beside those of `menu`
 

@@ -1,4 +1,4 @@
-"""What was tried and not built: MT-DAO, AdLoCo and DGC beside `diloco` with what the product has, at equal tokens.
+"""What was tried and not built: MT-DAO, AdLoCo, DGC and SAVIC beside `diloco` as the product has it, at equal tokens.
 
     python bench/tried.py [--seeds 3] [--steps 240] [--width 48]        # JSON lines; minutes a seed
 
@@ -14,6 +14,8 @@ adloco   2508.18182, its adaptive batches alone: a worker's step takes max(2, va
          windows as all others have.
 dgc      1712.01887: momentum correction (each worker's delta enters a momentum of its own, what is sent leaves both it
          and the residual) and a warm-up of sparsity, at the density of the codec `topk` with values in full.
+savic    2406.00846: local steps scaled by Adam's second moments, which stay as they are in a round and then take in the
+         mean of its squared gradients, of all workers (`shared`) or of one's own; `moment` is that of local momentum.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ H = 12
 LOOK = 16  # windows of each half by which AdLoCo measures a gradient
 MOST = 32  # windows of a step at the most
 DENSITY = 1 / 64  # of topk
+FLOOR = 0.1  # of savic's roots of second moments, in that of their mean: what had no gradient yet is not moved far
 
 
 class SlowMomentum:
@@ -144,6 +147,52 @@ class DGC(Diloco):
         return self._state.parameters
 
 
+class Scaled:
+    """Steps along the gradient, or its moment, over the root of second moments that only an exchange moves."""
+
+    def __init__(self, loop: InnerLoop, vector: Tensor, moment: float) -> None:
+        self.inner, self.updates = loop.optimizer.inner, 0
+        self.moments = torch.zeros(2 * len(vector))
+        self.first, self.squares = self.moments.split(len(vector))  # (P,) each; of the round so far
+        self.second, self.root = torch.zeros_like(vector), torch.ones_like(vector)
+        self._vector, self._gradient, self._moment = vector, loop._gradients, moment
+
+    def step(self, warmth: float) -> None:
+        self.updates += 1
+        self.first.lerp_(self._gradient, 1 - self._moment)
+        self.squares.addcmul_(self._gradient, self._gradient)
+        along = self.first / (1 - self._moment**self.updates)
+        self._vector.addcdiv_(along, self.root, value=-self.inner.lr * warmth)
+
+
+class SAVIC(Diloco):
+    moment, shared = 0.9, True
+
+    def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
+        super().__init__(arm, workers, spec, start, stream)
+        self._scaled = [Scaled(loop, to, self.moment) for loop, to in zip(workers._loops, workers.vectors, strict=True)]
+        for number, (loop, scaled) in enumerate(zip(workers._loops, self._scaled, strict=True)):
+            loop.optimizer = scaled  # type: ignore[assignment]
+            workers.vectors[number].numpy()[:] = start
+            windows = workers.tasks[number].draw(LOOK, torch.Generator().manual_seed(workers.seed * 1009 + number))
+            scaled.squares.copy_(loop.slope(windows)[1].square())
+        self._take(1.0, 1)
+
+    def advance(self, round: int, steps: int) -> Vector:
+        parameters = super().advance(round, steps)
+        self._take(1 - BETAS[1] ** steps, steps)
+        self.sent = (1 + self.shared) * self._butterfly.sent
+        return parameters
+
+    def _take(self, weight: float, steps: int) -> None:
+        """What the squared gradients of so many steps do to the second moments."""
+        mean = torch.stack([scaled.squares for scaled in self._scaled]).mean(0)
+        for scaled in self._scaled:
+            scaled.second.lerp_((mean if self.shared else scaled.squares) / steps, weight)
+            scaled.root = scaled.second.sqrt().clamp_(min=FLOOR * float(scaled.second.mean().sqrt()))
+            scaled.squares[:] = 0
+
+
 @dataclass(frozen=True)
 class Tried:
     """One arm."""
@@ -154,6 +203,7 @@ class Tried:
     codec: str = "fp32"
     interval: int = H
     faster: int = 1  # times the learning rate
+    eps: float = 1e-8  # of AdamW
     beside: str = "diloco"  # the arm whose loss `above` compares with
 
 
@@ -174,18 +224,30 @@ def arms() -> Iterator[Tried]:
         name = f"dgc, momentum {momentum}, {warm} warm rounds"
         yield Tried(name, DGC, {"momentum": momentum, "warm": warm}, beside="dgc, momentum 0.0, 0 warm rounds")
 
+    yield Tried("savic, no moment", SAVIC, {"moment": 0.0})
+    for shared, faster in ((True, 1), (True, 3), (False, 1), (False, 3)):
+        name = f"savic, lr {faster} times" + ("" if shared else ", second moments not shared")
+        yield Tried(name, SAVIC, {"shared": shared}, faster=faster)
+    for eps, faster in ((1e-8, 3), (1e-4, 3), (1e-3, 3)):
+        yield Tried(f"diloco, eps {eps:g}, lr {faster} times", eps=eps, faster=faster)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What was tried and not built, beside diloco; JSON lines.")
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 1 on")
     parser.add_argument("--steps", type=int, default=240, help="of each worker")
     parser.add_argument("--width", type=int, default=48, help="of the model")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="BEGINNING", help="of names of arms, beside `diloco`"
+    )
     args = parser.parse_args()
     size = Size(8, 2, ModelSection(layers=6, heads=4, width=args.width, context=32))
     for seed in range(1, args.seeds + 1):
         workers = Workers(size, seed)
         losses: dict[str, float] = {}
         for tried in arms():
+            if not tried.name.startswith(tuple(args.only)) and tried.name != "diloco":
+                continue
             METHODS["diloco"] = type(tried.method.__name__, (tried.method,), tried.values)
             arm = Arm(
                 "diloco",
@@ -193,6 +255,7 @@ def main() -> None:
                 lr=2e-3 * tried.faster,
                 interval=tried.interval,
                 codec=tried.codec,
+                eps=tried.eps,
                 outer_lr=1 - tried.values.get("momentum", 0.0),  # so that a delta moves the state as far in the end
             )
             outcome = train(

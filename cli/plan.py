@@ -47,13 +47,12 @@ def plan(
     from swarmnode.node.plan import STEPS_FOR, planned
 
     config = loaded().config
-    given = {"task": task, "device": device, "threads": threads}
+    given = {k: v for k, v in (("task", task), ("device", device), ("threads", threads)) if v is not None}
     if peer is not None:
         round_trip = min(ask("ping", timeout=40.0, peer=peer)["rtt_ms"] for _ in range(3))
     up, down = (mine or setting or usual for mine, setting, usual in ((up, config.up, UP), (down, config.down, DOWN)))
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
-    given = {k: v for k, v in given.items() if v is not None}
-    with waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, once torch has started"):
+    with waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, twice the held-out loss, once torch has started"):
         found = planned(run_file, config, given, link=link, members=nodes)
     rows = [
         [

@@ -437,7 +437,7 @@ class RunSession(Observer):
         self._emit({"event": "caught_up", "round": at, "state_hash": state_hash, "seconds": round(seconds, 3)})
 
     def progress(self, done: int, size: int) -> None:
-        if self._arriving is None:
+        if self._arriving is None or done < self._arriving[0]:  # it begins, or begins anew
             self._arriving_since = trio.current_time()
         self._arriving = (done, size)
 

@@ -108,7 +108,7 @@ class Optimizer:
         for parameter, gradient in self._plain:
             parameter.add_(gradient, alpha=-self.inner.lr * warmth)
         for decay, rows in self._adamw.items():
-            _by_adamw(rows, BETAS, self.inner.lr * warmth, decay)
+            _adamw(rows, BETAS, self.inner.lr * warmth, decay, self.inner.eps)
         for shape, rows in self._muon.items():
             count = max(1, TOGETHER // shape.numel())
             for start in range(0, len(rows), count):
@@ -145,14 +145,14 @@ class Adam:
         self.state = self.state or [(like(p), like(p), torch.zeros((), device=p.device)) for p in self._trained]
         rows = zip(self._trained, self.state, strict=True)
         if updated := [(p, p.grad, *row) for p, row in rows if p.grad is not None]:
-            _by_adamw(updated, (0.9, 0.999), self._lr, 0.0)
+            _adamw(updated, (0.9, 0.999), self._lr, 0.0, 1e-8)
         for parameter in self._trained:
             parameter.grad = None
 
 
-def _by_adamw(rows: Sequence[tuple[Tensor, ...]], betas: tuple[float, float], lr: float, decay: float) -> None:
+def _adamw(rows: Sequence[tuple[Tensor, ...]], betas: tuple[float, float], lr: float, decay: float, eps: float) -> None:
     """By torch's function, not its class: that imports torch's compiler, two seconds and 70 MB of each start."""
-    how = {"beta1": betas[0], "beta2": betas[1], "lr": lr, "weight_decay": decay, "eps": 1e-8}
+    how = {"beta1": betas[0], "beta2": betas[1], "lr": lr, "weight_decay": decay, "eps": eps}
     parameters, gradients, first, second, updates = map(list, zip(*rows, strict=True))
     adamw(parameters, gradients, first, second, [], updates, fused=True, amsgrad=False, maximize=False, **how)
 

@@ -182,6 +182,7 @@ class InnerSection:
         False, "compute activations anew in the backward pass instead of keeping them: less memory, a third more time"
     )
     weight_decay: float = option(0.1, "decoupled weight decay", between=(0, 10))
+    eps: float = option(1e-8, "what AdamW adds to the root of its second moments", between=(1e-12, 1))
     clip: float = option(1.0, "gradient norm above which gradients are scaled down; 0 turns it off", between=(0, 1e6))
     batch: int = option(4, "sequences in an inner step", unit="sequences", between=(1, 65536))
     steps: int = option(80, "inner steps in a round (H), at the most", unit="steps", between=(1, 10**6))

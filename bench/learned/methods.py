@@ -80,6 +80,7 @@ class Arm:
     after: int = 0  # steps of a synchronous run before, from whose end this one goes on
     rank: int = 0  # of lowrank
     speeds: str = ""  # of async: of the workers in turn, the slowest being 1; tau are steps of the fastest
+    eps: float = 1e-8  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,10 @@ def train(
 
 def spec_of(arm: Arm, size: Size, seed: int, *, every: int = 0) -> RunSpec:
     """The run of an arm. What has no rounds trains `every` so many steps, and is measured."""
+    rates = {"lr": arm.lr, "optimizer": arm.optimizer, "muon_lr": arm.muon_lr, "eps": arm.eps}
     if arm.method in ("synchronous", "alone"):
-        return size.spec(
-            seed=seed, lr=arm.lr, optimizer=arm.optimizer, muon_lr=arm.muon_lr, steps=every, interval="fixed"
-        )
+        return size.spec(seed=seed, steps=every, interval="fixed", **rates)
     interval = "growing" if arm.grows else "fixed"
-    rates = {"lr": arm.lr, "optimizer": arm.optimizer, "muon_lr": arm.muon_lr}
     # Audits can tell lies from rounding only so, and seeds a slope.
     precision = "fp32" if arm.method in ("open", "seed") else size.precision
     clip = {"clip": arm.clip} if arm.method == "seed" else {}

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from learned.methods import Arm
+
 Line = dict[str, Any]  # of results.jsonl
 
 STEP_SECONDS = 0.1  # that a step is said to take in the wall clock of `menu`
@@ -143,7 +145,8 @@ def menu_table(lines: Sequence[Line]) -> str:
     Of runs that go on from a checkpoint, the first row is the checkpoint itself.
     """
     sync, diloco = (
-        {line["seed"]: line for line in lines if line["arm"]["method"] == which} for which in ("synchronous", "diloco")
+        {line["seed"]: line for line in lines if (line["arm"]["method"], line["arm"]["eps"]) == (which, Arm.eps)}
+        for which in ("synchronous", "diloco")
     )
     rows = []
     if any(line["arm"]["after"] for line in lines):
@@ -194,7 +197,8 @@ def rates_table(lines: Sequence[Line]) -> str:
 
 def described(arm: dict[str, Any]) -> str:
     """An arm's settings in words."""
-    rates = {"adamw": f"AdamW {arm['lr']:g}", "muon": f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}"}
+    eps = f", eps {arm['eps']:g}" if arm["eps"] != Arm.eps else ""
+    rates = {"adamw": f"AdamW {arm['lr']:g}{eps}", "muon": f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}"}
     rate = rates.get(arm["optimizer"], f"by signs {arm['lr']:g}")
     if arm["method"] in ("synchronous", "alone"):
         return rate
@@ -277,12 +281,14 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
                     if arm["eager"]
                     else f" {arm['outer_lr']:g} / {arm['momentum']:g}"
                     if arm["momentum"]
+                    else f" eps {arm['eps']:g}"
+                    if arm["eps"] != Arm.eps
                     else ""
                 )
                 marked = {"label": arm["method"] + more, "marker": "o", "markersize": 3}
                 if arm["method"] == "alone":  # what learns less by far is left out of the plot over steps
                     top = 1.1 * max(curve)
-                if arm["method"] in ("synchronous", "alone", "diloco"):
+                if arm["method"] in ("synchronous", "alone", "diloco") and arm["eps"] == Arm.eps:
                     marked["color"] = {"synchronous": "black", "alone": "silver", "diloco": "dimgray"}[arm["method"]]
                 over_steps.plot(steps, curve, **marked)
                 over_bytes.plot(

@@ -149,6 +149,16 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_eps_is_added_to_the_root_of_the_second_moments() -> None:
+    """A first step is then lr g / (|g| + eps)."""
+    task = Line()
+    loop, vector = _loop(task, lr=0.1, warmup=0, weight_decay=0, eps=0.5)
+    before = vector.clone()
+    loop.train(round=0, steps=1, seconds=60, between=_never)
+    gradient = torch.cat([p.grad.flatten() for p in task.model.parameters() if p.grad is not None])
+    torch.testing.assert_close(before - vector, 0.1 * gradient / (gradient.abs() + 0.5))
+
+
 def test_decay_pulls_on_matrices_only() -> None:
     decayed, with_decay = _loop(Line(), weight_decay=5.0)
     plain, without = _loop(Line(), weight_decay=0)

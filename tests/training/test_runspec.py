@@ -85,13 +85,13 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "14cec3db78ef711dc1fdc0c07ad76c46a7ed7d67dff6663e599f210c22d145c4"
+    assert fixed.run_id == "51a3070fe75d31dc3615b5ca50db1c804da28b408fece006a89a365c722868c6"
 
 
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "28e4fde8ec4d8c27895a80c9af09680546733993a9c5c662df76d395b5c7fffe"
+    assert plain.run_id == "10201f5cd3f9bb3ab8fef745fc8095f5d9eb1b73563d33eaf785ea307dbe60b5"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 
