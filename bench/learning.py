@@ -114,6 +114,8 @@ class Plan:
         DEMO,
         replace(MENU, method="lowrank", interval=24, codec="int4", rank=50, tau=2),
         replace(MENU, method="seed", interval=60, lr=2e-4, clip=2.0),
+    )
+    damped: tuple[Arm, ...] = (  # beside those of `menu`, but not from a checkpoint
         replace(MENU, eps=2e-4),
         replace(MENU, method="diloco", interval=24, codec="int8", eps=2e-4),
     )
@@ -125,7 +127,10 @@ class Plan:
         def shrunk(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
             return tuple(replace(arm, steps=arm.steps // 20, interval=min(arm.interval, 10)) for arm in arms)
 
-        arms = {name: shrunk(getattr(self, name)) for name in ("rates", "methods", "curves", "menu", "from_checkpoint")}
+        arms = {
+            name: shrunk(getattr(self, name))
+            for name in ("rates", "methods", "curves", "menu", "damped", "from_checkpoint")
+        }
         return replace(self, seeds=1, every=self.every // 20, **arms)
 
     def cells(self) -> Iterator[Cell]:
@@ -143,7 +148,7 @@ class Plan:
                 if arm.method != "synchronous":
                     yield Cell("daemons", seed, arm, self.size)
         for seed in range(1, self.seeds + 1):
-            for arm in self.menu:
+            for arm in (*self.menu, *self.damped):
                 yield Cell("menu", seed, arm, self.menu_size)
         for seed in range(1, self.seeds + 1):
             for arm in (*self.menu, *self.from_checkpoint):

@@ -100,8 +100,7 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
         )
     if attack.lie in OF_TRAINERS and spec.task.name != "byte-lm":
         raise UsageMistake(f"--attack {attack.lie}: there is a trainer that lies so for byte-lm, not {spec.task.name}")
-    name = f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"
-    spec = spec.updated(run={"name": name})
+    spec = spec.updated(run={"name": f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"})
     if spec.exchange.method == "open" and not spec.trust.validators:
         spec = spec.updated(trust={"validators": tuple(peers)})
     return spec
