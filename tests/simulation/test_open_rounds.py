@@ -272,9 +272,9 @@ def test_one_of_two_goes_on_when_the_other_dies() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, "a", "b")
         swarm.kill("a")
-        await swarm.round_done(10, "b", within=60)
-        members = [swarm.nodes["b"].rounds[round]["members"] for round in range(6, 11)]
-        assert sum(members) >= 3  # a round that is undone has none
+        await swarm.round_done(20, "b", within=120)
+        members = [swarm.nodes["b"].rounds[round]["members"] for round in range(6, 21)]
+        assert sum(members) >= 5  # a round that is undone has none, and which ones are differs by machines
 
     simulate(body, names=NAMES[:2])
 
