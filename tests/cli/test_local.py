@@ -31,13 +31,13 @@ from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
-from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, RoundReport, SwarmFailed, round_report
+from swarmnode.cli.local.swarm import Attack, LocalOptions, LocalSwarm, RoundReport, SwarmFailed, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig, load_config
-from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
 
 PARAMETERS = 1000  # of the fake node's model
 FAKE_NODE = """
