@@ -83,6 +83,15 @@ def test_image_is_slim_and_leaves_its_compiler_behind() -> None:
     assert any("--from=build" in rest for word, rest in final if word == "COPY")
 
 
+def test_the_image_has_its_own_init_and_asks_the_engine_for_none() -> None:
+    """Debian's podman has one only among its recommended packages: with `init: true` no container started."""
+    final = stages()[1]
+    [entry] = [rest for word, rest in final if word == "ENTRYPOINT"]
+    assert entry == '["tini", "--", "swarmnode"]'
+    assert any("tini" in rest.split() for word, rest in final if word == "RUN")
+    assert not any("init" in service for service in COMPOSE["services"].values())
+
+
 def test_image_runs_as_a_user_that_owns_only_the_state() -> None:
     final = stages()[1]
     words = [word for word, _ in final]

@@ -198,7 +198,7 @@ def rates_table(lines: Sequence[Line]) -> str:
 def described(arm: dict[str, Any]) -> str:
     """An arm's settings in words."""
     eps = f", eps {arm['eps']:g}" if arm["eps"] != Arm.eps else ""
-    rates = {"adamw": f"AdamW {arm['lr']:g}{eps}", "muon": f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}"}
+    rates = {"adamw": f"AdamW {arm['lr']:g}{eps}", "muon": f"Muon {arm['muon_lr']:g}, AdamW {arm['lr']:g}{eps}"}
     rate = rates.get(arm["optimizer"], f"by signs {arm['lr']:g}")
     if arm["method"] in ("synchronous", "alone"):
         return rate

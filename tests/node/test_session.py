@@ -321,6 +321,11 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         session.progress(30_000_000, 40_000_000)
         session._override = "catching-up"
         assert re.fullmatch(r"catching up: the run's state, 30.0 of 40.0 MB, .* MB/s", session.doing())
+        await trio.sleep(100)
+        session.progress(0, 40_000_000)  # it begins anew, from somebody else: the time before says nothing of him
+        await trio.sleep(1)
+        session.progress(5_000_000, 40_000_000)
+        assert "5.0 of 40.0 MB" in session.doing() and "5.0 MB/s" in session.doing(), session.doing()
         await session.pause()
         session._override = None
         await swarm.until(lambda: session.phase == "paused")

@@ -269,12 +269,17 @@ def test_a_run_outlives_an_only_validator_that_is_there_and_says_nothing(monkeyp
 
 
 def test_one_of_two_goes_on_when_the_other_dies() -> None:
+    """It waits for nobody any more, and work counts. Not all of it: alone near the bowl's floor, a step often does harm
+    and is refused. In which rounds depends on last bits of the bowl's products, and so on the machine's BLAS: five to
+    seven of these fifteen count, by seven of OpenBLAS's kernels."""
+
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, "a", "b")
         swarm.kill("a")
-        await swarm.round_done(20, "b", within=120)
-        members = [swarm.nodes["b"].rounds[round]["members"] for round in range(6, 21)]
-        assert sum(members) >= 5  # a round that is undone has none, and which ones are differs by machines
+        await swarm.round_done(20, "b", within=60)
+        alone = [swarm.nodes["b"].rounds[round] for round in range(6, 21)]
+        assert max(round["seconds"] for round in alone) < 4, "rounds of steps, without a wait for judges"
+        assert sum(round["members"] for round in alone) >= 5
 
     simulate(body, names=NAMES[:2])
 
