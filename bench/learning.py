@@ -241,7 +241,7 @@ def run(cell: Cell, every: int, starts: Path) -> dict[str, Any]:
     stream = "continued" if cell.arm.after else "scratch"
     outcome = train(cell.arm, workers, start=start, stream=stream, every=every, say=say)
     workers.close()
-    if cell.part == "menu" and cell.arm.method == "synchronous":
+    if cell.part == "menu" and (cell.arm.method, cell.arm.eps) == ("synchronous", Arm.eps):
         keep(outcome.parameters, end_of(cell, starts))
     return {
         "parameters": workers.parameters,

@@ -127,6 +127,8 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         methods=shrunk(made.methods),
         curves=shrunk(made.curves[:2]),
         menu=shrunk((*made.menu[:3], next(arm for arm in made.menu if arm.method == "seed"))),
+        damped=shrunk(made.damped[:1]),
+        from_checkpoint=shrunk(made.from_checkpoint),
         menu_size=replace(size, workers=2),
     )
     page = tmp_path / "results.md"
@@ -145,8 +147,8 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         "rates": 1,
         "methods": 8,
         "curves": 2,
-        "menu": 2 * len(plan.menu),
-        "checkpoint": 2 * len(plan.menu),
+        "menu": 2 * len((*plan.menu, *plan.damped)),
+        "checkpoint": 2 * len((*plan.menu, *plan.from_checkpoint)),
     }
     written = page.read_text(encoding="utf-8")
     assert written.count("| diloco | `sign`, H grows to 2,") == 1
@@ -154,7 +156,11 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
     assert "| alone | AdamW 0.002 | 2 |" in written
     assert (tmp_path / "learning.svg").exists() and "continued" in (tmp_path / "menu.svg").read_text()
     scratch, further = (
-        {line["seed"]: line for line in first if line["part"] == part and line["arm"]["method"] == "synchronous"}
+        {
+            line["seed"]: line
+            for line in first
+            if (line["part"], line["arm"]["method"], line["arm"]["eps"]) == (part, "synchronous", Arm.eps)
+        }
         for part in ("menu", "checkpoint")
     )
     for seed, line in further.items():  # from where the run from scratch ended, on other windows
