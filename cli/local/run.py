@@ -140,9 +140,8 @@ def _runspec(options: LocalOptions) -> RunSpec:
         if task and not is_brought(task):
             raise UsageMistake(f"--task {task} is a run by itself; leave out the run file {options.run_file}")
         return load_runspec(options.run_file)
-    run, inner = {"name": "byte-lm", "seed": 1}, {"lr": 4e-3, "eps": 3e-4}  # as in examples/byte-lm.toml
-    built_in = {"run": run, "inner": inner} if options.attack is None else {"run": {**run, "trust": "open"}}
-    tables = tables_of(task, name="local") if task else built_in
+    tables = tables_of(task or "byte-lm", name="local" if task else "byte-lm")
+    tables["run"] |= {"trust": "open"} if options.attack is not None and not task else {}
     return parse_runspec(tables, source=f"--task {task}" if task else "the built-in run")
 
 
