@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -36,6 +37,7 @@ from swarmnode.protocols.wire import WireError, decode, encode
 log = logging.getLogger(__name__)
 
 RESTING = 4  # tasks of one stream that wait for calls
+STRETCH = 0.005  # s for which calls of one stream are carried out before other tasks have their turn
 
 
 class LifecycleGuard:
@@ -160,12 +162,17 @@ class ServerConnection:
         self._jobs: dict[int, _Job] = {}
         self._due: deque[tuple[Frame, _Job]] = deque()  # calls for which a task was woken or made
         self._resting = trio.lowlevel.ParkingLot()  # tasks that wait for calls
+        self._turn, self._ahead = 0, 0.0  # turns left to others, and s that calls took since, with their waits
 
     async def run(self) -> None:
-        with self.scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                nursery.start_soon(self._read, nursery)
+        try:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._read, nursery)
+        finally:
+            for call, _ in self._due:
+                self._server.admit(self.peer, call, -1)
 
     async def _read(self, nursery: trio.Nursery) -> None:
         reader = FrameReader(self._stream, limit=self._limits.frame)
@@ -213,10 +220,22 @@ class ServerConnection:
         """Carry out what is due, and rest: waking a task that rests costs less than making one for each call."""
         while True:
             while self._due:
+                if self._ahead > STRETCH:
+                    await self._others_turn()
+                    continue
+                began = time.monotonic()
                 await self._carry_out(*self._due.popleft())
+                self._ahead += time.monotonic() - began
             if len(self._resting) >= RESTING:
                 return
             await self._resting.park()
+
+    async def _others_turn(self) -> None:
+        """All tasks here wait for one turn of the loop; the first to be back tells that it is over."""
+        turn = self._turn
+        await trio.lowlevel.checkpoint()
+        if turn == self._turn:
+            self._turn, self._ahead = turn + 1, 0.0
 
     async def _carry_out(self, call: Frame, job: _Job) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +23,7 @@ from swarmnode.protocols.calls.rpc import (
 )
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream
-from swarmnode.protocols.wire import decode, encode
+from swarmnode.protocols.wire import Empty, decode, encode
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 
 Simulated = Callable[..., None]
@@ -371,6 +372,40 @@ def test_others_have_their_turn_between_calls_that_arrive_together(simulated: Si
         await trio.sleep(0.9)
         assert refused[-1] == 990
         assert max(later - before for before, later in pairwise(refused)) <= DEFAULT.calls
+
+    simulated(main)
+
+
+def test_others_have_their_turn_between_calls_that_take_long(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        _, bob = await pair(world, nursery)
+        answered = [0]  # calls, at each turn of the loop
+
+        async def think(_peer: PeerId, _query: Empty) -> Empty:
+            until = time.monotonic() + 0.002
+            while time.monotonic() < until:
+                pass
+            answered[-1] += 1
+            return Empty()
+
+        class Turns(trio.abc.Instrument):
+            def before_io_wait(self, timeout: float) -> None:
+                answered.append(0)
+
+        bob.rpc.serve("think", Empty, think)
+        stream = await raw_caller(world, nursery, bob)
+        trio.lowlevel.add_instrument(Turns())
+        calls = (Frame(CALL, number, "think", 5.0, encode(Empty())) for number in range(1, 61))
+        await stream.send_all(b"".join(frame(encode(call)) for call in calls))
+        await trio.sleep(0.9)
+        assert sum(answered) == 60
+        assert max(answered) <= 3
+        calls = (Frame(CALL, number, "think", 5.0, encode(Empty())) for number in range(61, 121))
+        await stream.send_all(b"".join(frame(encode(call)) for call in calls))
+        await stream.aclose()
+        await trio.sleep(0.9)
+        assert sum(answered) < 120  # it left before all were answered, and those that are left count for nothing
+        assert bob.rpc._server.carried_out.total() == bob.rpc._server.held.total() == 0
 
     simulated(main)
 
