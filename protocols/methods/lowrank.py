@@ -43,7 +43,7 @@ class FactorReduce(AllReduce):
     """One of the two all-reduces of an attempt. What it rounds is forgotten unless whoever owns it asks."""
 
     def __init__(self, parts: Context, parameters: int, name: str) -> None:
-        super().__init__(parts, parameters, decay=0.0)
+        super().__init__(parts, parameters)
         self._name, self.size = name, parameters  # of its offers, beside those of the other
 
     def _key(self, roster: RoundRoster, *name: str | int) -> Key:

@@ -125,7 +125,7 @@ class StreamingRounds(DilocoRounds):
             return await self._run_round()
 
     async def _run_round(self) -> RoundResult:
-        here, self._exchanged = self._acceptor.position, None
+        here, self._stages = self._acceptor.position, {}
         steered, fragment = dict(self._acceptor.steering.stage.values), self._fragment(here.round)
         self.phase = "training"
         before, beside = self._steps_of(here.round)
@@ -227,13 +227,13 @@ class StreamingRounds(DilocoRounds):
 
     async def begin(
         self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
-    ) -> str:
+    ) -> None:
         async with self._turns.training():
-            return await super().begin(round, state, voters, joiners)
+            await super().begin(round, state, voters, joiners)
 
-    async def catch_up(self, head: RoundHead, sources: tuple[PeerId, ...]) -> str:
+    async def catch_up(self, head: RoundHead, sources: tuple[PeerId, ...]) -> None:
         async with self._turns.training():
-            return await super().catch_up(head, sources)
+            await super().catch_up(head, sources)
 
     async def return_local_work(self) -> None:
         async with self._turns.training():

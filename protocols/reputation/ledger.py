@@ -166,9 +166,7 @@ class Ledger:
             seen.evidence[saw] = evidence[:EVIDENCE]
         seen.news += 1 if saw is Saw.SERVED else good + bad  # the size of a receipt makes nobody more worth telling of
 
-    def observe_once(
-        self, what: bytes, peer: str, saw: Saw, *, good: int = 0, bad: int = 0, evidence: bytes = b""
-    ) -> None:
+    def observe_once(self, what: bytes, peer: str, saw: Saw, *, good: int, bad: int, evidence: bytes) -> None:
         """The same of one thing, named by its id, that may be looked at again and again."""
         if what not in self._looked_at:
             self._looked_at[what] = None

@@ -212,7 +212,8 @@ class CatchUp:
         except CatchUpFailed:
             self._give_up()
             raise
-        if manifest.state_hash not in self._served:  # its shards are on offer, from the memory of the state
+        served = self._served.get(manifest.state_hash)
+        if served is None or served.manifest is None:  # its shards are on offer, from the memory of the state
             self._keep(manifest.state_hash, _Served(manifest.round, state, manifest))
         self._unfinished = None
         return manifest.round, manifest.state_hash, state

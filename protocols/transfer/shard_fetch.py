@@ -446,9 +446,8 @@ class ShardFetch:
             self._look_whether_done()
         else:
             self._unwritten += 1
-            empty = await self._rooms.receive()
-            self._to_write.send_nowait((run.start, chunks, room))
-            room = empty
+            self._to_write.send_nowait((run.start, chunks, room))  # first: nobody else brings what this plan has now
+            room = await self._rooms.receive()
         self._report(plan)
         return room
 
@@ -466,7 +465,8 @@ class ShardFetch:
                 self._fail(error)
                 return
             for _, _, room in batch:
-                self._empty.send_nowait(room)
+                with suppress(trio.WouldBlock):  # full: a provider was given up while it waited for a room
+                    self._empty.send_nowait(room)
             self._unwritten -= len(batch)
             self._look_whether_done()
 

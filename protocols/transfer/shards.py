@@ -27,7 +27,6 @@ asking connected peers.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -73,9 +72,6 @@ from swarmnode.protocols.wire import WireError, decode, encode
 SHARDS = Metric("swarmnode_shards_total", COUNTER, "what happened with chunks of shards, some of it in bytes", "what")
 STREAMS = Metric("swarmnode_shard_streams", GAUGE, "streams on which peers fetch chunks from here")
 ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node announces in the DHT")
-
-log = logging.getLogger(__name__)
-
 
 HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
 AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of another that is being served

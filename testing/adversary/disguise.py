@@ -28,7 +28,6 @@ from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.open.round import OpenRounds, RoundContext, Signer
 from swarmnode.protocols.methods.open.store import Contributions, id_of
 from swarmnode.protocols.methods.open.sync import ChainSync
-from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.testing.adversary.lies import ANSWER_LIES, OFFER_LIES, AnswerLie, Lie, Seen, sign_flip
 from swarmnode.training.codecs.base import CodecError
@@ -93,10 +92,8 @@ def task_with(name: str) -> str:
 class LyingRounds(OpenRounds):
     """Rounds of an author or judge who lies. This one does not."""
 
-    def __init__(
-        self, parts: Context, sync: ChainSync, local: LocalTrainer, signer: Signer, timeouts: Timeouts
-    ) -> None:
-        super().__init__(parts, sync, local, signer, timeouts)
+    def __init__(self, parts: Context, sync: ChainSync, local: LocalTrainer, signer: Signer) -> None:
+        super().__init__(parts, sync, local, signer)
         self.me, self.store, self.feedback = parts.me, sync.store, local.feedback
         self.rng = np.random.default_rng()
 
@@ -166,7 +163,7 @@ class Unmeasured(Contributions):
             return await super().keep(raw, round)
         except CodecError:
             id = id_of(raw)
-            self.refuse(id)
+            self._malformed[id] = None
             self.offer(id, raw)
             return id
 

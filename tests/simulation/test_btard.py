@@ -141,6 +141,9 @@ def test_a_liar_that_is_banned_twice_while_members_compute_is_named_once() -> No
         for name in HONEST:
             await liar._parts.rpc.call(swarm.peer(name), "btard.proof", proof, Empty, timeout=5)
         await trio.sleep(60)
+        for name in HONEST:
+            method = swarm.nodes[name].method
+            assert isinstance(method, Btard) and swarm.peer(BANNED) in method.bans.convicted
         for reducer, parts in zip(reducers, usual, strict=True):
             reducer._parts = parts
         await swarm.round_done(max(swarm.nodes["a"].rounds) + 1, *HONEST)

@@ -234,6 +234,7 @@ def test_who_keeps_states_of_two_contributions_is_no_liar_to_a_slow_auditor(seco
 
         slow._fetch = late  # type: ignore[method-assign]
         await swarm.round_done(12, *NAMES)
+        assert all(swarm.verdicts(name)[Verdict.HELD] >= 3 for name in NAMES)
         refused = {audit.why for name in NAMES for audit in swarm.audits(name) if audit.verdict is not Verdict.HELD}
         assert refused <= {"it does not show what its work follows from"}, refused
 

@@ -447,3 +447,16 @@ def test_a_paused_node_keeps_no_more_than_the_last_rounds_and_comes_back() -> No
         await swarm.until(lambda: swarm.all_agree(after=stood + 3 * RECENT), within=300)
 
     simulate(body)
+
+
+def test_who_left_in_order_is_waited_for_again_once_it_is_back() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        me, state = swarm.peer("c"), swarm.nodes["c"].session._context.state
+        await swarm.leave("c")
+        assert all(swarm.nodes[name].open.store.is_away(me) for name in "abd")
+        await swarm.start("c", join="a", holds=await state.select("note/", limit=64))
+        await swarm.until(lambda: len(swarm.nodes["c"].rounds) > 1)
+        assert not any(swarm.nodes[name].open.store.is_away(me) for name in NAMES)
+
+    simulate(body)

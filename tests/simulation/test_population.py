@@ -99,6 +99,32 @@ def test_who_is_alone_and_who_hears_nothing_but_nonsense() -> None:
     assert Trial.read({"period": 1, "factor": 1.0, "loss": float("nan")}) is None
 
 
+def test_who_is_cut_short_while_it_compares_compares_when_it_takes_up_the_round_again() -> None:
+    async def body(swarm: TryingSwarm) -> None:
+        await swarm.round_done(6, *NAMES)
+        here, me = Population(swarm.nodes["c"].session._context), swarm.peer("c")
+        members, hear, scope = [swarm.peer(name) for name in NAMES], here._heard, trio.CancelScope()
+        told = await hear(me)
+        assert told is not None
+        first = (told.period + 1) * PERIOD + 1  # round of the next period
+
+        async def heard(peer: PeerId) -> Trial | None:
+            if peer != me:
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+            return await hear(peer)
+
+        here._heard = heard  # type: ignore[method-assign]
+        with scope:
+            await here.begin(first, members)
+        assert scope.cancelled_caught and here.factor == told.factor
+        here._heard = hear  # type: ignore[method-assign]
+        await here.begin(first, members)
+        assert here.factor != told.factor
+
+    simulate(body, *NAMES, swarm=TryingSwarm, trainer=learner)
+
+
 def test_the_worst_quarter_takes_over_the_best_and_all_stay_in_bounds() -> None:
     trials = {f"p{n}": Trial(3, factor=1.0 + n, loss=10.0 - n) for n in range(8)}  # p7 and p6 are the best
     following = {peer: next_factor(peer, trial.factor, trials, random.Random(peer)) for peer, trial in trials.items()}

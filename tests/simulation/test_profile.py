@@ -78,5 +78,6 @@ def test_a_round_enters_no_more_modules_and_calls_no_more_functions_than_it_did(
     modules, most = CEILINGS[method]
     listed = "\n".join(f"{count:6} {module}" for module, count in calls.most_common())
     print(f"{method}: {len(calls)} modules, {calls.total()} calls\n{listed}")
+    assert calls.total() > most / 2, f"what is counted is not the round, or its ceiling is to be lowered:\n{listed}"
     assert len(calls) <= modules, f"one round of {method} enters {len(calls)} modules:\n{listed}"
     assert calls.total() <= most, f"one round of {method} makes {calls.total()} calls:\n{listed}"

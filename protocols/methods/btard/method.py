@@ -207,7 +207,7 @@ class BtardReduce(Reducer):
         for part in attempt.parts:
             raw = bytearray(self._codec.encoded_size(part.stop - part.start))
             place = slice(part.start, part.stop)
-            if not encoded(self._codec, self.sent, place, values[place], memoryview(raw)):
+            if not encoded(self.sent, place, values[place], memoryview(raw)):
                 logger.error("round %d: a part cannot be encoded and counts as zeros", attempt.roster.round)
             own.append(bytes(raw))
         return own
@@ -496,7 +496,10 @@ class Bans:
         accusers: dict[PeerId, set[PeerId]] = {}
         for element in await self._parts.state.select(PREFIX, limit=LISTED):
             if element.value is not None:
-                accusers.setdefault(element.key.removeprefix(PREFIX), set()).add(element.author)
+                peer = element.key.removeprefix(PREFIX)
+                accusers.setdefault(peer, set()).add(element.author)
+                if element.author == self._parts.me:  # in an earlier life, which held a proof
+                    self.convict(peer, str(element.value))
         known = self._parts.spec.run.members or members
         self.recorded = {peer for peer, who in accusers.items() if is_banned(who - {peer}, known)}
 

@@ -109,10 +109,10 @@ class AllReduce(Reducer):
     Encoding, decoding and each of the two sums may run at the same time, each in one thread.
     """
 
-    def __init__(self, parts: Context, parameters: int | None = None, *, decay: float = 1.0) -> None:
-        super().__init__(parts, parameters, decay=decay)
-        self._sums = Summing(self._codec, self._parameters, decay=decay)  # of a group's values
-        self._means = Summing(self._codec, self._parameters, decay=decay)  # of all values, or of the sums of groups
+    def __init__(self, parts: Context, parameters: int | None = None) -> None:
+        super().__init__(parts, parameters)
+        self._sums = Summing(self._codec, self._parameters)  # of a group's values
+        self._means = Summing(self._codec, self._parameters)  # of all values, or of the sums of groups
         self._residuals += [self._sums.residual, self._means.residual]
         self._before: ReduceAttempt | None = None  # the last at the round at hand: what it left the next may use
         self._lent: dict[str, list[memoryview]] = {}  # by roster id, what is offered
@@ -213,7 +213,7 @@ class AllReduce(Reducer):
             failed = 0
             for chunk in batch:
                 place = stream.chunks.elements(chunk)
-                failed += not encoded(self._codec, self.sent, place, attempt.values[place], stream.raw(chunk))
+                failed += not encoded(self.sent, place, attempt.values[place], stream.raw(chunk))
             return failed
 
         while any(stream.ready < stream.size for stream in attempt.sent):

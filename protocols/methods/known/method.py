@@ -174,16 +174,16 @@ class Diloco(Method):
         began = trio.current_time()
         sources = tuple(p for p in dict.fromkeys((source, *head.voters)) if p != self._parts.me)
         try:
-            hash = await self.rounds.catch_up(head, sources)
+            await self.rounds.catch_up(head, sources)
         except CatchUpFailed as error:
             logger.warning("catching up with round %d failed, trying again: %s", head.round, error)
             return False
         finally:
             self.rounds.phase = "waiting"
-        if hash != before:  # else it held this state already
+        if head.parent != before:  # else it held this state already
             seconds = trio.current_time() - began
             logger.info("caught up with round %d in %.1f s", head.round, seconds)
-            self._parts.observer.caught_up(head.round, hash, seconds)
+            self._parts.observer.caught_up(head.round, head.parent, seconds)
         return True
 
     async def _find_better(self) -> Behind:

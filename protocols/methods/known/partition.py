@@ -80,10 +80,6 @@ class Chunks:
         """Bytes of the encoded part."""
         return self.offsets[-1]
 
-    def whole_in(self, ready: int) -> int:
-        """How many whole chunks the first `ready` bytes hold."""
-        return bisect_right(self.offsets, ready) - 1
-
     def elements(self, chunk: int) -> slice:
         return slice(*self.places[chunk])
 
@@ -109,7 +105,7 @@ class ChunkStream(StreamingBuffer):
     @property
     def done(self) -> int:
         """How many whole chunks are good."""
-        return self.chunks.whole_in(self.ready)
+        return bisect_right(self.chunks.offsets, self.ready) - 1
 
     def grow_to(self, chunk: int) -> None:
         """The first `chunk` chunks are good now."""

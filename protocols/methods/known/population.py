@@ -86,23 +86,22 @@ class Population:
         key = "muon_lr" if inner.optimizer == "muon" else "lr"
         return {f"inner.{key}": float(f"{getattr(self.applied(inner), key):.4g}")} if self.factor != 1 else {}
 
-    async def begin(self, round: int, members: Collection[PeerId]) -> bool:
-        """Before the steps of `round`, which `members` take: whether the factor is another now."""
-        before = self.factor
+    async def begin(self, round: int, members: Collection[PeerId]) -> None:
+        """Find the factor for the steps of `round`, which `members` take."""
         if not self._recalled:  # who comes back goes on as it was, until others' words are compared
+            known = await self._heard(self._parts.me)
             self._recalled = True
-            if (known := await self._heard(self._parts.me)) is not None:
+            if known is not None:
                 self.factor = known.factor
         period = round // self._every - 1
         if round % self._every == 1 and period >= self._period and len(members) > 1:
-            self._period = period + 1  # a round may begin more than once
             heard = {peer: trial for peer in members if (trial := await self._heard(peer)) is not None}
+            self._period = period + 1  # a round may begin more than once
             trials = {peer: trial for peer, trial in heard.items() if trial.period == period}
             rng = random.Random(f"{self._parts.spec.run.seed} {self._parts.me} {period}")
             if trials or period < 0:
                 self.factor = next_factor(self._parts.me, self.factor, trials, rng)
                 logger.info("round %d: training at %.3g times the run's learning rate", round, self.factor)
-        return self.factor != before
 
     async def measure(self, round: int) -> None:
         """After the steps of `round`, while the trainer has their result; at the end of a period, tell the others."""

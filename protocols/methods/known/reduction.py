@@ -225,8 +225,8 @@ class Summing:
     One thread at a time.
     """
 
-    def __init__(self, codec: Codec, parameters: int, *, decay: float = 1.0) -> None:
-        self.residual = ErrorFeedback(codec, parameters, decay=decay)  # what the encodings of sums left out
+    def __init__(self, codec: Codec, parameters: int) -> None:
+        self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
         self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
         self._scratch = np.empty((2, min(CHUNK, parameters)), np.float32)
 
@@ -261,18 +261,18 @@ class Summing:
                 with blaming(peer):
                     codec.decode(source.raw(chunk), size, decoded)
                 fold_in(total, share, decoded)
-            lost += not encoded(codec, self.residual, place, total, raw)
+            lost += not encoded(self.residual, place, total, raw)
             if into is not None:
                 codec.decode(raw, size, into[place])
         return lost
 
 
-def encoded(codec: Codec, feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
+def encoded(feedback: ErrorFeedback, place: slice, values: Vector, out: memoryview) -> bool:
     """Encode `values`, which stand at `place`, into `out`; zeros, and False, where that is not possible."""
     try:
         feedback.encode_range(place.start, place.stop, values, out)
     except CodecError:
         feedback.drop_range(place.start, place.stop)
-        codec.encode(np.zeros(values.size, np.float32), out)
+        feedback.codec.encode(np.zeros(values.size, np.float32), out)
         return False
     return True

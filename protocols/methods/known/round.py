@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -64,7 +63,7 @@ class DilocoRounds:
         self._ended = trio.current_time()
         self._late_by = 0.0  # seconds into the round at which this node came into it
         self._state: OuterState | None = None
-        self._exchanged: float | None = None  # seconds that the last reduction of this round took
+        self._stages: dict[str, float] = {}  # of this round, as in RoundResult
         self.phase = "waiting"
 
     @property
@@ -80,8 +79,8 @@ class DilocoRounds:
 
     async def begin(
         self, round: int, state: OuterState, voters: tuple[PeerId, ...], joiners: tuple[PeerId, ...]
-    ) -> str:
-        """Stand on `state` after `round` rounds: a new run, an uncontested checkpoint, or alone. Its hash."""
+    ) -> None:
+        """Stand on `state` after `round` rounds: a new run, an uncontested checkpoint, or alone."""
         if self._state is not None:
             await self._return_work(await self._unsettled())
         hash = await self._runner(lambda: state_hash(round, self._trainer.layout, state))
@@ -91,9 +90,8 @@ class DilocoRounds:
         steering = self._acceptor.steering.now.raw
         self._advance(Position(round, hash, voters, joiners, first_window, steering=steering), elapsed=0.0)
         self._ended = trio.current_time()
-        return hash
 
-    async def catch_up(self, head: RoundHead, sources: tuple[PeerId, ...]) -> str:
+    async def catch_up(self, head: RoundHead, sources: tuple[PeerId, ...]) -> None:
         """Fetch the state at `head` from `sources` and go on from there. Raises CatchUpFailed; nothing is then changed.
 
         What this node trained since it last stood with others goes to its residual.
@@ -113,7 +111,6 @@ class DilocoRounds:
         self._ended = trio.current_time()
         self._late_by = max(head.elapsed, 0.0) + self._ended - began
         self._advance(head, elapsed=self._late_by)
-        return head.parent
 
     def _advance(self, position: Position, elapsed: float) -> None:
         """Go to a round that the others began `elapsed` seconds ago, by the values that are in force in it."""
@@ -154,11 +151,11 @@ class DilocoRounds:
 
     async def run_round(self) -> RoundResult:
         """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
-        here, self._exchanged = self._acceptor.position, None
+        here, self._stages = self._acceptor.position, {}
         steered = dict(self._acceptor.steering.stage.values)
         if self.population is not None:
-            if await self.population.begin(here.round, (*here.voters, *here.joiners)):
-                self._trainer.steer(self._inner)
+            await self.population.begin(here.round, (*here.voters, *here.joiners))
+            self._trainer.steer(self._inner)
             steered |= self.population.told(self._spec.inner)
         self.phase = "training"
         worked = await self._train(here, self._spec.inner.steps_in(here.round))
@@ -188,9 +185,8 @@ class DilocoRounds:
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         peers = decision.roster.peers
         counted = tuple(p for p in peers if p not in missing)
-        round = decision.roster.round
-        result = RoundResult(round, decision.state_hash, loss, worked, seconds, len(peers), missing, counted)
-        return replace(result, stages={} if self._exchanged is None else {"exchange": self._exchanged}, steered=steered)
+        ended = decision.roster.round, decision.state_hash, loss, worked, seconds
+        return RoundResult(*ended, len(peers), missing, counted, stages=self._stages, steered=steered)
 
     def left_over(self) -> Vector:
         """What this node would send with its next round if it began that anew at the shared parameters, (P,)."""
@@ -230,7 +226,7 @@ class DilocoRounds:
         self._offered = self._gradient
         began = trio.current_time()
         mean = await self._allreduce.reduce(roster, self._gradient, within=within, silence=silence)
-        self._exchanged = trio.current_time() - began
+        self._stages = {"exchange": trio.current_time() - began}
         before = self.state
 
         def step() -> tuple[str, OuterState]:

@@ -46,14 +46,14 @@ from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, l
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, InvalidStatement, Roster, Said, read
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.known.messages import Seconds
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Lost
 from swarmnode.protocols.methods.open.sync import TIMEOUT, ChainSync
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.transfer.catchup import REST, CatchUp, CatchUpFailed
+from swarmnode.protocols.transfer.catchup import REST, CatchUpFailed
 from swarmnode.protocols.wire import Message, within
 from swarmnode.training.outer import OuterState, state_hash
 
@@ -108,9 +108,9 @@ class _Found:
 
 
 class Joining:
-    def __init__(self, parts: Context, sync: ChainSync, local: LocalTrainer, catch_up: CatchUp, splits: Splits) -> None:
+    def __init__(self, parts: Context, sync: ChainSync, local: LocalTrainer) -> None:
         self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
-        self._splits, self._catch_up = splits, catch_up
+        self.splits = Splits(parts, sync)
         ceiling, longest = parts.spec.exchange.deadline_ceiling, self._store.rules.longest_window
         window = min(round(1000 * FIRST_WINDOW * ceiling), longest)
         self._genesis = genesis(parts.run_id, parts.spec.trust.validators or (parts.me,), window=window)
@@ -200,7 +200,7 @@ class Joining:
             stands = self._store.stands
             if stands and await self._is_near(found):
                 await self._catch_up_by_replay(found)
-            elif stands and self._trusted is None and await self._splits.has_diverged(found.peer, found.tip):
+            elif stands and self._trusted is None and await self.splits.has_diverged(found.peer, found.tip):
                 continue  # nobody told this node to go over to another history
             elif not await self._go_to(found):  # nobody gave the state: with every second it is less likely to be had
                 lacking = (found.tip.base, found.tip.base_state)
@@ -350,7 +350,7 @@ class Joining:
             if held is not None and await self._hash(base.round, held) == wanted:
                 return held
         peers = [found.peer, *(peer for peer in self._parts.membership.connected() if peer != found.peer)]
-        round, _, state = await self._catch_up.fetch(
+        round, _, state = await self._sync.catch_up.fetch(
             tuple(peers[:ASK_AT_ONCE]), state_hash=wanted, observer=self._parts.observer
         )
         if round != base.round:
@@ -367,7 +367,7 @@ class Joining:
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
-        self._sync.admit(query.run_id)
+        admit(self._parts, None, query.run_id, stands=self._store.stands)
         if query.joins and self._parts.admits(peer):
             self._store.note_newcomer(peer)
         tree, tip = self._store.tree, self._store.tip

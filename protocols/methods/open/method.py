@@ -30,20 +30,18 @@ from swarmnode.protocols.methods.method import Begin, LostPlace, Method, Overtak
 from swarmnode.protocols.methods.open.checks.audits import Audits
 from swarmnode.protocols.methods.open.checks.check import Looks
 from swarmnode.protocols.methods.open.checks.unique import UniqueWork
-from swarmnode.protocols.methods.open.join import Joining, Splits
+from swarmnode.protocols.methods.open.join import Joining
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
 from swarmnode.protocols.methods.open.recheck import Rechecks
 from swarmnode.protocols.methods.open.round import OpenRounds, Signer
 from swarmnode.protocols.methods.open.store import AWAY, ChainStore, Contributions
 from swarmnode.protocols.methods.open.sync import ChainSync
-from swarmnode.protocols.methods.open.timeouts import Timeouts
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.reputation.account import RoundWork, proved
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.state.backend import StateError
-from swarmnode.protocols.transfer.catchup import CatchUp
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +62,9 @@ class Open(Method):
 
     def __init__(self, parts: Context) -> None:
         self._parts, self._state = parts, parts.sync
-        self.catch_up = CatchUp(parts)
         self.contributions = self.contributions_class(parts)
         self.store = ChainStore(parts, self.contributions)
-        self.sync = ChainSync(parts, self.store, self.catch_up)
+        self.sync = ChainSync(parts, self.store)
         self.local = self._make_local(parts)
         self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):
@@ -78,10 +75,9 @@ class Open(Method):
         self.signer = Signer(parts.sync, self.sync, secret)
         self.rechecks = Rechecks(parts, self.store, self.local, self.signer)
         self._checks: list[Looks] = [looks for looks in (self.audits, self.unique, self.rechecks) if looks is not None]
-        self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer, Timeouts(parts, self.store))
-        self.splits = Splits(parts, self.sync)
-        self.places = Joining(parts, self.sync, self.local, self.catch_up, self.splits)
-        self._said_away = False
+        self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer)
+        self.places = Joining(parts, self.sync, self.local)
+        self._telling = trio.Lock()  # the others whether to wait: who tells them twice is done when they heard it
 
     def _make_local(self, parts: Context) -> LocalTrainer:
         """Local training; with a record of it, for audits, where the run has them and the trainer can."""
@@ -122,7 +118,7 @@ class Open(Method):
             if not await self.places.find(begin):
                 self._keep_silent(begin)
             nursery.cancel_scope.cancel()
-        self._note_place()
+        self.local.stand(self.store.tip)
 
     def _keep_silent(self, begin: Begin) -> None:
         """Say nothing in the round of a checkpoint from which this node goes on alone, where the run has others.
@@ -133,11 +129,6 @@ class Open(Method):
         saved = begin.saved
         if saved is not None and saved.method == self.name and saved.extra and set(saved.members) - {self._parts.me}:
             self.signer.silent_after = self.store.tip
-
-    def _note_place(self) -> None:
-        """Tell the record of this node's work where it stands."""
-        if self.store.stands:
-            self.local.stand(self.store.tip)
 
     async def run_round(self) -> RoundResult:
         if not self.store.stands:
@@ -160,12 +151,12 @@ class Open(Method):
 
     async def regain_place(self) -> None:
         await self.places.regain()
-        self._note_place()
+        self.local.stand(self.store.tip)
 
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.sync.run)
-            nursery.start_soon(self.splits.run)
+            nursery.start_soon(self.places.splits.run)
             for check in self._checks:
                 nursery.start_soon(check.run)
 
@@ -190,16 +181,16 @@ class Open(Method):
         )
 
     async def _tell_away(self, away: bool) -> None:
-        """Tell the others whether to wait for this node."""
-        if away == self._said_away:
-            return
-        try:
-            await self._state.write(AWAY, True if away else None)
-            self._said_away = away
-            with trio.move_on_after(1.0):
-                await self._state.flush()
-        except StateError as error:
-            logger.warning("the others could not be told whether to wait for this node: %s", error)
+        """Tell the others whether to wait for this node, where they believe otherwise, as by an earlier life's word."""
+        async with self._telling:
+            if away == self.store.is_away(self._parts.me):
+                return
+            try:
+                self.store.insert(await self._state.write(AWAY, True if away else None))
+                with trio.move_on_after(1.0):
+                    await self._state.flush()
+            except StateError as error:
+                logger.warning("the others could not be told whether to wait for this node: %s", error)
 
 
 def update_ledger(ledger: Ledger, store: ChainStore, to: Block) -> None:

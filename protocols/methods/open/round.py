@@ -102,11 +102,9 @@ class RoundContext(RoundView):
 class OpenRounds:
     """One node's rounds. It stands on a block before the first."""
 
-    def __init__(
-        self, parts: Context, sync: ChainSync, local: LocalTrainer, signer: Signer, timeouts: Timeouts
-    ) -> None:
+    def __init__(self, parts: Context, sync: ChainSync, local: LocalTrainer, signer: Signer) -> None:
         self._parts, self._sync, self._store, self._local = parts, sync, sync.store, local
-        self._signer, self._timeouts = signer, timeouts
+        self._signer, self._timeouts = signer, Timeouts(parts, sync.store)
         self.ended = trio.current_time()  # when its last round ended
         self._offered = float("-inf")  # when it last had work to offer
         self._counted: dict[bytes, bytes] = {}  # block -> own contribution that its roster counts

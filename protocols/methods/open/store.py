@@ -113,7 +113,6 @@ class Contributions:
         self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
         self._malformed = Recent[bytes, None](MALFORMED_REMEMBERED)
         self._opening = trio.Lock()  # one at a time is decoded, whatever memory that takes
-        self.fetched = 0
 
     def __contains__(self, id: bytes) -> bool:
         return id in self._held
@@ -163,9 +162,6 @@ class Contributions:
     def offer(self, id: bytes, raw: Raw) -> None:
         """Let peers fetch these bytes under this id."""
         self._bulk.offer(self._key(id), raw)
-
-    def refuse(self, id: bytes) -> None:
-        self._malformed[id] = None
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
         """Have it here, or know it as malformed. Raises MissingContribution.
@@ -217,9 +213,8 @@ class Contributions:
             async with self._opening:
                 contribution = await self._runner(lambda: self._opened(raw, round))
         except CodecError:
-            self.refuse(id)
+            self._malformed[id] = None
             return
-        self.fetched += 1
         self._hold(id, contribution)
         self.serve(id)
 

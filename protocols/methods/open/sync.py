@@ -45,7 +45,7 @@ from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import HASH, AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.open.store import (
     AWAY,
     LOOKED_FOR,
@@ -120,8 +120,9 @@ class Records:
 class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
-    def __init__(self, parts: Context, store: ChainStore, catch_up: CatchUp) -> None:
-        self.store, self._state, self._catch_up = store, parts.state, catch_up
+    def __init__(self, parts: Context, store: ChainStore) -> None:
+        self.store, self.catch_up = store, CatchUp(parts)
+        self._parts, self._state = parts, parts.state
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._runner = parts.runner
         self._examining = Counter[bytes]()  # tries in vain at rosters, and at heads that are looked for
@@ -157,7 +158,7 @@ class ChainSync:
     def _serve_state(self) -> None:
         block, state = self.store.block, self.store.state(self.store.tip)
         assert state is not None, "the state on which a node stands is kept"
-        self._catch_up.serve_state(block.chain.round, self.store.hashes[block.id], state)
+        self.catch_up.serve_state(block.chain.round, self.store.hashes[block.id], state)
 
     async def _open_round(self, block: Block) -> None:
         """Open the log of the round on a block, with what the state holds of it; not of one that was let go of."""
@@ -448,8 +449,9 @@ class ChainSync:
         tree = self.store.tree
         if id not in tree:
             tree.add(empty_block(tree[parent].chain))
-        await self._compute(tree[id])
-        return tree[id]
+        block = tree[id]
+        await self._compute(block)  # it may be let go of meanwhile
+        return block
 
     async def _compute(self, block: Block) -> None:
         """Compute the states up to a block of the tree, and open the rounds on the way. Raises Lost."""
@@ -546,15 +548,8 @@ class ChainSync:
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def admit(self, run_id: str) -> None:
-        """Raises Refuse for a question about another run, or one that comes too early."""
-        if run_id != self._run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self.store.stands:
-            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
-
     async def _on_path(self, peer: PeerId, query: PathQuery) -> Path:
-        self.admit(query.run_id)
+        admit(self._parts, None, query.run_id, stands=self.store.stands)
         if query.tip not in self.store.tree:
             raise Refuse("unknown-roster", "this node does not know that roster")
         tree = self.store.tree
@@ -563,7 +558,7 @@ class ChainSync:
         return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path), before)
 
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
-        self.admit(query.run_id)
+        admit(self._parts, None, query.run_id, stands=self.store.stands)
         found, room = list[bytes](), MAX_BYTES
         for id in query.ids:
             log = next((log for log in self.store.logs.values() if id in log.rosters or id in log.cuts), None)

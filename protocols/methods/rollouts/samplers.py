@@ -112,7 +112,7 @@ class Samplers:
     def know(self, policy: str, version: int) -> None:
         """These weights are out: groups that they write may come."""
         known = self._versions.get(policy, range(version, version))
-        self._versions[policy] = range(known.start, version + 1)
+        self._versions[policy] = range(min(known.start, version), version + 1)
 
     def insert(self, group: SignedGroup) -> str:
         """Keep a group; or why not: for-another, no-standing, stale, …; noted with its author."""

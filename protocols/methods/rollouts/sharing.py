@@ -212,9 +212,11 @@ class Rollouts:
         came, self._unchecked, self._checks = self._unchecked, [], True
         try:
             scores = await self._rules.score([group for group, _, _ in came])
-        except TrainerHeld as error:
-            log.debug("what came is not checked yet: %s", error)
+        except (TrainerHeld, trio.Cancelled) as error:  # as by a pause
             self._unchecked = [*came, *self._unchecked]
+            if isinstance(error, trio.Cancelled):
+                raise
+            log.debug("what came is not checked yet: %s", error)
         except TrainerDied:
             for group, _, _ in came:
                 self.pool.refuse(group, "trainer-died")

@@ -256,6 +256,18 @@ def test_the_newest_states_are_served_and_older_ones_withdrawn(simulated: Simula
     simulated(main)
 
 
+def test_a_state_that_is_fetched_although_it_is_here_takes_no_memory_once_it_is_withdrawn(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, member = await nodes(world, nursery, 2)
+        (hash,) = {serve(node, 7, a_state(1)) for node in (late, member)}
+        await late.catch_up.fetch([member.me], state_hash=hash)
+        assert len(offered(late)) == 2
+        late.catch_up.withdraw(hash)
+        assert not offered(late)
+
+    simulated(main)
+
+
 def offered(node: Node) -> set[bytes]:
     return set(node.shards.memory.recent(100))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -394,6 +395,30 @@ def test_a_provider_that_dies_or_freezes_loses_its_chunks_to_others(nodes: Calla
         assert trio.current_time() - began < len(CONTENT) / 2e6 + 1  # its silence is not waited out
 
     nodes(main, bandwidth=1e6)
+
+
+def test_providers_that_go_while_the_disk_is_behind_take_no_chunk_with_them(nodes: Callable[..., None]) -> None:
+    async def slow(work: Callable[[], T]) -> T:
+        await trio.sleep(0.5)
+        return await inline(work)
+
+    async def main(swarm: Nodes) -> None:
+        given = Counter[Stream]()
+
+        async def answer(stream: Stream, want: ShardWant) -> None:
+            await truth(stream, want)
+            given[stream] += 1
+            if given[stream] == 3:
+                await stream.aclose()  # what was sent still arrives
+
+        lost = [await swarm.liar(name, answer) for name in "abcde"]
+        source = await swarm.start("source", holds=CONTENT)
+        me = await swarm.start("me", runner=slow)
+        with trio.fail_after(120):
+            await me.shards.fetch(SHARD, providers=[source.me, *(peer.me for peer in lost)])
+        assert is_whole(me)
+
+    nodes(main)
 
 
 def test_broken_promises_are_borne_for_a_while_only(nodes: Callable[..., None]) -> None:

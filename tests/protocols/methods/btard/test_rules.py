@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols import wire
 from swarmnode.protocols.calls.frames import HEADROOM, RpcLimits
+from swarmnode.protocols.methods.btard.method import PREFIX, Bans
 from swarmnode.protocols.methods.btard.statements import (
     MAX_STATEMENT,
     Bundle,
@@ -185,3 +188,23 @@ def test_one_honest_nonce_changes_what_is_drawn() -> None:
 @pytest.mark.parametrize(("accusers", "banned"), [("", False), ("ab", False), ("abc", True), ("xyzab", False)])
 def test_records_ban_by_more_than_half_of_the_members(accusers: str, banned: bool) -> None:
     assert is_banned(accusers, ["a", "b", "c", "d"]) is banned
+
+
+def test_who_was_restarted_bans_by_its_own_word_and_renews_it() -> None:
+    written: list[tuple[str, str]] = []
+
+    async def select(prefix: str, *, limit: int) -> list[Any]:
+        return [SimpleNamespace(key=f"{PREFIX}liar", author="me", value="was seen to lie")]
+
+    async def write(key: str, value: str) -> None:
+        written.append((key, value))
+
+    async def main() -> None:
+        run = SimpleNamespace(members=())
+        state, sync = SimpleNamespace(select=select), SimpleNamespace(write=write)
+        bans = Bans(SimpleNamespace(me="me", spec=SimpleNamespace(run=run), state=state, sync=sync))  # type: ignore[arg-type]
+        for _ in range(2):
+            await bans.look(("me", "other", "liar"))
+        assert "liar" in bans and not bans.recorded and written == [(f"{PREFIX}liar", "was seen to lie")]
+
+    trio.run(main)

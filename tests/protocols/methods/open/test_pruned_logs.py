@@ -116,6 +116,20 @@ def test_no_round_is_opened_on_a_block_that_was_let_go_of_while_its_state_was_ma
     assert not store.logs
 
 
+def test_an_empty_roster_is_had_that_is_let_go_of_while_the_state_after_it_is_made() -> None:
+    """As one on a fork that is as old as the oldest round that is kept, where this node goes on meanwhile."""
+    root = start("A")
+    empty = empty_block(root)
+    store: Any = SimpleNamespace(tree=Tree(root))
+
+    async def compute(block: Block) -> None:
+        store.tree._blocks.pop(block.id)
+
+    sync = ChainSync.__new__(ChainSync)
+    sync.store, sync._compute = store, compute  # type: ignore[method-assign]
+    assert trio.run(sync.have, empty.id, root.tip) == empty
+
+
 @pytest.mark.parametrize(("lost_for", "gives_up"), [(LOST_FOR / 2, False), (2 * LOST_FOR, True)])
 def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
     lost_for: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch

@@ -136,6 +136,10 @@ def test_who_wrote_with_weights_that_came_back_with_a_checkpoint_told_no_lie() -
     found.know(policy(3), 5)
     task = assigned_task(RUN, ALICE.me, 0, version=3, policy=policy(3), tasks=TASKS)
     assert found.insert(written(0, version=3, policy=policy(3), task=task)) == ""
+    found.know(policy(3), 2)  # the checkpoint is older than all that was out
+    task = assigned_task(RUN, ALICE.me, 1, version=2, policy=policy(3), tasks=TASKS)
+    assert found.insert(written(1, version=2, policy=policy(3), task=task)) == ""
+    assert len(found.drawn(9, version=2)) == 2
 
 
 def test_a_counter_counts_once_in_any_order() -> None:

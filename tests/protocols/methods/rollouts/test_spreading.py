@@ -591,6 +591,28 @@ def test_what_a_trainer_dies_of_is_not_given_to_it_again(simulated: Simulated, e
     simulated(main)
 
 
+def test_what_is_being_checked_when_sharing_pauses_is_checked_when_it_goes_on(simulated: Simulated) -> None:
+    given: list[list[bytes]] = []
+
+    async def trainer(groups: Sequence[SignedGroup]) -> list[dict[str, Any]]:
+        given.append([each.id for each in groups])
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        victim, liar = await pair(world, nursery, trainer=trainer)
+        brought = made_by(liar.node, 1, task="gym/chain_sum")
+        await liar.brings(victim, brought)
+        await trio.sleep(3)
+        victim.scope.cancel()
+        await trio.sleep(1)
+        await nursery.start(victim.rollouts.watch)
+        await trio.sleep(3)
+        assert given == [[brought.id], [brought.id]]
+
+    simulated(main)
+
+
 def test_what_waits_for_a_busy_trainer_is_no_more_than_the_pool_holds(simulated: Simulated) -> None:
     async def trainer(groups: Sequence[SignedGroup]) -> list[dict[str, Any]]:
         await trio.sleep_forever()
