@@ -42,7 +42,7 @@ from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import CheckpointManifest, newest_whole
-from swarmnode.node.storage.datadir import DataDir, RunStore, explain, write_atomic
+from swarmnode.node.storage.datadir import RUN_ID, DataDir, RunStore, explain, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
@@ -245,8 +245,8 @@ def verify(
         if sealed is not None:
             whole = all(check.holds is not False for check in checks)
             checks.append(_sealed(record, model, sealed, whole=whole, home=home, base=base))
-        if home is not None:
-            checks += _compared(record, read_history(home / "runs" / Path(str(record["run"])).name / HISTORY))
+        if home is not None and RUN_ID.fullmatch(run := str(record["run"])):
+            checks += _compared(record, read_history(home / "runs" / run / HISTORY))
         return record, checks
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise NoModel(f"{beside}: is no provenance record of this format: {error!r}") from error

@@ -232,7 +232,8 @@ class RunFinder:
                 chosen = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
             finally:
                 self._node.asks = False
-            return await self._from_peers(chosen.run_id)
+            if chosen is not None:
+                return await self._from_peers(chosen.run_id)
         if len(found) > 1:
             listed = "\n".join(f"  --run {r.run_id}   {r.name}, round {r.round}" for r in found.values())
             raise RunUnavailable(f"the nodes that answered take part in {len(found)} runs; add one of these:\n{listed}")
@@ -406,14 +407,17 @@ def with_gym(spec: RunSpec, creator: bool) -> RunSpec:
     return spec.updated(rollouts={"gym": here}) if creator else spec
 
 
-def _ask_which_run(listings: list[RunListing]) -> RunListing:
-    """Let the person at the terminal choose. Blocking."""
+def _ask_which_run(listings: list[RunListing]) -> RunListing | None:
+    """Let the person at the terminal choose; None where the input ends (Ctrl-D). Blocking."""
     print("The nodes that answered take part in several runs:")
     for number, listing in enumerate(listings, 1):
         print(f"  {number}  {listing.name}, round {listing.round}, {listing.members} members  {listing.run_id[:12]}…")
     while True:
-        answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
-        if answer.isdigit() and 1 <= int(answer) <= len(listings):
+        try:
+            answer = input(f"Which one to join (1 to {len(listings)})? ").strip()
+        except EOFError:
+            return None
+        if answer.isdecimal() and 1 <= int(answer) <= len(listings):
             return listings[int(answer) - 1]
 
 

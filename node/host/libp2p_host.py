@@ -12,6 +12,7 @@ import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from libp2p import new_host
@@ -162,8 +163,9 @@ class _PeerStore(PeerStore):
             del known.addrs[:-MAX_PLACES]
 
     def _enforce_peer_limit(self) -> None:
-        while len(self.peer_data_map) > self.max_peers:
-            self.clear_peerdata(next(p for p in self.peer_data_map if p != self._me and p not in self.connected))
+        strangers = (p for p in self.peer_data_map if p != self._me and p not in self.connected)
+        for peer in list(islice(strangers, max(0, len(self.peer_data_map) - self.max_peers))):
+            self.clear_peerdata(peer)
 
 
 class _NoAutoConnector(AutoConnector):

@@ -392,7 +392,7 @@ class QuicSession(MuxedSession):
         if waits <= self._waits:
             self.allowance.give_back(self._waits - waits)
         elif not self.allowance.keep(waits - self._waits):
-            self.link.abort()
+            self.abandon("it left too much unread")
             return
         self._waits = waits
 

@@ -92,11 +92,10 @@ class PortMapping:
             return LOOK_EVERY
         gateway, source, port = place
         if self._asked != (gateway, source):
-            self._asked, self._leases = (gateway, source), {}
-            if self._family == "ip4":
-                self._ways = [Pcp(gateway, source, self._secret), NatPmp(gateway, source), Upnp()]
-            else:
-                self._ways = [Pcp(gateway, source, self._secret), Pinholes(source)]
+            self._asked, self._leases, self._until = (gateway, source), {}, 0.0
+            secret = self._network.sign(b"swarmnode PCP nonce 1")
+            others: list[Way] = [NatPmp(gateway, source), Upnp()] if self._family == "ip4" else [Pinholes(source)]
+            self._ways = [Pcp(gateway, source, secret), *others]
         if self._leases and trio.current_time() < self._renew_at and await self._holds(port):
             return self._next_look()
         try:
@@ -130,10 +129,6 @@ class PortMapping:
         if source is None or (self._family == "ip6" and is_local(source)):
             return None
         return gateway, source, listens[1]
-
-    @property
-    def _secret(self) -> bytes:
-        return self._network.sign(b"swarmnode PCP nonce 1")
 
     def _next_look(self) -> float:
         return max(1.0, min(CHECK_EVERY, self._renew_at - trio.current_time()))

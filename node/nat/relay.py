@@ -189,9 +189,11 @@ class RelayServer:
             answer = await receive(onward, pb.StopMessage)
             if answer.type != pb.StopMessage.STATUS or answer.status != pb.OK:
                 raise BadMessage(f"{target} does not take the circuit")
-        except NetworkError as error:
+        except BaseException as error:
             await onward.aclose()
-            raise _Refusal(pb.CONNECTION_FAILED, str(error)) from error
+            if isinstance(error, NetworkError):
+                raise _Refusal(pb.CONNECTION_FAILED, str(error)) from error
+            raise
         try:
             await send(stream, pb.HopMessage(type=pb.HopMessage.STATUS, status=pb.OK, limit=self._limit()))
             with trio.move_on_after(self._limits.circuit_seconds):

@@ -170,11 +170,7 @@ class NatTraversal:
 
     async def _act(self, scope: trio.CancelScope) -> None:
         with scope:
-            await (self._network.relay_client.run() if self._is_private else self._offer())
-
-    @property
-    def _is_private(self) -> bool:
-        return self._entered is Reach.PRIVATE
+            await (self._network.relay_client.run() if self._entered is Reach.PRIVATE else self._offer())
 
     async def _offer(self) -> None:
         """Relay, and say so in the DHT; `RelayServer` admits nobody once the state is another."""
@@ -187,7 +183,7 @@ class NatTraversal:
     def _announce(self) -> None:
         """Tell others where to dial this node."""
         me, own = self._network.me, self._network.own_addresses
-        if self._is_private:
+        if self._entered is Reach.PRIVATE:
             relays = self._network.relay_client
             now = trio.current_time()
             beside = (*self.reachability.open_at(now, "ip6"), *self.reachability.open_at(now, "ip4"))

@@ -103,7 +103,7 @@ def read_history(path: Path) -> tuple[PastRound, ...]:
                     counted = tuple(map(str, found["counted"]))
                 roster, at = str(found.get("roster", "")), float(found["at"])
                 entry = PastRound(int(found["round"]), str(found["hash"]), counted, roster, at)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 if line.strip():
                     logger.warning("%s: line %d is left out: %s", path, number, error)
                 continue

@@ -246,3 +246,5 @@ def test_a_model_that_llama_cpp_cannot_read_is_refused(tmp_path: Path) -> None:
     for words in (good.replace(b'"add_prefix_space":false', b'"add_prefix_space":true'), *crafted):
         with pytest.raises(ValueError, match="as GPT-2 does"):
             write_gguf(tmp_path / "out.gguf", plain, tensors, words)
+    with pytest.raises(ValueError, match="came without a tokenizer"):
+        write_gguf(tmp_path / "out.gguf", plain, tensors, b"")

@@ -311,6 +311,7 @@ async def events_of(stream: trio.SocketStream) -> AsyncIterator[tuple[str, Any]]
 
 def test_live_tells_the_view_each_second_and_a_round_when_it_happens(tmp_path: Path) -> None:
     async def check(site: Site) -> None:
+        began = trio.current_time()
         async with await site.request("GET", "/api/nodes/0/live") as stream, aclosing(events_of(stream)) as events:
             assert await anext(events) == (
                 "view",
@@ -320,12 +321,10 @@ def test_live_tells_the_view_each_second_and_a_round_when_it_happens(tmp_path: P
                 },
             )
             assert site.node.readers == 1
-            began = trio.current_time()
             await site.node.send.send({"event": "round", "round": 7})
-            assert await anext(events) == ("round", {"event": "round", "round": 7})
-            assert trio.current_time() - began < 0.5
+            assert await anext(events) == ("round", {"event": "round", "round": 7})  # before the next view is due
             assert (await anext(events))[0] == "view"
-            assert 0.9 < trio.current_time() - began < 2
+            assert 1 <= trio.current_time() - began < 10
 
     serve(tmp_path, check)
 
@@ -349,8 +348,7 @@ def test_a_reader_that_stalls_is_dropped(tmp_path: Path, monkeypatch: pytest.Mon
     async def check(site: Site) -> None:
         async with await site.request("GET", "/api/nodes/0/live"):
             with trio.move_on_after(10) as patience:
-                await trio.sleep(0.2)
-                assert site.node.readers == 1
+                await site.readers(1)
                 while site.node.readers:
                     with trio.move_on_after(0.1):
                         await site.node.send.send({"event": "round", "text": "x" * 500_000})
@@ -377,7 +375,7 @@ def test_the_end_is_quick_with_readers_of_every_kind(tmp_path: Path) -> None:
 
     held: list[trio.SocketStream] = []
     serve(tmp_path, check)
-    assert time.monotonic() - began[0] < 1
+    assert time.monotonic() - began[0] < server_module.SEND_LIMIT / 2
 
 
 def test_a_connection_that_fails_ends_only_itself(

@@ -80,7 +80,7 @@ def test_a_daemon_shows_itself_and_ends_at_once_though_its_page_is_open(asked: A
     began = time.monotonic()
     assert swarmnode("stop", "--data-dir", asked.node.home).returncode == 0
     assert asked.node.wait() == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 9, "a reader is waited for up to 10 s otherwise"
     assert "Traceback" not in asked.node.log()
 
 

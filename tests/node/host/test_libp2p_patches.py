@@ -341,6 +341,15 @@ def test_peer_store_that_forgets_the_peer_at_hand_goes_on() -> None:
     assert store.peer_ids() == [me, silent]
 
 
+def test_peer_store_of_more_connected_peers_than_it_keeps_forgets_none_of_them() -> None:
+    me, *others = (ID(bytes([number])) for number in range(4))
+    store = _PeerStore(me)
+    store.max_peers, store.connected = 2, dict.fromkeys(others)
+    for peer in (me, *others):
+        store.add_addrs(peer, [Multiaddr("/ip4/192.0.2.1/tcp/1")], 60)
+    assert store.peer_ids() == [me, *others]
+
+
 def test_what_a_stranger_says_in_the_dht_of_where_it_is_stalls_nobody_and_is_bounded() -> None:
     keys = create_new_key_pair()
     me, store = ID.from_pubkey(keys.public_key), _PeerStore(ID(b"another"))

@@ -325,6 +325,18 @@ async def test_who_sends_beyond_its_window_is_disconnected_and_noted() -> None:
         assert b._allowance.violations.count(a.me) == 1 and a._allowance.violations.count(b.me) == 0
 
 
+async def test_who_leaves_gaps_beyond_its_share_is_disconnected_and_why_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = network(), network()
+    async with connected(a, b) as nursery:
+        monkeypatch.setattr(session(b, a).link.quic, "out_of_order", lambda: ConnectionLimits().unread + 1)
+        nursery.start_soon(ask, a, b, b"anything")
+        await until(lambda: a.me not in b.connections)
+        assert b.connections.history(a.me)[-1].why == "the direct connection ended: it left too much unread"
+        nursery.cancel_scope.cancel()
+
+
 async def test_streams_of_a_peer_are_bounded() -> None:
     a, b = network(), network(ConnectionLimits(streams=10))
     async with connected(a, b):

@@ -15,7 +15,7 @@ from swarmnode.protocols.network import NetworkError, StreamBroken, Unreachable
 from swarmnode.protocols.peers.scoring import Kind, ScoringLimits, Standing
 
 ECHO = "/test/echo/1"
-BAN = 0.5  # seconds
+BAN = 1.5  # seconds
 
 
 @dataclass(frozen=True)

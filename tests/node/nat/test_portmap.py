@@ -411,6 +411,19 @@ def test_after_a_change_of_the_network_the_router_is_asked_anew() -> None:
     under_jumping_clock(main)
 
 
+def test_what_one_router_mapped_is_no_more_where_another_one_that_maps_nothing_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with lab() as it:
+            assert await it.settled() is not None
+            monkeypatch.setattr(portmap, "default_gateway", lambda: "127.0.0.2")
+            await trio.sleep(2 * CHECK_EVERY)
+            assert it.reachability.mapping is None and "not offered" in it.ports.state
+
+    under_jumping_clock(main)
+
+
 def test_the_gateway_is_that_of_the_default_route_with_the_least_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import peer_bytes, receive, send
 from swarmnode.node.nat.relay import HOP, STOP, RelayClient, RelayRefused, RelayServer
-from swarmnode.protocols.network import StreamBroken
+from swarmnode.protocols.network import NetworkError, Stream, StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.attestation import Finding, Saw
@@ -95,6 +95,29 @@ async def test_a_circuit_is_a_connection_that_carries_everything_both_ways() -> 
         assert await there_and_back(b.network, a.network.me, message) == message
         assert await there_and_back(a.network, b.network.me, b"back") == b"back"
         assert relay.open_circuits == 1 and relay.bytes_relayed > 6_000_000
+
+
+async def test_a_relay_whose_handler_is_ended_lets_go_of_the_private_node_that_it_asked() -> None:
+    async with relayed() as (at, _, a, b):
+        await a.circuits.reserve(at.me)
+        asked = trio.Event()
+
+        async def take_long(stream: Stream) -> None:
+            await receive(stream, pb.StopMessage)
+            asked.set()
+            await trio.sleep_forever()
+
+        async def dial() -> None:
+            with pytest.raises(NetworkError):
+                await b.circuits.dial(at.me, a.network.me)
+
+        a.network.serve(STOP, take_long)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dial)
+            await asked.wait()
+            at.handlers.cancel(HOP)
+        (connection,) = at.connections.of(a.network.me)
+        await until(lambda: not connection.session.open_streams)
 
 
 async def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> None:

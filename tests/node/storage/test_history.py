@@ -69,6 +69,14 @@ def test_a_line_that_was_cut_off_costs_that_line_only(
     assert "line 2 is left out" in caplog.text
 
 
+@pytest.mark.parametrize("garbage", ["{", "5", '"a"', "[]", "null", "{}", '{"round": 1e999, "hash": "a", "at": 0}'])
+def test_a_line_of_garbage_is_left_out(tmp_path: Path, garbage: str) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(f"{garbage}\n")
+    History(path).append(entry(0, "a"))
+    assert read_history(path) == (entry(0, "a"),)
+
+
 def test_a_history_that_cannot_be_written_is_an_error_that_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataDirError, match="file"):

@@ -1,6 +1,6 @@
 """A real process that is stopped and goes on (a laptop that slept, a container that was paused) is back at once.
 
-Health limits are shortened for the test; what takes 14 s in a node takes half a second here.
+Health limits are shortened for the test; what takes 14 s in a node takes a second or two here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.node.host.patches import yamux_session
 
-KEEPALIVE, SILENCE, BRIEF = 0.15, 0.25, 0.1  # seconds
+KEEPALIVE, SILENCE, BRIEF = 0.45, 0.75, 0.3  # seconds; a busy machine stands still for some tenths
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 
 OTHER = f"""
@@ -61,10 +61,10 @@ def test_process_that_was_frozen_is_connected_again_within_seconds(monkeypatch: 
                 await until(lambda: bool(node.peers()), within=30)
                 await trio.sleep(2 * BRIEF)
                 os.kill(other.pid, signal.SIGSTOP)
-                await until(lambda: not node.peers(), within=5)
+                await until(lambda: not node.peers(), within=15)
                 await trio.sleep(0.3)  # this side is dialling a process that does not answer
                 os.kill(other.pid, signal.SIGCONT)
-                await until(lambda: bool(node.peers()), within=2)
+                await until(lambda: bool(node.peers()), within=10)
                 await trio.sleep(2 * SILENCE)
                 assert node.peers(), "the new connection does not last"
             finally:

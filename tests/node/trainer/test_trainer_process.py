@@ -164,21 +164,27 @@ def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(settings: TrainerSettings) -> None:
-    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 32})  # seconds a step
+def test_a_trainer_that_is_released_while_it_is_being_held_goes_on(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainerchild, "HOLD_GRACE", 0.4)
 
     async def use(trainer: TrainerProcess) -> None:
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGSTOP)  # so that on any machine it has a step in hand until SIGCONT
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(trainer.train, round=0, steps=1, seconds=60))
-            await trio.sleep(0.2)
+            await trio.sleep(0.1)
             nursery.start_soon(trainer.hold)
-            await trio.sleep(0.2)
+            await trio.sleep(0.1)
             await trainer.release()
+            await trio.sleep(0.5)  # longer than the hold would have waited for the step
+            os.kill(trainer.pid, signal.SIGCONT)
         with trio.fail_after(60):
             assert await trainer.evaluate(thorough=False) > 0
             await trainer.train(round=0, steps=1, seconds=60)
 
-    _with_trainer(settings, use, spec)
+    _with_trainer(settings, use)
 
 
 @pytest.mark.slow
@@ -311,8 +317,11 @@ def test_measures_a_loss_and_its_gradient_on_some_of_the_sequences_that_a_seed_d
 def test_a_gradient_that_nobody_waits_for_any_more_leaves_the_parameters_alone(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         before = trainer.parameters()
-        with trio.move_on_after(0.001) as cut:
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGSTOP)  # so that no machine is fast enough to answer before
+        with trio.move_on_after(0.1) as cut:
             await trainer.gradient(seed=7, first=0, last=SEQUENCES)
+        os.kill(trainer.pid, signal.SIGCONT)
         assert cut.cancelled_caught
         trainer.load(before + np.float32(0.01))
         await trainer.heldout(seed=7, sequences=1)  # comes after the gradient
@@ -782,7 +791,10 @@ def test_only_a_successor_waits_for_a_killed_child_that_the_kernel_ends_slowly(
     assert (time.monotonic() - began < 4) == ends
 
 
-def test_stopping_takes_no_longer_than_the_child_needs_to_end(settings: TrainerSettings) -> None:
+def test_stopping_takes_no_longer_than_the_child_needs_to_end(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainerchild, "QUIT_GRACE", 30.0)  # a slow machine may take some seconds
     taken = 0.0
 
     async def main() -> None:
