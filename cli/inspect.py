@@ -129,7 +129,7 @@ def open_page(
             raise
         raise typer.Exit(_start(home.path)) from None
     if not page:
-        raise ControlError("the node serves no page: it was started with --no-dashboard, or swarmnode logs says why")
+        raise ControlError("the node serves no page: it is a seed or has --no-dashboard, or swarmnode logs says why")
     address = f"{page}#{home.dashboard_token.read_text(encoding='ascii').strip()}"
     show({"address": address}, address)
     shows = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

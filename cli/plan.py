@@ -39,8 +39,8 @@ def plan(
 ) -> None:
     """Say what a run would take, by some steps on this machine.
 
-    Of each way to train together: memory, time of a round, share of the time in inner
-    steps, bytes a day. One is recommended.
+    Of its own method, and of diloco, btard and open: memory, time of a round, share of the
+    time in inner steps, bytes a day. One is recommended.
 
     Example: swarmnode plan my-run.toml --nodes 16 --up 20 --down 100
     """

@@ -130,7 +130,7 @@ def run(
             raise UsageMistake(f"--task {task} is a run by itself; leave out the run file and --run")
         runspec, task = built_in, None
     settings |= {"task": task} | ({"dashboard": OFF} if no_dashboard else {})
-    if runspec is not None and run_id is None and not runspec.exists() and not runspec.suffix:
+    if runspec is not None and run_id is None and not runspec.exists() and runspec.suffix != ".toml":
         home = DataDir(directory())
         if (known := home.known_runs()) or is_link(str(runspec)):
             runspec, run_id = None, one_run(known, str(runspec), home.path, "swarmnode run ")

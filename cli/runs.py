@@ -113,7 +113,7 @@ def compare(first: RunArgument, second: RunArgument) -> None:
 def leave(
     run_id: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="The run's name, or how its id begins. [default: the only one there is]"),
+        typer.Argument(metavar="RUN", help="Its name, or how its id begins. [default: the node's, or the only one]"),
     ] = None,
     yes: YesOption = False,
 ) -> None:

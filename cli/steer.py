@@ -24,7 +24,7 @@ from swarmnode.cli.terminal import (
     table,
     why_held,
 )
-from swarmnode.node.config import CAPS_FILE, caps_told, changed_caps
+from swarmnode.node.config import CAPS_FILE, NodeConfig, caps_told, changed_caps
 from swarmnode.node.control.client import ControlError, NotRunning
 from swarmnode.node.storage.datadir import DataDir, caps_with, write_atomic
 from swarmnode.training.options import as_toml
@@ -75,6 +75,7 @@ def caps(
     params: dict[str, Any] = dict(change.partition("=")[::2] for change in changes or () if "=" in change)
     if len(params) < len(changes or ()):
         raise UsageMistake("a change is KEY=VALUE, each key once, such as cpu=50; swarmnode caps lists the keys")
+    changed_caps(NodeConfig(), params, NodeConfig())  # what is none is refused here
     home = DataDir(directory())
     try:
         answer = ask("caps", **params)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.history import STAGES, measured
-from swarmnode.cli.terminal import ask, called, colours, curve, live, number_of, plain, short_peer, style, table
+from swarmnode.cli.terminal import ask, called, colours, curve, live, number_of, plain, style, table
 from swarmnode.cli.views import head_of, labelled, path_of, warning_lines
 
 KEPT = 2000  # rounds of the curve
@@ -80,7 +80,7 @@ def _rounds(rounds: Sequence[dict[str, Any]], colour: bool) -> list[str]:
         for (mark, name, _), part in zip(_PARTS, spent, strict=True):
             drawn += style(mark * round(whole * part), name, on=colour)
         drawn += " " * (BAR - sum(round(whole * part) for part in spent))
-        missing = ", ".join(f"{short_peer(p)} {plain(each['why'][p], 30)}" for p in each.get("missing", ())[:2])
+        missing = ", ".join(f"…{plain(p[-6:])} {plain(each['why'][p], 30)}" for p in each.get("missing", ())[:2])
         told = f"missing: {missing}" if missing else f"own work {plain(each.get('own', '-'), 30)}"
         members = number_of(each.get("members", 0), "member")
         lines.append(f"{each['round']:>6} {seconds:>8.2f} s  {drawn}  {members:<9}  {told}")

@@ -127,7 +127,7 @@ def _run(run: dict[str, Any], status: dict[str, Any], colour: bool) -> Iterator[
         model = f"{count(run['parameters'])} parameters, {plain(run['codec'], 8)}"
     yield "run", f"{plain(run['name'], 24)}  {run['run_id'][:12]}   {model}"
     number = "not known yet" if run["round"] is None else str(run["round"])
-    if run["rounds"]:
+    if run["rounds"] and run["round"] is not None:
         number = f"{run['round']} of {run['rounds']}   {bar(run['round'] / run['rounds'], 28)}"
     yield "round", f"{number}   {shown}"
     steering = run.get("steering") or {"now": None, "coming": []}

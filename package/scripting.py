@@ -156,8 +156,7 @@ class ScriptedNode:
         process = self._process
         if process is None:
             return
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # to nobody, where it has ended
         try:
             process.wait(STOP_WITHIN)
         except subprocess.TimeoutExpired:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from swarmnode.training.options import installing
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sections import ModelSection
-from swarmnode.training.tokens import LETTERS, TokenizerError, end_of, size_of
+from swarmnode.training.tokens import BYTES, LETTERS, TokenizerError, end_of, size_of
 
 # Weights in safetensors and what tokenizers read; no pickled weights, no code, no copies for other runtimes.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -178,6 +178,8 @@ def write_gguf(path: Path, spec: RunSpec, tensors: Mapping[str, NDArray[np.float
     import gguf
 
     written, shape = as_qwen3(spec, tensors)
+    if not tokenizer and shape["vocab_size"] != BYTES:
+        raise ValueError("the run's tokens came without a tokenizer")
     words, merges = _words(tokenizer)
     kinds = [gguf.TokenType.NORMAL] * len(words)
     unused = range(len(words), shape["vocab_size"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# Imported when a run asks for one, since both bring torch.
+# Imported when a run asks for one, since all of them bring torch.
 BUILT_IN = {
     "byte-lm": "swarmnode.training.byte_lm:ByteLM",
     "gpt": "swarmnode.training.byte_lm:ByteLM",

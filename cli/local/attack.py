@@ -28,32 +28,28 @@ EXCHANGING = ("open", "diloco", "btard")  # methods in which pseudo-gradients ar
 
 @dataclass(frozen=True)
 class Lie:
-    name: str
     told: str  # what it does, for a person
     methods: tuple[str, ...]  # exchange methods in whose runs it has a meaning
 
 
 LIES = {
-    lie.name: lie
-    for lie in (
-        Lie("sign-flip", "offers the opposite of what it learned", EXCHANGING),
-        Lie("sign-flip-1000", "offers a thousand times the opposite of what it learned", EXCHANGING),
-        Lie("label-flip", "learns to predict the byte 255 - b where b follows", EXCHANGING),
-        Lie("noise", "offers noise as large as what it learned", EXCHANGING),
-        Lie("free-ride", "offers what the swarm did in the round before, as its own work", EXCHANGING),
-        Lie("slow-drift", "adds a quarter of a step in one direction, in every round the same", EXCHANGING),
-        Lie("half-steps", "computes half of its steps, and says that it did all", EXCHANGING),
-        Lie("other-data", "trains on other windows of text than those that belong to its name", EXCHANGING),
-        Lie("copied", "offers what another did in the round before, with a little noise", ("open",)),
-        Lie("stale", "offers its first contribution again and again", ("open",)),
-        Lie("nan", "offers bytes that decode to NaN", ("open",)),
-        Lie("copy", "offers what another has just revealed", ("open",)),
-        Lie("withhold", "commits to its work and never reveals it", ("open",)),
-        Lie("slander", "offers the opposite; as a judge it praises that and calls others' work missing", ("open",)),
-        Lie("inserted-text", "shares answers with something smuggled in, half of them gibberish", ("sapo",)),
-        Lie("forged-reward", "shares wrong answers and says that they are right", ("sapo",)),
-        Lie("overlong", "shares answers that are far too long, half of them gibberish", ("sapo",)),
-    )
+    "sign-flip": Lie("offers the opposite of what it learned", EXCHANGING),
+    "sign-flip-1000": Lie("offers a thousand times the opposite of what it learned", EXCHANGING),
+    "label-flip": Lie("learns to predict the byte 255 - b where b follows", EXCHANGING),
+    "noise": Lie("offers noise as large as what it learned", EXCHANGING),
+    "free-ride": Lie("offers what the swarm did in the round before, as its own work", EXCHANGING),
+    "slow-drift": Lie("adds a quarter of a step in one direction, in every round the same", EXCHANGING),
+    "half-steps": Lie("computes half of its steps, and says that it did all", EXCHANGING),
+    "other-data": Lie("trains on other windows of text than those that belong to its name", EXCHANGING),
+    "copied": Lie("offers what another did in the round before, with a little noise", ("open",)),
+    "stale": Lie("offers its first contribution again and again", ("open",)),
+    "nan": Lie("offers bytes that decode to NaN", ("open",)),
+    "copy": Lie("offers what another has just revealed", ("open",)),
+    "withhold": Lie("commits to its work and never reveals it", ("open",)),
+    "slander": Lie("offers the opposite; as a judge it praises that and calls others' work missing", ("open",)),
+    "inserted-text": Lie("shares answers with something smuggled in, half of them gibberish", ("sapo",)),
+    "forged-reward": Lie("shares wrong answers and says that they are right", ("sapo",)),
+    "overlong": Lie("shares answers that are far too long, half of them gibberish", ("sapo",)),
 }
 OF_TRAINERS = ("label-flip", "half-steps", "other-data")  # told by the trainer of a liar
 ACCEPTED = "accepted"
@@ -78,20 +74,17 @@ def parse_attack(text: str, nodes: int) -> Attack:
     return Attack(name, liars)
 
 
-def make_identities(folder: Path, nodes: int) -> list[str]:
+def make_identities(folder: Path, nodes: int) -> tuple[str, ...]:
     """Give each node of the swarm to come its key; their peer ids. Raises DataDirError or IdentityError."""
     peers = []
     for number in range(nodes):
         with DataDir(folder / f"node-{number}") as home:
             peers.append(load_or_create(home.identity, None).peer_id)
-    return peers
+    return tuple(peers)
 
 
-def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec:
-    """The run with a name that is thrown away and, where it has validators and lists none, all nodes as validators.
-
-    Raises UsageMistake where the lie has no meaning in such a run.
-    """
+def under_attack(spec: RunSpec, attack: Attack) -> RunSpec:
+    """The run with a name that is thrown away. Raises UsageMistake where the lie has no meaning in such a run."""
     methods = LIES[attack.lie].methods
     if spec.exchange.method not in methods:
         raise UsageMistake(
@@ -100,10 +93,7 @@ def under_attack(spec: RunSpec, attack: Attack, peers: Sequence[str]) -> RunSpec
         )
     if attack.lie in OF_TRAINERS and spec.task.name != "byte-lm":
         raise UsageMistake(f"--attack {attack.lie}: there is a trainer that lies so for byte-lm, not {spec.task.name}")
-    spec = spec.updated(run={"name": f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"})
-    if spec.exchange.method == "open" and not spec.trust.validators:
-        spec = spec.updated(trust={"validators": tuple(peers)})
-    return spec
+    return spec.updated(run={"name": f"{spec.run.name[:LONGEST_NAME]}-attacked-{secrets.token_hex(4)}"})
 
 
 class Onlooker:

@@ -3,7 +3,7 @@
     swarmnode local --nodes 4 --rounds 12 --solo
     swarmnode local --task questions.py:Questions --rounds 100
 
-This module is imported for `swarmnode --help` as well, so everything but typer is imported when the command runs.
+This module is imported for `swarmnode --help` as well, so what takes long is imported when the command runs.
 """
 
 from __future__ import annotations

@@ -67,10 +67,12 @@ def run_local(options: LocalOptions) -> int:
         spec = _runspec(options)
         policy = spec.rollouts.policy if hf_folder(spec.rollouts.policy) else ""
         options = replace(options, policy=policy, loss_unit=spec.loss_unit)
+        if options.attack is not None:
+            spec = under_attack(spec, options.attack)
         options.report.mkdir(parents=True, exist_ok=True)  # better to fail now than after the training
         folder = _folder(options)
-        if options.attack is not None:
-            spec = under_attack(spec, options.attack, make_identities(folder, options.nodes))
+        if options.attack is not None and spec.exchange.method == "open" and not spec.trust.validators:
+            spec = spec.updated(trust={"validators": make_identities(folder, options.nodes)})
         (folder / "run.toml").write_text(to_toml(spec), encoding="utf-8")
     except OSError as error:
         raise ExpectedError(f"{error.filename} cannot be written: {error.strerror}; name another folder") from error

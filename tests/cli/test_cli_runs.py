@@ -125,3 +125,5 @@ def test_run_takes_the_name_of_a_run_that_is_known_here(swarmnode: Any, two: lis
     assert unknown.returncode == USAGE and f"swarmnode run {two[0].run_id}  rate-1" in unknown.stderr
     chosen = swarmnode("run", "rate-1", "--device", "none")  # stops before anything starts, and after the name
     assert "rate-1" not in chosen.stderr and "device" in chosen.stderr
+    dotted = swarmnode("run", "rate-1.5")
+    assert dotted.returncode == USAGE and "called 'rate-1.5'" in dotted.stderr, "a name may have a dot"

@@ -54,6 +54,11 @@ def test_who_is_missing_is_another_than_the_node_itself(answer: Any) -> None:
     assert members(answer["peer_id"]).endswith("1 in this round, own work not counted")
 
 
+def test_status_while_the_node_catches_up_with_a_run_of_so_many_rounds(answer: Any) -> None:
+    shown = render_status({**answer, "run": {**answer["run"], "round": None}})
+    assert re.search(r"^round +not known yet ", shown, re.MULTILINE)
+
+
 def test_status_fits_one_screen_whatever_the_daemon_says(answer: Any) -> None:
     wild = {**answer, "warnings": ["w" * 300 + "\n\x1b[2J"] * 30, "uptime_s": 1e9}
     run = answer["run"]

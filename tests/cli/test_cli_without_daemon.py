@@ -77,6 +77,8 @@ def test_caps_of_a_node_that_does_not_run_are_those_of_its_next_start(swarmnode:
     assert "next start" in swarmnode("caps").stdout
     assert [cpu(), cpu("cpu=40"), cpu(), cpu("cpu=")] == [60, 40, 40, 60]
     assert swarmnode("caps", "cpu=900").returncode == CONFIG and cpu() == 60
+    none = swarmnode("caps", "method=5")
+    assert none.returncode == CONFIG and "method is no cap" in none.stderr
 
 
 def test_with_json_an_error_is_json_too(swarmnode: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from swarmnode.cli.local import run as local_run
 from swarmnode.cli.local.attack import (
     LIES,
     OF_TRAINERS,
@@ -24,11 +25,10 @@ from swarmnode.node.session import METHODS
 from swarmnode.testing.adversary.__main__ import main as adversary
 from swarmnode.testing.adversary.__main__ import stay_here
 from swarmnode.testing.adversary.disguise import TASKS, Refused, methods_with, task_with
-from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
 from swarmnode.training.tasks import load_task
 
 HERE = "/ip4/127.0.0.1/tcp/4077/p2p/12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s"
-PEERS = ["12D3KooWG45TKiahNhiYdeSysBg4uAde6sWQTDALm2FxgqJB7q4s", "12D3KooWBzHKPFNxhKvV8RBYHb3epemWjkghamekAbj3kLedSqEP"]
 
 
 def spec(**tables: dict[str, object]) -> RunSpec:
@@ -71,18 +71,36 @@ def test_nobody_attacks_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_lie_without_meaning_in_the_run_is_refused() -> None:
     rollouts = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="a test")
     with pytest.raises(UsageMistake, match="sapo"):
-        under_attack(rollouts, Attack("sign-flip", 1), PEERS)
+        under_attack(rollouts, Attack("sign-flip", 1))
     with pytest.raises(UsageMistake, match="open"):
-        under_attack(spec(), Attack("forged-reward", 1), PEERS)
+        under_attack(spec(), Attack("forged-reward", 1))
     with pytest.raises(UsageMistake, match="byte-lm"):
-        under_attack(spec(task={"name": "mine"}), Attack("label-flip", 1), PEERS)
+        under_attack(spec(task={"name": "mine"}), Attack("label-flip", 1))
+
+
+def test_an_attack_that_is_refused_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    asked = ["local", "--attack", "forged-reward", "--report", str(tmp_path / "report")]
+    assert main(asked) == exitcodes.USAGE and not [*tmp_path.iterdir()]
 
 
 def test_an_attacked_run_is_nobody_elses() -> None:
     usual = spec()
-    one, other = (under_attack(usual, Attack("nan", 1), PEERS) for _ in range(2))
+    one, other = (under_attack(usual, Attack("nan", 1)) for _ in range(2))
     assert len({usual.run_id, one.run_id, other.run_id}) == 3
-    assert one.trust.validators == tuple(PEERS)
+
+
+def test_in_an_attacked_run_that_names_no_validators_all_nodes_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts(*_: object, **__: object) -> None:
+        raise exitcodes.ExpectedError("far enough")
+
+    monkeypatch.setattr(local_run, "LocalSwarm", starts)
+    places = ["--data-dir", str(tmp_path / "nodes"), "--report", str(tmp_path / "report")]
+    assert main(["local", "--nodes", "2", "--attack", "nan", *places]) == exitcodes.ERROR
+    validators = load_runspec(tmp_path / "nodes" / "run.toml").trust.validators
+    assert validators == make_identities(tmp_path / "nodes", 2)
 
 
 def test_identities_are_those_of_the_nodes_to_come(tmp_path: Path) -> None:

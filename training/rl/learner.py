@@ -63,7 +63,7 @@ class Settings:
     limits: BatchLimits = field(default_factory=BatchLimits)
     sampling: Sampling = field(default_factory=Sampling)
     learning_rate: float = 1e-3  # Adam's
-    clip_norm: float = 1.0  # of the gradient
+    clip_norm: float = 1.0  # of the gradient at the most; 0 is no limit
     correction: str = "none"  # of what others wrote, as in `grpo_loss`; none is SAPO as published
     gate: TokenGate | None = None  # refuse what neither this policy nor its reference would write
     judged: bool = False  # reward × judge
@@ -367,7 +367,8 @@ class Learner:
             value = share * grpo_loss(now, part, correction=self.settings.correction)
             value.backward()
             loss += float(value.detach())
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)
+        if self.settings.clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.clip_norm)
         self.optimizer.step()
         return loss
 

@@ -55,7 +55,6 @@ class Trainee:
     """A task with rollouts in place of batches."""
 
     needs_text = False
-    tokens_per_sample = Sampling().max_tokens
 
     def __init__(self, spec: RunSpec, assignment: Assignment, device: str = "cpu") -> None:
         rollouts = spec.rollouts

@@ -1,7 +1,8 @@
-"""Audits that replay a random slice of a node's work: what is recorded, drawn, replayed and compared. Pure; no torch.
+"""Audits that replay a random slice of a node's work: what is recorded, drawn, replayed and compared. No torch.
 
     trace.py      the record that a contribution is bound to: digests of the trainer's state between stretches of steps
-    recorder.py   keeps those states while a trainer trains, in memory of a bounded size
+    recorder.py   keeps those states while a trainer trains
+    vectors.py    where they lie on the disk, within a bounded size
     replay.py     whom an auditor looks at, how far a replay may end from what was claimed, and whether a contribution
                   is what the record of its author's work leads to
 

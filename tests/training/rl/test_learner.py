@@ -69,6 +69,16 @@ def test_what_one_pass_would_take_too_much_memory_for_is_learned_from_in_several
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
+def test_without_a_limit_of_the_gradient_a_step_is_that_of_one_that_no_gradient_exceeds(
+    warm: Callable[..., Learner],
+) -> None:
+    unlimited, limited = (warm(replace(SETTINGS, clip_norm=most)) for most in (0.0, 1e6))
+    before = parameter_hash(limited.policy)
+    for learner in (unlimited, limited):
+        learner.learn(learner.sample(), pool())
+    assert parameter_hash(unlimited.policy) == parameter_hash(limited.policy) != before
+
+
 def external(seed: int, *texts: str, base: int = 2) -> RolloutGroup:
     """Answers to `digits/swap`; "right" stands for the key."""
     ref = TaskRef("digits/swap", base, seed)
