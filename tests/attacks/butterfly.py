@@ -138,7 +138,7 @@ def harm(lie: ButterflyLie | None, *, method: str = "btard", rounds: int = ROUND
     """Run one attack to its end."""
     clean = _clean_loss(method, rounds)
     swarm, banned = run_simulation(partial(_run, lie, method, rounds))
-    honest = [name for name in NAMES if name not in LIARS]
+    honest = [name for name in NAMES if lie is None or name not in LIARS]
     told: dict[int, set[str]] = {}
     for name in honest:
         for number, event in swarm.nodes[name].rounds.items():

@@ -96,7 +96,7 @@ async def dht_swarm(*, undefended: bool = False, size: int = SWARM) -> AsyncIter
         for attacker in swarm.malicious:
             for peer in swarm.honest:
                 await attacker.network.connect(peer.network.addresses[0])
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             for peer in swarm.peers:
                 while len(peer.kademlia.speakers()) < len(peer.network.peers()):  # noqa: ASYNC110 (no event upstream)
                     await trio.sleep(0.02)

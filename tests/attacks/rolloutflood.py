@@ -57,18 +57,18 @@ class Damage:
     pool: float
     batch: float
     cap: float  # of a batch
-    pool_cap: float  # of a pool
+    over: float  # share of a pool beyond what was allowed of it at that moment, at the most; below 0 where it was less
 
     def __str__(self) -> str:
         return f"{self.made:.0%} of what was published, {self.pool:.0%} of a pool, {self.batch:.0%} of a batch"
 
     def failures(self) -> tuple[str, ...]:
-        found = {"a pool": (self.pool, self.pool_cap), "a batch": (self.batch, self.cap)}
-        return tuple(
-            f"{share:.0%} of {what}, at most {cap:.0%} are allowed"
-            for what, (share, cap) in found.items()
-            if share > cap
-        )
+        broken = []
+        if self.over > 0:
+            broken.append(f"{self.over:.0%} of a pool beyond what is allowed")
+        if self.batch > self.cap:
+            broken.append(f"{self.batch:.0%} of a batch, at most {self.cap:.0%} are allowed")
+        return tuple(broken)
 
 
 class _Honest(InProcess):
@@ -183,21 +183,23 @@ async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, size: Si
     published, learned = _published(honest), [len(each.batches) for each in honest]
     for name in names:
         await swarm.start(name, join=good[0])
-    pool, smallest = 0.0, 1 << 30
+    cap = BatchLimits().probation if flood.newcomers else BatchLimits().share
+    few = 0 if flood.newcomers else PoolLimits().few
+    pool, over = 0.0, -1.0
     for _ in range(size.rounds):
         await trio.sleep(PACE)
         for name in good:
             held = [each.signed.author for each in swarm.nodes[name].method.rollouts.pool]
-            pool, smallest = max(pool, _of(attackers, held) / max(1, len(held))), min(smallest, len(held))
+            share = _of(attackers, held) / max(1, len(held))
+            pool, over = max(pool, share), max(over, share - max(cap, few / max(1, len(held))))
     batches = [batch for each, since in zip(honest, learned, strict=True) for batch in each.batches[since:]]
     made = _published([swarm.nodes[name].trainer for name in names])
-    cap = BatchLimits().probation if flood.newcomers else BatchLimits().share
     return Damage(
         made=made / (made + _published(honest) - published),
         pool=pool,
         batch=max(_of(attackers, batch) for batch in batches) / BATCH,
         cap=cap,
-        pool_cap=cap if flood.newcomers else max(cap, PoolLimits().few / smallest),
+        over=over,
     )
 
 

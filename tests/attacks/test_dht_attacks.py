@@ -17,3 +17,10 @@ def test_no_value_is_kept_and_lookups_succeed_under(adversary: Adversary) -> Non
     result = trio.run(lambda: dht.damage(adversary))
     assert result.lookups >= 12
     assert result.failures() == ()
+
+
+@pytest.mark.thorough
+def test_a_dht_as_it_is_installed_keeps_values_for_others() -> None:
+    adversary = adversaries.ValuesForOthers()
+    adversary.scale = 0.1
+    assert trio.run(lambda: dht.damage(adversary, undefended=True)).kept > 0

@@ -299,7 +299,9 @@ def test_the_larger_task_has_ten_times_the_parameters_and_is_learned() -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("adversary", [Malformed(), CopiedReveal()], ids=lambda adversary: type(adversary).__name__)
 def test_what_is_malformed_or_copied_is_refused_and_the_round_goes_on(adversary: OfferAdversary) -> None:
-    assert offers.damage(adversary).failures() == ()
+    found = offers.damage(adversary)
+    assert found.verdicts and bool(found.victim) == bool(adversary.copied), "no roster says anything of it"
+    assert found.failures() == ()
 
 
 @pytest.mark.thorough

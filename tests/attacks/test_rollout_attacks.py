@@ -12,7 +12,7 @@ from adversaries.rollouts import Flood, KeySybils, Overlong, RolloutLie, Sybils
 from adversaries.samplers import Honest, SamplerLie
 from rolloutswarm import Size
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # floods take a minute each of a fast machine
 
 SHORT = Size(nodes=4, liars=1, rounds=8, warm_up=300)
 

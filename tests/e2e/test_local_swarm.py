@@ -57,7 +57,7 @@ def test_three_nodes_train_agree_and_report(tmp_path: Path, corpus: Path, run_fi
     assert page.count("://") == page.count("http://www.w3.org"), "the report must need nothing from elsewhere"
     told = json.loads(page.split('id="report">')[1].partition("</script>")[0])
     assert [len(node["peers"]["peers"]) for node in told["nodes"]] == [2, 2, 2]
-    assert [len(node["history"]["rounds"]) for node in told["nodes"]] >= [3, 3, 3]
+    assert min(len(node["history"]["rounds"]) for node in told["nodes"]) >= 3
     assert len(told["solo"]["rounds"]) == 3 and told["settings"]["run"]["name"] and told["versions"]["torch"]
     assert not list(tmp_path.glob("swarmnode-local-*")), "data directories are left behind"
     assert "Traceback" not in done.stderr

@@ -110,7 +110,9 @@ def test_a_swarm_that_starts_again_learns_what_one_that_never_stopped_does(
         for node in nodes:
             node.start()
         loss, updates = ends(nodes)
-        assert nodes[0].wait_for("round")["members"] == 2, "they began together"
+        first = nodes[0].wait_for("round")
+        assert first["members"] == 2, "they began together"
+        assert first["round"] >= BEFORE - 2, "they began from a checkpoint of the last rounds, not anew"
         told |= rounds_of(nodes[0])
     assert updates >= sum(event["steps"] for event in told.values()), "the moments were kept"
     assert abs(loss - expected) < NOISE

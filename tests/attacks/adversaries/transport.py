@@ -289,6 +289,7 @@ class RenewedSilence(Adversary):
 
     name = "128 silent connections from one address, renewed at once, and newcomers from there"
     shows = "that none of the newcomers is kept out"
+    seconds = 5.0
     sockets = 128
 
     def __init__(self) -> None:
@@ -319,6 +320,8 @@ class RenewedSilence(Adversary):
                 await trio.sleep(0.01)
 
     def harm(self, target: str) -> str | None:
+        if self.came < 2:
+            return "no newcomer came to its end"
         kept_out = self.came - 1 - self.let_in  # the last one was interrupted
         return f"{kept_out} of {self.came - 1} newcomers kept out" if kept_out > 0 else None
 
@@ -363,12 +366,13 @@ class ReplayedFrames(Adversary):
 
     name = "a recorded session and its frames, played again"
     shows = "that no call is carried out twice, as Noise promises both"
+    seconds = 5.0
 
     def __init__(self) -> None:
-        self.executed = 0
+        self.executed: int | None = None  # until it has asked
 
     async def attack(self, target: str) -> None:
-        recorded = bytearray()
+        self.executed, recorded = None, bytearray()
         frames = call(1, "count", Blob(), timeout=2.0)
         async with trio.open_nursery() as nursery, authenticated() as network:
             listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
@@ -405,6 +409,8 @@ class ReplayedFrames(Adversary):
         nursery.start_soon(copy, far, near, None)
 
     def harm(self, target: str) -> str | None:
+        if self.executed is None:
+            return "it came not so far as to ask how many calls were carried out"
         return f"{self.executed} calls of another session carried out" if self.executed > 0 else None
 
 
