@@ -90,7 +90,7 @@ def metrics() -> str:
         "```",
         "",
         "`deploy/monitoring` has the rest: `prometheus.yml`, which reads that page; `alerts.yml`, for a node that is",
-        "down, stuck, alone, short of disk, has problems, a trainer that ends again and again, or a clock that",
+        "down, alone, short of disk, has problems, a trainer that ends again and again, or a clock that",
         "is off; and `dashboard.json`, for Grafana. In containers, `--profile monitoring`",
         "starts all of it ([quickstart](quickstart.md#in-containers)). A Prometheus elsewhere cannot reach it: let",
         "one on the machine pass on what it reads (`remote_write`), or let node_exporter read a file:",
