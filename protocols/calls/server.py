@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -223,9 +222,10 @@ class ServerConnection:
                 if self._ahead > STRETCH:
                     await self._others_turn()
                     continue
-                began = time.monotonic()
+                began = trio.current_time()
                 await self._carry_out(*self._due.popleft())
-                self._ahead += time.monotonic() - began
+                self._ahead += trio.current_time() - began
+            self._ahead = 0.0
             if len(self._resting) >= RESTING:
                 return
             await self._resting.park()

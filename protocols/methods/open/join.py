@@ -46,7 +46,7 @@ from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, l
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, InvalidStatement, Roster, Said, read
-from swarmnode.protocols.methods.context import Context, admit
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Seconds
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
@@ -367,7 +367,7 @@ class Joining:
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
-        admit(self._parts, None, query.run_id, stands=self._store.stands)
+        self._sync.admit(query.run_id)
         if query.joins and self._parts.admits(peer):
             self._store.note_newcomer(peer)
         tree, tip = self._store.tree, self._store.tip

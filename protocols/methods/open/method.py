@@ -61,7 +61,7 @@ class Open(Method):
     contributions_class: ClassVar[type[Contributions]] = Contributions
 
     def __init__(self, parts: Context) -> None:
-        self._parts, self._state = parts, parts.sync
+        self._parts, self._me, self._state = parts, parts.me, parts.sync
         self.contributions = self.contributions_class(parts)
         self.store = ChainStore(parts, self.contributions)
         self.sync = ChainSync(parts, self.store)
@@ -182,8 +182,10 @@ class Open(Method):
 
     async def _tell_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node, where they believe otherwise, as by an earlier life's word."""
+        if away == self.store.is_away(self._me) and not self._telling.locked():
+            return
         async with self._telling:
-            if away == self.store.is_away(self._parts.me):
+            if away == self.store.is_away(self._me):
                 return
             try:
                 self.store.insert(await self._state.write(AWAY, True if away else None))

@@ -45,7 +45,7 @@ from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import HASH, AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
-from swarmnode.protocols.methods.context import Context, admit
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import (
     AWAY,
     LOOKED_FOR,
@@ -122,7 +122,7 @@ class ChainSync:
 
     def __init__(self, parts: Context, store: ChainStore) -> None:
         self.store, self.catch_up = store, CatchUp(parts)
-        self._parts, self._state = parts, parts.state
+        self._state = parts.state
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._runner = parts.runner
         self._examining = Counter[bytes]()  # tries in vain at rosters, and at heads that are looked for
@@ -548,8 +548,15 @@ class ChainSync:
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
+    def admit(self, run_id: str) -> None:
+        """Raises Refuse for a question about another run, or one that comes too early."""
+        if run_id != self._run_id:
+            raise Refuse("unknown-run", "this node does not take part in that run")
+        if not self.store.stands:
+            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
+
     async def _on_path(self, peer: PeerId, query: PathQuery) -> Path:
-        admit(self._parts, None, query.run_id, stands=self.store.stands)
+        self.admit(query.run_id)
         if query.tip not in self.store.tree:
             raise Refuse("unknown-roster", "this node does not know that roster")
         tree = self.store.tree
@@ -558,7 +565,7 @@ class ChainSync:
         return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path), before)
 
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
-        admit(self._parts, None, query.run_id, stands=self.store.stands)
+        self.admit(query.run_id)
         found, room = list[bytes](), MAX_BYTES
         for id in query.ids:
             log = next((log for log in self.store.logs.values() if id in log.rosters or id in log.cuts), None)

@@ -74,7 +74,7 @@ class Malformed(OfferAdversary):
 
         async def keep(raw: bytes, round: int) -> bytes:
             if self.hides:
-                contributions.refuse(id_of(raw))
+                contributions._malformed[id_of(raw)] = None
             else:
                 contributions._held[id_of(raw)] = Contribution(raw, 1.0, round)
             contributions.offer(id_of(raw), raw)

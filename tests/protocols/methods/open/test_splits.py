@@ -65,9 +65,11 @@ def test_what_counted_before_the_histories_parted_makes_nobody_stay(since: str |
 def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> None:
     tip, waited = genesis(RUN, (OTHER,), window=1000), list[str]()
     joining = Joining.__new__(Joining)
-    joining._parts = SimpleNamespace(run_id=RUN, admits=OTHER.__eq__)  # type: ignore[assignment]
-    known: Any = {"tree": Tree(tip), "tip": tip.tip, "hashes": {tip.tip: "00" * 32}, "stands": True, "arrived": 0.0}
-    joining._store = SimpleNamespace(**known, note_newcomer=waited.append)  # type: ignore[assignment]
+    joining._parts = SimpleNamespace(admits=OTHER.__eq__)  # type: ignore[assignment]
+    joining._sync = SimpleNamespace(admit=lambda run_id: None)  # type: ignore[assignment]
+    joining._store = SimpleNamespace(  # type: ignore[assignment]
+        tree=Tree(tip), tip=tip.tip, hashes={tip.tip: "00" * 32}, arrived=0.0, note_newcomer=waited.append
+    )
 
     async def main() -> None:
         for peer in ("stranger", OTHER):
