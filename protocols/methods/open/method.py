@@ -182,7 +182,7 @@ class Open(Method):
 
     async def _tell_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node, where they believe otherwise, as by an earlier life's word."""
-        if away == self.store.is_away(self._me) and not self._telling.locked():
+        if away == self.store.is_away(self._me) and not self._telling.locked():  # as in most rounds
             return
         async with self._telling:
             if away == self.store.is_away(self._me):
