@@ -8,7 +8,7 @@ import pytest
 import trio
 from simswarm import SimSwarm, simulate
 
-from swarmnode.protocols.methods.known.messages import RoundHead
+from swarmnode.protocols.methods.known.messages import PartsMissing, RoundHead, RoundRoster
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -136,6 +136,42 @@ def test_a_healed_partition_becomes_one_history_again() -> None:
         await swarm.round_done(whole + 1, *NAMES)
         assert len(swarm.hashes(whole + 1)) == 1
         assert swarm.nodes["a"].rounds[whole + 1]["members"] == 5
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("victim", ["a", "c", "e"])
+def test_nobody_follows_one_that_ended_a_round_alone_by_the_roster_of_many(victim: str) -> None:
+    """Its cable goes out once it holds the roster's result, which the others miss a part of, and make another."""
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin(NAMES)
+        await swarm.round_done(1, *NAMES)
+        me, others = swarm.peer(victim), [n for n in NAMES if n != victim]
+
+        def interfere(name: str) -> None:
+            rounds = swarm.nodes[name].diloco_rounds
+            reduce = rounds.reduce
+
+            async def first(roster: RoundRoster, within: float, silence: float | None) -> str:
+                hash = await reduce(roster, within, silence)
+                if roster.round == 2 and me in roster.peers:
+                    if name != victim:
+                        raise PartsMissing((me,))
+                    swarm.world.partition([[me], map(swarm.peer, others)])
+                return hash
+
+            rounds.reduce = first  # type: ignore[method-assign]
+
+        for name in NAMES:
+            interfere(name)
+        await swarm.round_done(2, *NAMES)
+        assert swarm.nodes[victim].rounds[2]["members"] == 5 and swarm.nodes[others[0]].rounds[2]["members"] == 4
+        swarm.world.heal()
+        await swarm.round_done(9, *NAMES)
+        assert len(swarm.hashes(9)) == 1
+        for name in others:
+            assert 3 not in {e["round"] for e in swarm.nodes[name].events if e["event"] == "caught_up"}
 
     simulate(body)
 

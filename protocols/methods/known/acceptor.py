@@ -87,9 +87,9 @@ class BallotBox:
 def rank(head: RoundHead) -> tuple[int, int, int]:
     """Of several histories, the one of highest rank is to be followed: a total order, so that all nodes agree.
 
-    More seats in the last roster win, then the later round, then the lower hash.
+    More voters who held the state when it was decided win, then the later round, then the lower hash.
     """
-    return len(head.voters), head.round, -int(head.parent, 16)
+    return len({*head.voters} - {*head.missing}), head.round, -int(head.parent, 16)
 
 
 def prefers(mine: RoundHead, theirs: RoundHead) -> bool:
@@ -172,7 +172,7 @@ class Acceptor:
         here = self.position
         place = here.round, here.parent, here.voters, here.joiners, here.window
         history, since = tuple(self._history), self.elapsed()
-        return RoundHead(*place, self.run_id, history, since, self.paused, steering=here.steering)
+        return RoundHead(*place, self.run_id, history, since, self.paused, missing=here.missing, steering=here.steering)
 
     def elapsed(self) -> float:
         """Seconds since this round began."""

@@ -565,7 +565,7 @@ class Agreement:
             if failed or late or not outstanding:
                 reachable = [p for p in here.voters if p not in box.away and not acceptor.is_absent(p)]
                 if mine is not None and is_safe(holders, here.voters, reachable):
-                    absent = (set(here.voters) | expected) - holders
+                    absent = {*here.voters, *roster.peers} - holders
                     return Decision(mine, roster, tuple(sorted(absent)[:MAX_PEERS]))
                 self._blame(reports, hashes, outstanding if late else set())
                 return None

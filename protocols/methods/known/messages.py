@@ -226,6 +226,7 @@ class Position(Message):
     voters: Peers  # the seats of the last roster
     joiners: Peers  # those admitted by it
     window: Seconds  # that members train in the round at the most
+    missing: Peers = field(default=(), kw_only=True)  # voters who had not reported that they hold the state
     steering: Sealed = field(default=b"", kw_only=True)  # says what is in force in the round
 
     @property

@@ -280,11 +280,9 @@ class DilocoRounds:
         self._take_over(roster.round)
         self._late_by = self._acceptor.late_by
         place = round, decision.state_hash, roster.peers, roster.joiners, roster.window
-        self._advance(Position(*place, steering=roster.steering), elapsed=self._late_by)
-        missing = set(decision.missing)
-        if not counted and worked.samples > 0:
-            missing.add(self._me)
-        return tuple(sorted(missing))
+        self._advance(Position(*place, missing=decision.missing, steering=roster.steering), elapsed=self._late_by)
+        without = {self._me} if not counted and worked.samples > 0 else ()
+        return tuple(sorted({*decision.missing, *without}))
 
     async def _account(self, gradient: Vector, counted: bool) -> None:
         """Settle this node's work of a round that is decided: it counted, or it waits for a later one."""
