@@ -88,7 +88,8 @@ def init(
     tables["model"] |= {"base": base} if base else {}
     tables["exchange"]["method"] = method or "auto"
     suits: Tables = {"demo": {"optimizer": "sgd", "lr": 4e-3, "steps": 1}, "seed": {"lr": 1e-4, "clip": 2.0}}
-    tables["inner"] |= suits.get(method or "", {})  # they refuse what others have by default
+    if method in suits:  # they refuse what others have by default, and AdamW's eps means nothing to them
+        tables["inner"] = {key: value for key, value in tables["inner"].items() if key != "eps"} | suits[method]
     text = "\n".join(_written(tables))
     answer = check_run(tomllib.loads(text), file)
     try:
@@ -115,7 +116,8 @@ def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Ta
     layers, heads, width, context, vocabulary, batch, steps = SIZES[size]
     tables: Tables = {table: {} for table in SECTIONS}
     tables["run"] = {"name": name, "seed": 1}
-    tables["task"] = {"name": task.rpartition(":")[2].lower() if ":" in task else task}
+    named = task.rpartition(":")[2].lower() if ":" in task else task
+    tables["task"] = {"name": f"my-{named}" if ":" in task and named in BUILT_IN_TASKS else named}
     if task in HAS_TEXT:
         tables["task"]["corpus"] = Path(data).name if data else STANDARD
     if task in ROLLOUT_TASKS:

@@ -173,7 +173,7 @@ def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[l
             continue
         found = decode(place)
         if run_id and not run_id.startswith(found.run_id):
-            raise UsageMistake(f"--run {run_id} is another run than that of the link; leave out --run")
+            raise UsageMistake(f"{run_id} and {found.run_id} are two runs, by --run or the links; name one")
         addresses += found.addresses
         run_id, roster = run_id or found.run_id or None, roster or found.roster or None
     return addresses, run_id, roster
@@ -183,9 +183,7 @@ def _built_in(task: str) -> Path | None:
     """The run file of a built-in task that needs none of the user's."""
     if not _NAME.fullmatch(task):
         return None
-    folder = Path(str(files("swarmnode.training.rl")))
-    built_in = {path.stem: path for path in folder.glob("*.toml")}
+    built_in = {path.stem: path for path in Path(str(files("swarmnode.training.rl"))).glob("*.toml")}
     if task not in built_in:
-        listed = ", ".join(sorted(built_in))
-        raise UsageMistake(f"--task {task}: built in is {listed}; a task of your own is FILE.py:CLASS")
+        raise UsageMistake(f"--task {task}: built in is {', '.join(sorted(built_in))}; your own is FILE.py:CLASS")
     return built_in[task]

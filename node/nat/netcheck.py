@@ -135,12 +135,12 @@ async def trace(network: Libp2pNetwork, nat: NatTraversal, peer: PeerId) -> dict
         _, asked = await network.kademlia.look_up(peer_bytes(peer))
         fresh = [address for address in network.known_addresses(peer) if address not in known]
         told("asked the DHT", bool(fresh), f"{len(asked)} peers answered, {len(fresh)} addresses more")
-        results = await network.dial_each(peer)
-        for address, failure in sorted(results.items(), key=lambda each: CIRCUIT in each[0]):
+        for address, failure in sorted((await network.dial_each(peer)).items(), key=lambda each: CIRCUIT in each[0]):
             told(f"dialled {address}", not failure, failure or "connected")
         if path() == "relayed":
             punched = await nat.puncher.punch(peer)
-            told("punched a hole", punched, "direct" if punched else network.connections.history(peer)[-1].why)
+            why = "".join(change.why for change in network.connections.history(peer)[-1:])
+            told("punched a hole", punched, "direct" if punched else why)
     return {"peer_id": peer, "path": path(), "steps": steps, "advice": advice(path(), steps)}
 
 

@@ -14,18 +14,20 @@ import pytest
 
 from swarmnode.node.exitcodes import CONFIG, OK, USAGE
 from swarmnode.training.runspec import BUILT_IN_TASKS, load_runspec
+from swarmnode.training.sections import InnerSection
 
 
 @pytest.mark.parametrize("trust", ["known", "open"])
-@pytest.mark.parametrize("task", [*BUILT_IN_TASKS, "mine.py:Mine"])
+@pytest.mark.parametrize("task", [*BUILT_IN_TASKS, "mine.py:Mine", "mine.py:GPT"])
 def test_every_task_gives_a_file_that_is_in_order(swarmnode: Any, tmp_path: Path, task: str, trust: str) -> None:
     file = tmp_path / "a.toml"
     base = ("--base", "someone/model") if task == "hf-lm" else ()
     made = swarmnode("init", str(file), "--task", task, "--trust", trust, "--size", "small", *base, "--yes", "--json")
     assert made.returncode == OK, made.stderr
     spec = load_runspec(file)
-    assert (spec.run.name, spec.run.trust, spec.task.name) == ("a", trust, "mine" if ":" in task else task)
-    assert (only_json(made.stdout)["next"].endswith("--task mine.py:Mine")) == (":" in task)
+    name = {"mine.py:Mine": "mine", "mine.py:GPT": "my-gpt"}.get(task, task)  # what is built in is nobody's own
+    assert (spec.run.name, spec.run.trust, spec.task.name) == ("a", trust, name)
+    assert (only_json(made.stdout)["next"].endswith(f"--task {task}")) == (":" in task)
 
 
 @pytest.mark.parametrize("method", ["async", "btard", "demo", "diloco", "gossip", "lowrank", "seed", "streaming"])
@@ -35,7 +37,9 @@ def test_every_method_of_known_members_gives_a_file_that_is_in_order(
     file = tmp_path / "a.toml"
     made = swarmnode("init", str(file), "--method", method, "--yes")
     assert made.returncode == OK, made.stderr
-    assert load_runspec(file).exchange.method == method
+    spec = load_runspec(file)
+    assert spec.exchange.method == method
+    assert (spec.inner.eps == InnerSection().eps) == (method in ("demo", "seed")), "measured for AdamW alone"
 
 
 def test_questions_make_a_run_by_rollouts(swarmnode: Any, tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_an_invitation_that_was_mistyped_says_so_before_anything_starts(swarmnod
     as_a_file = swarmnode("run", word)
     assert as_a_file.returncode == USAGE and f"join it with: swarmnode join {word}" in as_a_file.stderr
     other = swarmnode("run", "--join", word, "--run", "0" * 64)
-    assert other.returncode == USAGE and "another run than that of the link" in other.stderr
+    assert other.returncode == USAGE and "are two runs, by --run or the links" in other.stderr
 
 
 def test_a_node_has_a_name_that_a_person_gave_it(swarmnode: Any) -> None:
