@@ -12,7 +12,7 @@
 ROUND has 8 digits; PARENT is the first 16 hex digits of the id of the roster that the round builds on, so that a node
 which changes to another fork may take part in the round there without contradicting itself.
 
-`read` makes a statement of a record, or raises InvalidStatement: numbers and lists are within what honest nodes say,
+`read` makes a statement of a record, or raises InvalidRecord: numbers and lists are within what honest nodes say,
 and key and value agree. Signatures were checked when the record was stored.
 """
 
@@ -28,7 +28,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_ty
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import key_of
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import InvalidRecord, Record
 from swarmnode.protocols.wire import Check, plain, within
 
 HASH = 32  # bytes of ids, hashes and nonces
@@ -67,10 +67,6 @@ VERDICTS = (
     "committed to another round or history",
     "too late for most judges",
 )
-
-
-class InvalidStatement(ValueError):
-    """A record that no honest node writes. The message says why."""
 
 
 # --- what a field may hold, besides its type: `read` asks these -------------------------------------------------------
@@ -334,12 +330,12 @@ def nonce_hash(nonce: bytes) -> bytes:
 
 
 def read(record: Record) -> Said[Any]:
-    """The statement of a record of one of the kinds above. Raises InvalidStatement."""
+    """The statement of a record of one of the kinds above. Raises InvalidRecord."""
     key, value = record.key, record.value
     if record.kind not in _BY_KIND:
-        raise InvalidStatement(f"{key!r} is no statement of a round")
+        raise InvalidRecord(f"{key!r} is no statement of a round")
     if not isinstance(value, Mapping):
-        raise InvalidStatement(f"{key!r} has no fields")
+        raise InvalidRecord(f"{key!r} has no fields")
     kind: type[Any] = Seal if "seal" in value else _BY_KIND[record.kind]
     fields: dict[str, Any] = dict(value)
     try:
@@ -352,11 +348,11 @@ def read(record: Record) -> Said[Any]:
         plain(statement)  # raises WireError for a value of another type
         _check(statement)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidStatement(f"{key!r}: {error}") from error
+        raise InvalidRecord(f"{key!r}: {error}") from error
     if statement.key != key or statement.value != value:
-        raise InvalidStatement(f"{key!r} is not the key of what it says, or says less or more")
+        raise InvalidRecord(f"{key!r} is not the key of what it says, or says less or more")
     if kind is Scores and any(score.gain and score.found != JUDGED for score in statement.scores):
-        raise InvalidStatement(f"{key!r}: a gain of what was not judged")
+        raise InvalidRecord(f"{key!r}: a gain of what was not judged")
     return Said(record.author, record.id, statement)
 
 

@@ -54,7 +54,6 @@ from swarmnode.protocols.chain.statements import (
     AvailabilityVote,
     Commit,
     ForkChoiceVote,
-    InvalidStatement,
     Reveal,
     Roster,
     Said,
@@ -453,7 +452,7 @@ class Signer:
         except AlreadyWritten:
             logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
             return None
-        except (StateError, InvalidRecord, InvalidStatement) as error:  # the latter two after MAX_ROUND
+        except (StateError, InvalidRecord) as error:  # the latter after MAX_ROUND
             logger.warning("%s could not be said: %s", statement.key, error)
             return None
         self._state.hurry()

@@ -24,12 +24,12 @@ from typing import Any
 
 import trio
 
-from swarmnode.crdt.record import Element, Record
+from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.rules import checks_seed
 from swarmnode.protocols.chain.state import ChainState, rules_of
-from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, InvalidStatement, Said, read
+from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, Said, read
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
@@ -412,7 +412,7 @@ class ChainStore:
             return None
         try:
             said = read(element)
-        except InvalidStatement as error:
+        except InvalidRecord as error:
             self.counts["invalid"] += 1
             logger.debug("%s says what nobody may say: %s", element.author, error)
             return None
