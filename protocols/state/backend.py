@@ -71,13 +71,13 @@ class Stats:
     warning: str  # what the owner should know, "" for nothing
 
 
+@dataclass(eq=False)
 class _Reader:
     """Who follows changes under keys that begin with `prefix`."""
 
-    def __init__(self, prefix: str, send: trio.MemorySendChannel[Change]) -> None:
-        self.prefix = prefix
-        self.send = send
-        self.lost = 0
+    prefix: str
+    send: trio.MemorySendChannel[Change]
+    lost: int = 0  # changes since the last that it had room for
 
 
 class StateBackend(ABC):

@@ -46,7 +46,6 @@ LAG = 30.0  # seconds that a Ready for the next round waits for this node to com
 SUMMONS = 4  # of a candidate that end attempts of others at once; then one in the time that an attempt may take
 MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
 
-
 Link = tuple[PeerId, PeerId]  # who missed something, and from whom
 
 
