@@ -468,7 +468,7 @@ class Agreement:
                 give_up = enough if waited_for else now
             elif waited_for:
                 give_up = began + patience
-            elif all(p in box.readies or acceptor.said_goodbye(p) for p in voters):
+            elif all(p in box.readies or p in acceptor.excused for p in voters):
                 give_up = now  # nobody vanished: those who are missing left in order
             else:
                 give_up = began + settings.deadline_floor
