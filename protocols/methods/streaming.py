@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from math import inf, nan
 from typing import ClassVar
@@ -166,11 +166,9 @@ class StreamingRounds(DilocoRounds):
                     break
                 await self._turns.give_way()
                 goal = least if taken.steps < least else most
-                try:
+                with suppress(TrainerDied):
                     more = await self._take_steps(here.round, goal - taken.steps, left)
-                except TrainerDied:
-                    continue
-                taken += self._count(more)
+                    taken += self._count(more)
 
         samples = self._weight_in(here.round)
         found: Decision | Behind | LostPlace
