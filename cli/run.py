@@ -21,7 +21,7 @@ from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, decla
 from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.invite import decode, is_link
 from swarmnode.node.storage.datadir import DataDir
-from swarmnode.training.options import as_toml, describe, type_of
+from swarmnode.training.options import as_toml, describe, types_of
 from swarmnode.training.runspec import load_runspec
 
 _KNOWN = describe(NodeConfig)
@@ -49,7 +49,7 @@ def _flag(key: str) -> inspect.Parameter:
     default = "none" if field.default in ((), "") else as_toml(field.default).strip('"')
     unit = f" {described.unit}" if described.unit and default != "none" else ""
     text = f"{described.help[0].upper()}{described.help[1:]}{limits}. [default: {default}{unit}]"
-    kind, name = type_of(NodeConfig, key), key.replace("_", "-")
+    kind, name = types_of(NodeConfig)[key], key.replace("_", "-")
     if kind is bool:
         shown = typer.Option(f"--{name}/{_VALUES.get(key, f'--no-{name}')}", show_default=False, help=text)
     else:

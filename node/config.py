@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.node.host.addresses import EXPECTED, parse
-from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml, type_of
+from swarmnode.training.options import SettingError, coerce, describe, option, parse_section, read_toml, types_of
 
 ENVIRONMENT = "SWARMNODE_"
 SECRETS = ("SWARMNODE_PASSPHRASE",)  # variables that are read elsewhere and are no settings
@@ -368,7 +368,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key in describe(NodeConfig):
         text = environ.get(variable := ENVIRONMENT + key.upper())
-        if text or (text is not None and type_of(NodeConfig, key) is str):
+        if text or (text is not None and types_of(NodeConfig)[key] is str):
             values[key] = coerce(NodeConfig, key, _from_text(key, text), where=f"environment variable {variable}")
     return values
 
@@ -384,7 +384,7 @@ def misspelt(environ: Iterable[str]) -> Iterator[str]:
 
 def _from_text(key: str, text: str) -> Any:
     """A variable's text as the type of its setting; what does not fit stays text, for `coerce` to refuse."""
-    wanted = type_of(NodeConfig, key)
+    wanted = types_of(NodeConfig)[key]
     if wanted is bool:
         words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
         return words.get(text.lower(), text)

@@ -35,7 +35,7 @@ from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.reputation.attestation import InvalidAttestation, read
+from swarmnode.protocols.reputation.attestation import read
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.protocols.runner import in_thread
@@ -223,7 +223,7 @@ class Reputation:
         try:
             self.ledger.insert(read(element))
             self._counts["heard"] += 1
-        except InvalidAttestation as error:
+        except InvalidRecord as error:
             self._counts["refused"] += 1
             log.debug("%s attests what nobody may: %s", element.author, error)
 

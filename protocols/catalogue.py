@@ -109,7 +109,6 @@ class FoundRun:
     entry: GenuineListing  # of the first member that answered
     answer: RunListing  # its answer
     witnesses: dict[PeerId, str] = field(default_factory=dict)  # members that answered, and the network of each
-
     places: list[str] = field(default_factory=list)  # where they may be dialled
 
     @property
@@ -118,31 +117,27 @@ class FoundRun:
         return self.spec.owner in self.witnesses
 
 
-class NoListing(ValueError):
-    """Bytes that are no listing, or not of whom they are said to be; the message says why."""
-
-
 def sealed(network: Network, listing: ListedRun) -> bytes:
     """A listing of one's own, signed now. Raises EncodingError above MAX_LISTING bytes."""
     return LISTINGS.seal(plain(DatedListing(listing, int(wall_clock() * 1000))), network.sign).sealed
 
 
 def opened(network: Network, told: SignedListing, now: float) -> GenuineListing:
-    """A listing of somebody's, which may have expired; `now` in seconds since 1970. Raises NoListing."""
+    """A listing of somebody's, which may have expired; `now` in seconds since 1970. Raises InvalidEnvelope."""
     envelope = unsealed(told.record, max_size=LISTINGS.max_size)
     if envelope is None:
-        raise NoListing(f"it is no envelope of at most {MAX_LISTING} bytes")
+        raise InvalidEnvelope(f"it is no envelope of at most {MAX_LISTING} bytes")
     try:
         dated = decode(DatedListing, envelope.payload)
         LISTINGS.open(envelope, told.author, network.verify)
-    except (WireError, InvalidEnvelope) as error:
-        raise NoListing(str(error)) from None
+    except WireError as error:
+        raise InvalidEnvelope(str(error)) from None
     listing = dated.listing
     numbers = (listing.parameters, listing.memory, listing.rate, dated.signed)
     if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
-        raise NoListing("it has a false run id, number or too many addresses")
+        raise InvalidEnvelope("it has a false run id, number or too many addresses")
     if dated.signed > (now + SKEW) * 1000:
-        raise NoListing(f"it is dated {dated.signed / 1000 - now:.0f} s ahead, at most {SKEW:.0f}")
+        raise InvalidEnvelope(f"it is dated {dated.signed / 1000 - now:.0f} s ahead, at most {SKEW:.0f}")
     return GenuineListing(told.author, listing, dated.signed, told.record)
 
 
@@ -237,7 +232,7 @@ class Catalogue:
                 entry = opened(self._network, each, wall_clock())
                 if not entry.expired(wall_clock()):
                     entries.append(entry)
-            except NoListing as error:
+            except InvalidEnvelope as error:
                 self._rpc.violations.note(peer, f"a listing: {error}", Kind.LIE)
                 break  # it checks what it hands on, or it lies
             await trio.lowlevel.checkpoint()  # a signature takes 0.1 ms

@@ -77,10 +77,7 @@ class Budget(Generic[K]):
 
     def _purse(self, holder: K) -> _Purse:
         now = trio.current_time()
-        purse = self._purses.get(holder)
-        if purse is None:
-            purse = self._purses[holder] = _Purse(self._allowance.burst, now)
-        self._purses.move_to_end(holder)
+        purse = self._purses[holder] = self._purses.get(holder) or _Purse(self._allowance.burst, now)
         purse.left = min(self._allowance.burst, purse.left + (now - purse.at) * self._allowance.rate)
         purse.at = now
         return purse

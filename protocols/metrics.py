@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 COUNTER = "counter"  # grows until the node ends
 GAUGE = "gauge"  # goes up and down
@@ -69,14 +70,11 @@ class Metrics:
     def text(self) -> str:
         """All values now, as Prometheus reads them."""
         lines: list[str] = []
-        last: Metric | None = None
-        for sample in self.samples():
-            metric = sample.metric
-            if metric != last:
-                lines += [f"# HELP {metric.name} {_escaped(metric.help)}", f"# TYPE {metric.name} {metric.kind}"]
-                last = metric
-            label = f'{{{metric.label}="{_escaped(sample.of, quotes=True)}"}}' if metric.label else ""
-            lines.append(f"{metric.name}{label} {_number(sample.value)}")
+        for metric, samples in groupby(self.samples(), lambda sample: sample.metric):
+            lines += [f"# HELP {metric.name} {_escaped(metric.help)}", f"# TYPE {metric.name} {metric.kind}"]
+            for sample in samples:
+                label = f'{{{metric.label}="{_escaped(sample.of, quotes=True)}"}}' if metric.label else ""
+                lines.append(f"{metric.name}{label} {_number(sample.value)}")
         return "".join(f"{line}\n" for line in lines)
 
 

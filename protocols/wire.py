@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgpack
 
@@ -170,26 +170,32 @@ def within(low: float, high: float) -> Check:
     return check
 
 
+@cache
+def _checks_of(kind: type[Any]) -> tuple[tuple[str, str, Check], ...]:
+    """The checks of a dataclass, each behind its field and what that is called in errors."""
+    return tuple(
+        (name, f"{kind.__name__}.{name}", check)
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
+        for option in (hint, *typing.get_args(hint))  # the type of a field that may be None is one of two options
+        if typing.get_origin(option) is Annotated
+        for check in option.__metadata__
+    )
+
+
+def check_fields(message: Any) -> None:
+    """Raise what the checks in the annotations of a dataclass do; None passes them all."""
+    for name, what, check in _checks_of(message.__class__):
+        value = getattr(message, name)
+        if value is not None:
+            check(what, value)
+
+
 class Message:
     """A dataclass none of whose fields is what no honest node sends: each is checked as its type is annotated."""
 
-    _checks: ClassVar[tuple[tuple[str, Check], ...]]
-
-    def __init_subclass__(cls) -> None:
-        cls._checks = tuple(
-            (name, check)
-            for name, hint in typing.get_type_hints(cls, include_extras=True).items()
-            for option in (hint, *typing.get_args(hint))  # the type of a field that may be None is one of two options
-            if typing.get_origin(option) is Annotated
-            for check in option.__metadata__
-        )
-
     def __post_init__(self) -> None:
         """Raises WireError."""
-        for name, check in self._checks:
-            value = getattr(self, name)
-            if value is not None:
-                check(f"{type(self).__name__}.{name}", value)
+        check_fields(self)
 
 
 @dataclass(frozen=True)

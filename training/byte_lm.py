@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from swarmnode.training import tokens
@@ -71,10 +71,7 @@ class ByteLM:
         """The model with the run's initial parameters, on the CPU; torch is seeded with the run's seed."""
         return GPT(spec.model, spec.data.vocabulary)
 
-    @classmethod
-    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
-        """The same model, in a block that makes tensors without memory (torch's meta device)."""
-        return GPT(spec.model, spec.data.vocabulary)
+    skeleton = build  # in a block that makes tensors without memory (torch's meta device)
 
     def feed(self, texts: Sequence[str]) -> None:
         self._text.add(map(Path, texts))

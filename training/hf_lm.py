@@ -38,7 +38,7 @@ class HfLM(ByteLM):
         return _trained_as(spec, open_model(assignment.base, _kept_in(spec)))
 
     @classmethod
-    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> nn.Module:
+    def skeleton(cls, spec: RunSpec, assignment: Assignment) -> GPT:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         shape = AutoConfig.from_pretrained(assignment.base, trust_remote_code=False, local_files_only=True)

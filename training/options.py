@@ -12,10 +12,11 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -23,7 +24,7 @@ from typing import Any, TypeVar, get_type_hints
 
 S = TypeVar("S")
 
-_types: dict[type[Any], dict[str, Any]] = {}  # of the fields of a dataclass: to find them takes a millisecond
+types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # by field: to find them takes a millisecond
 
 
 class SettingError(ValueError):
@@ -66,12 +67,6 @@ def describe(section: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Opti
     return {f.name: (f, f.metadata["option"]) for f in dataclasses.fields(section) if "option" in f.metadata}
 
 
-def type_of(section: type[Any], key: str) -> Any:
-    if section not in _types:
-        _types[section] = get_type_hints(section)
-    return _types[section][key]
-
-
 def parse_section(section: type[S], table: Mapping[str, Any], *, where: str) -> S:
     """Build `section` from a TOML table.
 
@@ -102,7 +97,7 @@ def parse_section(section: type[S], table: Mapping[str, Any], *, where: str) -> 
 def coerce(section: type[Any], key: str, value: Any, *, where: str) -> Any:
     """Check one value against the type and range of `section.key`; integers are accepted for floats."""
     described = describe(section)[key][1]
-    wanted = type_of(section, key)
+    wanted = types_of(section)[key]
 
     def wrong(expected: str) -> SettingError:
         return SettingError(f"{where}: {key} = {value!r} is not valid; expected {expected}")

@@ -212,10 +212,6 @@ class InnerSection:
         begun = _grown(self.steps)
         return begun[round] if round < len(begun) else begun[-1] + (round - len(begun) + 1) * self.steps
 
-    def longer_after(self, round: int) -> float:
-        """How many times as many steps as this round the next one has."""
-        return self.steps_in(round + 1) / self.steps_in(round)
-
     def measured_after(self, round: int) -> bool:
         """Whether the held-out loss is measured after this round, as measuring takes as long as some short rounds."""
         every = LOSS_EVERY if self.steps == 1 else min(LOSS_EVERY, self.steps)

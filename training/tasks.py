@@ -37,7 +37,7 @@ WITHOUT_TEXT = (*ROLLOUT_TASKS, "image")  # of these, those whose classes say `n
 
 
 class TaskError(Exception):
-    """The task cannot be loaded. The message says which and what to do."""
+    """The task cannot be loaded, or not be trained here. The message says which and what to do."""
 
 
 @dataclass(frozen=True)

@@ -186,12 +186,10 @@ def _failing() -> Iterator[None]:
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:
-    try:
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         value = json.loads(raw)
         if len(raw) <= MAX_TOKENIZER and isinstance(value["model"]["vocab"], dict | list):
             return dict(value)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
     raise TokenizerError("it is no tokenizer.json as the library tokenizers writes them")
 
 

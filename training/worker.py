@@ -64,19 +64,8 @@ class Closed(Exception):
     """The daemon closed the socket: there is nobody left to work for."""
 
 
-class SandboxError(Exception):
-    """The sandbox lacks a part, and this node's owner wants all of it."""
-
-    def __init__(self, report: sandbox.SandboxReport) -> None:
-        lacking = "; ".join(f"{part.part}: {part.why}" for part in report.missing)
-        super().__init__(
-            f"sandbox = 'require', and this machine cannot enforce all of the trainer's sandbox ({lacking}). Run on a "
-            "newer kernel, or with sandbox = 'auto' to train with what there is"
-        )
-
-
 # Whose message alone says what happened and what to do, without the name of the exception.
-FOR_PEOPLE = (CorpusError, SandboxError, SettingError, TaskError)
+FOR_PEOPLE = (CorpusError, SettingError, TaskError)
 
 
 class Worker:
@@ -108,8 +97,7 @@ class Worker:
 
         `free`: bytes of the device's memory, where it has its own.
         """
-        if self._confined.falls_short:
-            raise SandboxError(self._confined)
+        self._check_confined()
         import torch
 
         from swarmnode.training.weigh import weigh
@@ -132,8 +120,7 @@ class Worker:
 
         `settings` are the TrainerSettings of node/trainer/child, by name.
         """
-        if self._confined.falls_short:
-            raise SandboxError(self._confined)
+        self._check_confined()
         os.nice(settings["nice"])
         gc.disable()  # what is imported stays: to look through it again and again takes a seventh of the time
         import torch
@@ -280,6 +267,15 @@ class Worker:
             self._recorder.before(*self._loop.place, self._texts)
         self._ranks.tell({"op": "step"})
         return False
+
+    def _check_confined(self) -> None:
+        """Raises TaskError where the sandbox lacks a part, and this node's owner wants all of it."""
+        if self._confined.falls_short:
+            lacking = "; ".join(f"{part.part}: {part.why}" for part in self._confined.missing)
+            raise TaskError(
+                f"sandbox = 'require', and this machine cannot enforce all of the trainer's sandbox ({lacking}). Run "
+                "on a newer kernel, or with sandbox = 'auto' to train with what there is"
+            )
 
     def _check_ranks(self, run: RunSpec, *, sharded: bool) -> None:
         """Raises TaskError where the ranks cannot share this run's steps."""

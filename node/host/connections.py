@@ -92,7 +92,7 @@ class Connections(INotifee):
         self._watchers: dict[trio.MemorySendChannel[PeerEvent], trio.MemoryReceiveChannel[PeerEvent]] = {}
         self._turned_away: Counter[str] = Counter()
         self._histories: OrderedDict[PeerId, deque[PathChange]] = OrderedDict()  # who changed longest ago goes first
-        self._scoring.on_ban(self.hang_up)
+        self._scoring.on_ban = self.hang_up
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._peers

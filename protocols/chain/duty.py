@@ -425,8 +425,10 @@ def follow(
     `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`).
     """
     chain = tree[tip].chain
-    attempts = {child: _attempt_of(tree, rules, child) for child in tree.children(tip)}
-    over = attempt >= len(leaders(chain, rules))
+    last = len(leaders(chain, rules))  # the empty roster comes after all attempts
+    rosters = {child: tree[child].roster for child in tree.children(tip)}
+    attempts = {child: roster.attempt if roster is not None else last for child, roster in rosters.items()}
+    over = attempt >= last
     if me not in chain.validators:
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
@@ -446,9 +448,3 @@ def follow(
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:
     """`best`, but where `tip` builds on it: that heads end before where a node stands is no reason to go back."""
     return tip if best == tip or best in tree.ancestry(tip) else best
-
-
-def _attempt_of(tree: Tree, rules: ChainRules, id: bytes) -> int:
-    """The attempt of a roster; the empty one comes after all."""
-    block = tree[id]
-    return block.roster.attempt if block.roster is not None else len(leaders(tree[block.parent].chain, rules))

@@ -151,12 +151,8 @@ class Tree:
 
     def fork_point(self, one: bytes, other: bytes) -> bytes:
         """The last roster that both build on. Raises KeyError where one is not here."""
-        shared = self._root
-        for mine, theirs in zip(self._ways[one], self._ways[other], strict=False):
-            if mine != theirs:
-                break
-            shared = mine
-        return shared
+        levels = zip(self._ways[one], self._ways[other], strict=False)
+        return [mine for mine, theirs in levels if mine == theirs][-1]
 
     def prune(self, tip: bytes) -> None:
         """Forget what is not needed to decide forks of the last DEPTH rounds of `tip`."""

@@ -86,9 +86,8 @@ from swarmnode.training.open_step import clip_units, median_norm
 
 UNITS = 1000  # of work that is not seen to do harm …
 LEAST_UNITS = 100  # … and of work that harms by 3 standard errors or more, but is not refused
-MEDIAN_ERROR = (
-    3_452_714  # millionths: (1.2533 * 1.4826)^2, the variance of a median of n normal values times n, by their MAD^2
-)
+# millionths: (1.2533 * 1.4826)^2, the variance of a median of n normal values times n, by their MAD^2
+MEDIAN_ERROR = 3_452_714
 NORMAL_MAD = 2_198_103  # millionths: 1.4826^2, the variance of normal values by their MAD^2
 FEW_JUDGES = 4  # may be close to one another by chance: as far apart as over other contributions they are taken for
 HARMFUL = 4  # standard errors of harm from which on an outlier is refused

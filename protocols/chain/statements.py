@@ -12,7 +12,7 @@
 ROUND has 8 digits; PARENT is the first 16 hex digits of the id of the roster that the round builds on, so that a node
 which changes to another fork may take part in the round there without contradicting itself.
 
-`read` makes a statement of a record, or raises InvalidStatement: numbers and lists are within what honest nodes say,
+`read` makes a statement of a record, or raises InvalidRecord: numbers and lists are within what honest nodes say,
 and key and value agree. Signatures were checked when the record was stored.
 """
 
@@ -21,15 +21,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from swarmnode.crdt import encoding
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.kinds import key_of
-from swarmnode.crdt.record import Record
-from swarmnode.protocols.wire import Check, plain, within
+from swarmnode.crdt.record import InvalidRecord, Record
+from swarmnode.protocols.wire import Check, check_fields, plain, within
 
 HASH = 32  # bytes of ids, hashes and nonces
 SALT = 16  # bytes
@@ -69,10 +69,6 @@ VERDICTS = (
 )
 
 
-class InvalidStatement(ValueError):
-    """A record that no honest node writes. The message says why."""
-
-
 # --- what a field may hold, besides its type: `read` asks these -------------------------------------------------------
 
 
@@ -104,28 +100,10 @@ def _disproof(what: str, pair: tuple[int, int]) -> None:
     _ROUND(what, pair[1])
 
 
-def _undo(what: str, loss: int | None) -> None:
-    if loss is not None:
-        _GAIN(what, loss)
-
-
 def _rows(what: str, rows: Sequence[Any]) -> None:
     _ascending(MAX_COMMITS)(what, [row.commit for row in rows])
     for row in rows:
-        _check(row)
-
-
-@cache
-def _checks_of(kind: Any) -> dict[str, Check]:
-    """The checks of a dataclass, by the names of the fields that have one."""
-    hints = get_type_hints(kind, include_extras=True).items()
-    return {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
-
-
-def _check(what: Any) -> None:
-    """Raises ValueError where a field of the right type is not what it may be."""
-    for name, check in _checks_of(what.__class__).items():
-        check(name, getattr(what, name))
+        check_fields(row)
 
 
 _GAIN, _PLACE, _ROUND = within(-MAX_GAIN, MAX_GAIN), within(0, MAX_VALIDATORS - 1), within(0, MAX_ROUND)
@@ -218,7 +196,7 @@ class Scores(_OfRound):
     kind, suffix = "score", "-open"
     nonce: Id
     salt: Salt
-    undo: Annotated[int | None, _undo]  # loss now minus before the last roster, micro-bits per byte; None: not measured
+    undo: Annotated[int | None, _GAIN]  # loss now minus before the last roster, micro-bits per byte; None: not measured
     scores: Annotated[tuple[Score, ...], _rows]  # ascending by commit
 
     @property
@@ -334,12 +312,12 @@ def nonce_hash(nonce: bytes) -> bytes:
 
 
 def read(record: Record) -> Said[Any]:
-    """The statement of a record of one of the kinds above. Raises InvalidStatement."""
+    """The statement of a record of one of the kinds above. Raises InvalidRecord."""
     key, value = record.key, record.value
     if record.kind not in _BY_KIND:
-        raise InvalidStatement(f"{key!r} is no statement of a round")
+        raise InvalidRecord(f"{key!r} is no statement of a round")
     if not isinstance(value, Mapping):
-        raise InvalidStatement(f"{key!r} has no fields")
+        raise InvalidRecord(f"{key!r} has no fields")
     kind: type[Any] = Seal if "seal" in value else _BY_KIND[record.kind]
     fields: dict[str, Any] = dict(value)
     try:
@@ -350,13 +328,13 @@ def read(record: Record) -> Said[Any]:
             fields[name] = tuple(row(*columns) for columns in fields[name])
         statement = kind(**fields)
         plain(statement)  # raises WireError for a value of another type
-        _check(statement)
+        check_fields(statement)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidStatement(f"{key!r}: {error}") from error
+        raise InvalidRecord(f"{key!r}: {error}") from error
     if statement.key != key or statement.value != value:
-        raise InvalidStatement(f"{key!r} is not the key of what it says, or says less or more")
+        raise InvalidRecord(f"{key!r} is not the key of what it says, or says less or more")
     if kind is Scores and any(score.gain and score.found != JUDGED for score in statement.scores):
-        raise InvalidStatement(f"{key!r}: a gain of what was not judged")
+        raise InvalidRecord(f"{key!r}: a gain of what was not judged")
     return Said(record.author, record.id, statement)
 
 

@@ -27,11 +27,10 @@ import trio
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import RoundRoster
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.known.reduction import Reducer, all_or_missing, blaming, shares_in
+from swarmnode.protocols.methods.known.reduction import Reducer, all_or_missing, blaming, encoded, shares_in
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
-from swarmnode.training.codecs import CodecError
 from swarmnode.training.codecs.feedback import is_finite, norm_in_float64
 from swarmnode.training.demo import BETA, dct, idct, signed_step
 from swarmnode.training.outer import OuterState, fold_in
@@ -55,8 +54,8 @@ class Gather(Reducer):
         shares, size = shares_in(roster), self._codec.encoded_size(self._parameters)
         found: dict[PeerId, bytes | memoryview] = {}
         if self._me in shares:
-            found[self._me] = await self._parts.runner(partial(self._encode, values))
-            self._offer(roster, ("q",), bytes(found[self._me]), roster.peers)
+            found[self._me] = raw = await self._parts.runner(partial(self._encode, values))
+            self._offer(roster, ("q",), raw, roster.peers)
         until = trio.current_time() + min(self._parts.spec.exchange.deadline_ceiling, within)
 
         async def fetch(peer: PeerId) -> None:
@@ -80,12 +79,10 @@ class Gather(Reducer):
 
         return await self._parts.runner(add_up)
 
-    def _encode(self, values: Vector) -> memoryview:
-        try:
-            return self.sent.encode(dct(values))
-        except CodecError:  # beyond float32, with what was left over: both end
-            self.sent.drop_range(0, self._parameters)
-            return self._codec.encode(np.zeros(self._parameters, np.float32))
+    def _encode(self, values: Vector) -> bytes:
+        raw = bytearray(self._codec.encoded_size(self._parameters))
+        encoded(self.sent, slice(0, self._parameters), dct(values), memoryview(raw))  # zeros where beyond float32
+        return bytes(raw)
 
     def give_back(self, work: Vector) -> bool:
         """As in `Reducer`, but all of it: a momentum is the longer the more steps are in it."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from math import inf, nan
 from typing import ClassVar
@@ -33,11 +33,11 @@ import trio
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Behind, Decision, LeftOut, Position, RoundHead, RoundRoster
+from swarmnode.protocols.methods.known.messages import Behind, Decision, Position, RoundHead, RoundRoster
 from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
-from swarmnode.protocols.methods.method import RoundResult
+from swarmnode.protocols.methods.method import LostPlace, RoundResult
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs.feedback import is_finite
@@ -166,19 +166,17 @@ class StreamingRounds(DilocoRounds):
                     break
                 await self._turns.give_way()
                 goal = least if taken.steps < least else most
-                try:
+                with suppress(TrainerDied):
                     more = await self._take_steps(here.round, goal - taken.steps, left)
-                except TrainerDied:
-                    continue
-                taken += self._count(more)
+                    taken += self._count(more)
 
         samples = self._weight_in(here.round)
-        found: Decision | Behind | LeftOut
+        found: Decision | Behind | LostPlace
         async with trio.open_nursery() as nursery:
             nursery.start_soon(train_on)
             try:
                 found = await self._agree(replace(worked, samples=samples))
-            except (Behind, LeftOut) as error:
+            except (Behind, LostPlace) as error:
                 found, least = error, 0
             over = True
             if taken.steps >= least:

@@ -49,10 +49,6 @@ SLACK = 2.0  # a phase may also take this multiple of its median, for durations 
 class PeerGoneSilent(Exception):
     """A peer that this node waited for is suspected to be dead, frozen or cut off."""
 
-    def __init__(self, peer: PeerId) -> None:
-        super().__init__(f"peer {peer} stopped answering")
-        self.peer = peer
-
 
 @dataclass(frozen=True)
 class LivenessSettings:
@@ -224,7 +220,7 @@ class Liveness:
             if failure is not None:
                 raise failure
             return result
-        raise PeerGoneSilent(peer)
+        raise PeerGoneSilent(f"peer {peer} stopped answering")
 
     async def _cancel_when_suspected(self, peer: PeerId, scope: trio.CancelScope) -> None:
         await self._watched[peer].suspected.wait()

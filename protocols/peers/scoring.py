@@ -161,7 +161,7 @@ class PeerScoring:
     def __init__(self, limits: ScoringLimits) -> None:
         self._limits = limits
         self._records = Recent[PeerId, _Record](limits.peers)
-        self._on_ban: list[Callable[[PeerId], None]] = []
+        self.on_ban: Callable[[PeerId], None] = lambda peer: None  # what is done as a peer becomes banned
         self._falls: Counter[str] = Counter()
         self.ledger: CountsViolations | None = None  # of the run, where there is one
         self._watched: list[Violations] = []
@@ -172,10 +172,6 @@ class PeerScoring:
         self._watched += violations
         for each in violations:
             each.scoring = self
-
-    def on_ban(self, listener: Callable[[PeerId], None]) -> None:
-        """Call `listener(peer)` when a peer becomes banned."""
-        self._on_ban.append(listener)
 
     def offended(self, peer: PeerId, what: str, kind: Kind) -> None:
         limits, now = self._limits, trio.current_time()
@@ -196,8 +192,7 @@ class PeerScoring:
         if standing > record.told:
             self._tell(peer, record, standing)
         if standing is Standing.BANNED:
-            for listener in self._on_ban:
-                listener(peer)
+            self.on_ban(peer)
 
     def block(self, peer: PeerId, blocked: bool = True) -> None:
         """Ban a peer until this is called with False, which ends what bans and points it has besides."""
@@ -206,8 +201,7 @@ class PeerScoring:
             self._records.pop(peer, None)
             return
         self.blocked.add(peer)
-        for listener in self._on_ban:
-            listener(peer)
+        self.on_ban(peer)
 
     def standing(self, peer: PeerId) -> Standing:
         if peer in self.blocked:

@@ -33,7 +33,7 @@ from typing import Any
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import time_of
 from swarmnode.crdt.kinds import key_of
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import InvalidRecord, Record
 from swarmnode.protocols.chain.statements import Refusal
 from swarmnode.protocols.reputation.account import Judged, RoundWork
 
@@ -62,10 +62,6 @@ class Saw(Enum):
 
 
 CHANCE = frozenset({Saw.ASSIGNED})  # of which a single finding says nothing, good or bad
-
-
-class InvalidAttestation(ValueError):
-    """A record that no honest attester writes. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +106,19 @@ class Attested:
 
 
 def read(record: Record) -> Attested:
-    """The attestation in a record of that kind. Raises InvalidAttestation."""
+    """The attestation in a record of that kind. Raises InvalidRecord."""
     if record.kind != "attestation" or not isinstance(record.value, Mapping):
-        raise InvalidAttestation(f"{record.key!r} is no attestation")
+        raise InvalidRecord(f"{record.key!r} is no attestation")
     _, _, moment = record.key.partition("/")
     round, _, subject = moment.partition("/")
     try:
         what = _parse(int(round), subject, record.value)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidAttestation(f"{record.key!r}: {error}") from error
+        raise InvalidRecord(f"{record.key!r}: {error}") from error
     if what.key != record.key or what.value != record.value:
-        raise InvalidAttestation(f"{record.key!r} is not the key of what it says, or says more")
+        raise InvalidRecord(f"{record.key!r} is not the key of what it says, or says more")
     if subject == record.author:
-        raise InvalidAttestation(f"{record.author} attests its own work")
+        raise InvalidRecord(f"{record.author} attests its own work")
     return Attested(record.author, record.id, time_of(record.hlc), what)
 
 

@@ -47,16 +47,8 @@ class Unwritable(StateError):
     """The disk took nothing: nothing has changed, nothing is acknowledged. Try again later."""
 
 
-class WrongClock(StateError):
-    """This node signs nothing at present: its clock is far from that of its peers, or was set back."""
-
-
 class AlreadyWritten(StateError):
     """This node has written something else under a write-once key. Writing this as well would convict it."""
-
-
-class NotAdmitted(StateError):
-    """This node is not admitted to the run, so nobody would keep what it writes."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +71,13 @@ class Stats:
     warning: str  # what the owner should know, "" for nothing
 
 
+@dataclass(eq=False)
 class _Reader:
     """Who follows changes under keys that begin with `prefix`."""
 
-    def __init__(self, prefix: str, send: trio.MemorySendChannel[Change]) -> None:
-        self.prefix = prefix
-        self.send = send
-        self.lost = 0
+    prefix: str
+    send: trio.MemorySendChannel[Change]
+    lost: int = 0  # changes since the last that it had room for
 
 
 class StateBackend(ABC):
@@ -119,11 +111,12 @@ class StateBackend(ABC):
 
         Its stamp is greater than all that this node ever used, also before a crash: that is durable before the record
         exists. Under a write-once key that was written before, the same value returns the record that stands.
-        Raises InvalidRecord, AlreadyWritten, WrongClock, NotAdmitted, Unwritable.
+        Raises InvalidRecord, AlreadyWritten, Unwritable; StateError where this node's clock is far from that of its
+        peers or was set back, or where it is not admitted to the run.
         """
         async with self._signing:
             if complaint := self.clocks.complaint:
-                raise WrongClock(complaint)
+                raise StateError(complaint)
             kind = KINDS.get(kind_of(key))
             if kind is not None and kind.write_once:
                 standing = await self.get(self._me, key)
@@ -141,12 +134,12 @@ class StateBackend(ABC):
         (verdict,) = await self.merge([record])
         if verdict is Merged.AHEAD:
             ahead = (time_of(stamp) - now) / 1000
-            raise WrongClock(
+            raise StateError(
                 f"this node's clock was set back: its records are dated {ahead:.0f} s ahead of it, which nobody "
                 "believes; set the clock right, or wait as long"
             )
         if verdict is Merged.POOLED:
-            raise NotAdmitted("this node is not admitted to the run, so nobody would keep what it writes")
+            raise StateError("this node is not admitted to the run, so nobody would keep what it writes")
         return record
 
     @abstractmethod

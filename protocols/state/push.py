@@ -70,7 +70,7 @@ class Neighbours:
         self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._distrusted: dict[PeerId, float] = {}  # the same, for what it said
         self._holders = Recent[Rank, set[PeerId]](KNOWN)
-        self._repaired = Recent[Rank, None](KNOWN)
+        self.by_repair = Recent[Rank, None](KNOWN)
 
     def here(self) -> list[PeerId]:
         """Peers to talk to now."""
@@ -133,10 +133,7 @@ class Neighbours:
     def repaired(self, ranks: Iterable[Rank]) -> None:
         """These come by repair: they are no news to many."""
         for rank in ranks:
-            self._repaired[rank] = None
-
-    def came_by_repair(self, rank: Rank) -> bool:
-        return rank in self._repaired
+            self.by_repair[rank] = None
 
     def has(self, peer: PeerId, rank: Rank) -> bool:
         return peer in self._holders.get(rank, ())
@@ -218,7 +215,7 @@ class Pusher:
                 nursery.start_soon(self._tell, peer, news)
 
     def _whole(self, element: Element) -> int:
-        if self._neighbours.came_by_repair(element.rank):
+        if element.rank in self._neighbours.by_repair:
             return 0
         if element.author == self._me:
             return FIRST

@@ -365,7 +365,6 @@ class Bulk:
     """Offers buffers to peers and fetches theirs; offers may be made before `run`, all else happens during it."""
 
     def __init__(self, network: Network, *, runner: Runner, limits: BulkLimits | None = None) -> None:
-        self._network = network
         self.runner = runner
         self.limits = limits or BulkLimits()
         self._offers: dict[Key, _Offer] = {}

@@ -30,7 +30,7 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -143,10 +143,8 @@ class ShardServer:
 
     async def _on_manifest(self, peer: PeerId, request: WantManifest) -> ShardManifest:
         if len(request.shard) == HASH:
-            try:
+            with suppress(ShardNotHeld):
                 return await self._runner(lambda: self._context.store_of(request.shard).manifest(request.shard))
-            except ShardNotHeld:
-                pass
         if not self._may_miss(peer, 1):
             raise Refuse("busy", "asked too often for what is not here")
         raise Refuse("not-held", "this node does not have that shard")

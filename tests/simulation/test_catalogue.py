@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from swarmnode.crdt.envelope import Domain, Envelope
+from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols import catalogue
 from swarmnode.protocols.calls.rpc import Refused, Rpc
@@ -24,7 +24,6 @@ from swarmnode.protocols.catalogue import (
     GenuineListing,
     ListedRun,
     Listings,
-    NoListing,
     SignedListing,
     opened,
     sealed,
@@ -204,7 +203,7 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
             ("beyond its end", SignedListing(node.me, Envelope(b"\x81", bytes(64)).sealed)),
             ("no envelope", SignedListing(node.me, bytes(1025))),
         ):
-            with pytest.raises(NoListing, match=why):
+            with pytest.raises(InvalidEnvelope, match=why):
                 opened(node, record, now / 1000)
         keeper = Member(world.node("keeper"), keeps=True).catalogue
         newer = opened(node, told(replace(said, parameters=8), now + 5), now / 1000)

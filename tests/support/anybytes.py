@@ -20,7 +20,7 @@ import numpy as np
 
 from swarmnode.crdt import encoding, record
 from swarmnode.crdt.encoding import EncodingError
-from swarmnode.crdt.envelope import Envelope
+from swarmnode.crdt.envelope import Envelope, InvalidEnvelope
 from swarmnode.crdt.kinds import KINDS
 from swarmnode.crdt.ranges import END, START
 from swarmnode.crdt.reconcile_frames import MARK_SIZE, Compare, Malformed, RangeReader, RangeWriter
@@ -29,7 +29,6 @@ from swarmnode.protocols import catalogue, wire
 from swarmnode.protocols.calls import frames as rpc_frames
 from swarmnode.protocols.chain import state as chainstate
 from swarmnode.protocols.chain import statements
-from swarmnode.protocols.chain.statements import InvalidStatement
 from swarmnode.protocols.methods.known import messages
 from swarmnode.protocols.methods.known.messages import RoundHead, RoundStep
 from swarmnode.protocols.methods.open import join as open_join
@@ -287,7 +286,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "statement of the chain",
             _statement,
-            (InvalidStatement, EncodingError),
+            (InvalidRecord, EncodingError),
             tuple(bytes([i]) + encoding.encode(said.value) for i, said in enumerate(_STATEMENTS)),
         ),
         Target("chain state", _chain_state, ValueError, (chainstate.genesis(RUN, (PEER,), window=5).encode(),)),
@@ -295,7 +294,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "listing",
             _listing,
-            catalogue.NoListing,
+            InvalidEnvelope,
             (catalogue.LISTINGS.seal(wire.plain(catalogue.DatedListing(_LISTED, 1)), lambda _: bytes(64)).sealed,),
         ),
         Target(

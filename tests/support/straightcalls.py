@@ -190,10 +190,11 @@ def straight_calls() -> Iterator[Counts]:
         pass
 
     async def fetch(self: Contributions, peer: PeerId, id: bytes, heard: Callable[[int], None]) -> bytes:
-        assert isinstance(self._bulk._network, SimNetwork)
+        network = self._bulk._channels._network
+        assert isinstance(network, SimNetwork)
         with trio.move_on_after(FETCH_WITHIN):
             try:
-                raw: bytes = await answered(self._bulk._network, peer, CONTRIBUTION, id)
+                raw: bytes = await answered(network, peer, CONTRIBUTION, id)
             except Refused as error:
                 raise NetworkError(str(error)) from None
             return raw

@@ -392,13 +392,7 @@ class Learner:
             self.optimizer.state = copy.deepcopy(moments)
             self._update([*own, *self._taken(own, fit, external, probation)[0]])
             gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
-            _set(self.policy, before)
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.policy.parameters()), before)
         self.optimizer.state = moments
         return gained
-
-
-@torch.no_grad()
-def _set(policy: torch.nn.Module, values: Iterable[torch.Tensor]) -> None:
-    """Give the trained parameters of a policy these values."""
-    for parameter, value in zip(policy.parameters(), values, strict=True):
-        parameter.copy_(value)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar, get_args
 
@@ -167,11 +168,9 @@ def convicts(evidence: LieEvidence, verify: Verify) -> PeerId | None:
         return None
     if not is_signed(one, verify) or not is_signed(other, verify):
         return None
-    try:
-        contradict = _contradict(one, other)
-    except wire.WireError:
-        return None  # what is no statement is refused where it arrives
-    return one.author if contradict else None
+    with suppress(wire.WireError):  # what is no statement is refused where it arrives
+        return one.author if _contradict(one, other) else None
+    return None
 
 
 def _contradict(one: Signed, other: Signed) -> bool:

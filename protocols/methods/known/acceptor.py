@@ -46,7 +46,6 @@ LAG = 30.0  # seconds that a Ready for the next round waits for this node to com
 SUMMONS = 4  # of a candidate that end attempts of others at once; then one in the time that an attempt may take
 MAX_JUMP = 4096  # ballots that a peer may move this node forward at once; honest ones differ by a few
 
-
 Link = tuple[PeerId, PeerId]  # who missed something, and from whom
 
 
@@ -122,7 +121,7 @@ class Acceptor:
         self.failures = 0  # ballots of the round that this node led in vain
         self.boxes: dict[int, BallotBox] = {}  # by ballot, of this round
         self._joining: dict[PeerId, float] = {}  # and when each asked last, trio time
-        self._excused: dict[PeerId, int] = {}  # the round in which a peer said goodbye
+        self.excused: dict[PeerId, int] = {}  # the round in which a peer itself told that it takes no part
         self._decisions: deque[Decision] = deque(maxlen=4)
         self._history: deque[RoundStep] = deque(maxlen=HISTORY)
         self.paused = False
@@ -164,7 +163,7 @@ class Acceptor:
             self._history.append(RoundStep(position.round - 1, position.parent))
         self.broken.clear()
         self.failures = 0
-        self._excused = {p: r for p, r in self._excused.items() if r >= position.round}
+        self.excused = {p: r for p, r in self.excused.items() if r >= position.round}
         self.notify()
 
     def head(self) -> RoundHead:
@@ -207,13 +206,9 @@ class Acceptor:
     def box(self, ballot: int) -> BallotBox:
         return self.boxes.setdefault(ballot, BallotBox())
 
-    def said_goodbye(self, peer: PeerId) -> bool:
-        """Whether a candidate itself told that it takes no part in this round."""
-        return peer in self._excused
-
     def is_absent(self, peer: PeerId) -> bool:
         """Whether a candidate need not be waited for: suspected, or it said goodbye."""
-        return peer in self._excused or self._parts.liveness.is_suspected(peer)
+        return peer in self.excused or self._parts.liveness.is_suspected(peer)
 
     def decided(self, decision: Decision) -> None:
         """Remember how the present round ended, for those who ask later."""
@@ -288,7 +283,7 @@ class Acceptor:
         # its round may have ended there a moment before it ends here
         known = peer in self.candidates()
         if known and goodbye.round in (self.position.round, self.position.round + 1):
-            self._excused[peer] = goodbye.round
+            self.excused[peer] = goodbye.round
             self._parts.liveness.suspect(peer)
             self.notify()
         return Empty()
@@ -330,7 +325,7 @@ class Acceptor:
         box = self.box(ready.ballot)
         if (reply := box.proposal.value) is not None:
             return LeaderReply("late") if reply.kind in ("roster", "adopt") else reply
-        self._excused.pop(peer, None)
+        self.excused.pop(peer, None)
         box.readies[peer] = ready
         self.notify()
         self._take_over(ready.ballot, peer)

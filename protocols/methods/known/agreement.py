@@ -57,7 +57,6 @@ from swarmnode.protocols.methods.known.messages import (
     Goodbye,
     HeadQuery,
     LeaderReply,
-    LeftOut,
     PartsMissing,
     Ready,
     Report,
@@ -71,6 +70,7 @@ from swarmnode.protocols.methods.known.messages import (
 )
 from swarmnode.protocols.methods.known.partition import cut_to_keep
 from swarmnode.protocols.methods.known.reduction import silence_allowed
+from swarmnode.protocols.methods.method import LostPlace
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline, PeerGoneSilent
 from swarmnode.protocols.wire import Empty
@@ -230,7 +230,7 @@ class Agreement:
     ) -> Decision:
         """Take part in the present round until it is decided.
 
-        Raises Behind when this node has to catch up first, LeftOut when it is no candidate and nobody leads it. Ends
+        Raises Behind when this node has to catch up first, LostPlace when it is no candidate and nobody leads it. Ends
         with the window, deadlines and suspicions of its peers; alone, it decides alone.
         """
         acceptor, here = self.acceptor, self.acceptor.position
@@ -272,7 +272,7 @@ class Agreement:
                 acceptor.raise_ballot(ballot + 1)  # two proposals in one ballot could both be accepted
             attempts += 1
             if self._me not in candidates and attempts >= len(candidates):
-                raise LeftOut(f"none of the {len(candidates)} candidates of round {here.round} answers")
+                raise LostPlace(f"none of the {len(candidates)} candidates of round {here.round} answers")
             # one breath between attempts, so that a swarm that cannot agree does not spin
             await trio.sleep(min(0.02 * attempts, 0.5))
 
@@ -468,7 +468,7 @@ class Agreement:
                 give_up = enough if waited_for else now
             elif waited_for:
                 give_up = began + patience
-            elif all(p in box.readies or acceptor.said_goodbye(p) for p in voters):
+            elif all(p in box.readies or p in acceptor.excused for p in voters):
                 give_up = now  # nobody vanished: those who are missing left in order
             else:
                 give_up = began + settings.deadline_floor

@@ -347,10 +347,6 @@ class Behind(Exception):
         self.source = source
 
 
-class LeftOut(Exception):
-    """This node is no candidate of the round, and none of the candidates answers it."""
-
-
 class PartsMissing(Exception):
     """A reduction could not be completed because of these peers."""
 

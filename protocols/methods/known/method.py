@@ -25,7 +25,7 @@ from swarmnode.protocols.methods.context import STARTING, Context
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers, rank
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Behind, LeftOut, RoundHead
+from swarmnode.protocols.methods.known.messages import Behind, RoundHead
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import (
@@ -129,7 +129,7 @@ class Diloco(Method):
                     return await self.rounds.run_round()
                 except Behind as error:
                     self._better = error
-                except (CatchUpFailed, LeftOut) as error:
+                except CatchUpFailed as error:
                     raise LostPlace(str(error)) from error
         raise Overtaken(str(self._better))
 

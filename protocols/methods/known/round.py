@@ -150,7 +150,7 @@ class DilocoRounds:
         self._offered = self._settled = None
 
     async def run_round(self) -> RoundResult:
-        """Take part in one round. Raises Behind, CatchUpFailed or LeftOut where this node must find its place first."""
+        """Take part in one round. Raises Behind, CatchUpFailed or LostPlace where this node has lost its place."""
         here, self._stages = self._acceptor.position, {}
         steered = dict(self._acceptor.steering.stage.values)
         if self.population is not None:

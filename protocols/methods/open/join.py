@@ -39,13 +39,13 @@ from typing import Annotated, Any, cast
 
 import trio
 
-from swarmnode.crdt.record import Record
+from swarmnode.crdt.record import InvalidRecord, Record
 from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, leads_to, light_after, trusted_chain
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
-from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, InvalidStatement, Roster, Said, read
+from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, Roster, Said, read
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Seconds
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
@@ -422,7 +422,7 @@ async def prove_lineage(
             chain = _step(rules, chain, told, id, is_empty)
     except Lost as error:
         raise CannotTell(str(error)) from None
-    except (InvalidRoster, InvalidStatement, NotHeld) as error:
+    except (InvalidRoster, InvalidRecord, NotHeld) as error:
         raise OtherLineage(f"what it shows since round {trusted.round} breaks a rule: {error}") from None
     if not leads_to(chain, base):
         raise OtherLineage("where it says that it stands does not follow from the rosters that it shows")
@@ -430,7 +430,7 @@ async def prove_lineage(
 
 
 async def _ask(sync: ChainSync, peer: PeerId, rosters: list[bytes]) -> list[Said[Any]]:
-    """These rosters and what they rest on, as far as a peer gives them in time and size. Raises InvalidStatement."""
+    """These rosters and what they rest on, as far as a peer gives them in time and size. Raises InvalidRecord."""
     told, room = list[Said[Any]](), MOST_SHOWN
     with trio.move_on_after(SHOWS_WITHIN):
         while rosters and room > 0:

@@ -203,11 +203,6 @@ class LocalTrainer:
         """Id of the contribution in hand for the round on this roster; empty where there is none."""
         return self.offer.root if self.offer is not None and self.offer.parent == parent else b""
 
-    @property
-    def offered_work(self) -> TrainStats:
-        """What the offer was made of."""
-        return self.offer.worked if self.offer is not None else NOTHING
-
     async def settle(self, accepted: bool) -> None:
         """What became of the offer: keep what the encoding left out, or all of it. Nothing, where there is none."""
         offer = self.offer

@@ -54,7 +54,6 @@ from swarmnode.protocols.chain.statements import (
     AvailabilityVote,
     Commit,
     ForkChoiceVote,
-    InvalidStatement,
     Reveal,
     Roster,
     Said,
@@ -72,7 +71,7 @@ from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import BURST, ChainStore, Lost
 from swarmnode.protocols.methods.open.sync import ChainSync
 from swarmnode.protocols.methods.open.timeouts import Timeouts
-from swarmnode.protocols.methods.trainer import TrainerDied
+from swarmnode.protocols.methods.trainer import NOTHING, TrainerDied
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.runner import surely
 from swarmnode.protocols.state.backend import AlreadyWritten, StateError
@@ -253,8 +252,8 @@ class OpenRounds:
         took = sorted(at - context.began for at in context.log.arrived.values())
         if not took or context.follows_nothing:
             return context.chain.window
-        rules = self._store.rules
-        longer = self._parts.spec.inner.longer_after(context.chain.round)
+        rules, inner, round = self._store.rules, self._parts.spec.inner, context.chain.round
+        longer = inner.steps_in(round + 1) / inner.steps_in(round)
         wanted = int(1000 * WINDOW_SLACK * longer * took[(len(took) - 1) // 2])
         return min(max(wanted, rules.shortest_window), rules.longest_window)
 
@@ -354,7 +353,7 @@ class OpenRounds:
         """Stand on another block, with this node's work settled; what the round came to, unless it is no later one."""
         store = self._store
         state = await store.state_after(to)
-        worked = self._local.offered_work
+        worked = self._local.offer.worked if self._local.offer is not None else NOTHING
         counted = await self._settle(context, to)
         loss = await self._local.move(state, to.chain.round - 1)
         await self._sync.move(to)
@@ -453,7 +452,7 @@ class Signer:
         except AlreadyWritten:
             logger.info("%s was said in an earlier life, with another value; nothing else is said", statement.key)
             return None
-        except (StateError, InvalidRecord, InvalidStatement) as error:  # the latter two after MAX_ROUND
+        except (StateError, InvalidRecord) as error:  # the latter after MAX_ROUND
             logger.warning("%s could not be said: %s", statement.key, error)
             return None
         self._state.hurry()

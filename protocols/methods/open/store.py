@@ -24,12 +24,12 @@ from typing import Any
 
 import trio
 
-from swarmnode.crdt.record import Element, Record
+from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.rules import checks_seed
 from swarmnode.protocols.chain.state import ChainState, rules_of
-from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, InvalidStatement, Said, read
+from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, Said, read
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
@@ -72,10 +72,6 @@ BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are h
 
 class Lost(Exception):
     """What is needed to follow a roster, or to make its state, cannot be had now. The message says what."""
-
-
-class MissingContribution(Exception):
-    """None of the peers that were asked has the contribution."""
 
 
 # --- contributions ----------------------------------------------------------------------------------------------------
@@ -164,7 +160,7 @@ class Contributions:
         self._bulk.offer(self._key(id), raw)
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
-        """Have it here, or know it as malformed. Raises MissingContribution.
+        """Have it here, or know it as malformed. Raises Lost.
 
         Asks `sources` one after the other: the next where one has nothing, or sends nothing for ANSWERS_WITHIN, as a
         frozen one does, or a byte now and then, as a liar may; what that sends after all still counts.
@@ -190,7 +186,7 @@ class Contributions:
                     with trio.move_on_after(ENDS_WITHIN + self.size / SLOWEST):
                         await ended.wait()
         if id not in self._held and id not in self._malformed:
-            raise MissingContribution(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
+            raise Lost(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
 
     async def _fetch_from(self, peer: PeerId, id: bytes, progress: Callable[[int], None]) -> Raw:
         """The bytes that one source sends, at most `size` of them. Raises NetworkError."""
@@ -416,7 +412,7 @@ class ChainStore:
             return None
         try:
             said = read(element)
-        except InvalidStatement as error:
+        except InvalidRecord as error:
             self.counts["invalid"] += 1
             logger.debug("%s says what nobody may say: %s", element.author, error)
             return None

@@ -54,7 +54,6 @@ from swarmnode.protocols.methods.open.store import (
     VOTE_KIND,
     ChainStore,
     Lost,
-    MissingContribution,
 )
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.catchup import CatchUp
@@ -485,7 +484,7 @@ class ChainSync:
                 sources = self._others([said.author, *([also] if also else []), *some])
                 await self.store.contributions.fetch(root, log.chain.round, sources)
                 self.store.counts["contributions"] += 1
-        except MissingContribution as error:
+        except Lost as error:
             logger.debug("%s", error)
         finally:
             self._fetching.discard(root)

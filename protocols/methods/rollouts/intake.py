@@ -63,7 +63,7 @@ def informative(signed: SignedGroup, *, judged: bool = False) -> str:
 
 class _RateBudget:
     def __init__(self, rates: Rates) -> None:
-        self._rates = rates
+        self.rates = rates
         self._groups, self._bytes = Budget[PeerId](rates.groups), Budget[PeerId](rates.bytes)
 
     def wait(self, holder: PeerId, groups: float, size: float) -> float:
@@ -72,7 +72,7 @@ class _RateBudget:
 
     def left(self, holder: PeerId) -> float:
         """The part of the burst that is there, 0 to 1."""
-        groups, size = self._rates.groups, self._rates.bytes
+        groups, size = self.rates.groups, self.rates.bytes
         return 1.0 - max(
             self._groups.wait(holder, groups.burst) * groups.rate / groups.burst,
             self._bytes.wait(holder, size.burst) * size.rate / size.burst,
@@ -94,7 +94,6 @@ class IntakeLimiter:
     """
 
     def __init__(self, limits: RolloutLimits) -> None:
-        self._total_rates = limits.total
         groups, size = limits.total.groups, limits.total.bytes
         probation = Rates(
             Allowance(PROBATION * groups.rate, max(1.0, PROBATION * groups.burst)),
@@ -117,7 +116,7 @@ class IntakeLimiter:
 
     def take_from(self, sender: PeerId, size: int) -> bool:
         """Take a group's worth of its sender's allowance and of all; where one lacks it, False and nothing is taken."""
-        rates = self._total_rates
+        rates = self._total.rates
         cost = max(1.0 / rates.groups.rate, size / rates.bytes.rate)  # seconds until it is refilled
         left = 2.0 * self._total.left(ALL)
         crowded_out = self._share_left(sender, left) < cost and left < 1.0

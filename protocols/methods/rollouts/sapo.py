@@ -82,6 +82,7 @@ class _ByRollouts(Method, SharingRules):
 
     name = "sapo"
     phase = "waiting"
+    place: Place | None = None
     rollouts: Rollouts
 
     def __init__(self, parts: Context, *, limits: RolloutLimits, takes: bool) -> None:
@@ -91,15 +92,10 @@ class _ByRollouts(Method, SharingRules):
         self._parts, self._settings, self._trainer = parts, parts.spec.rollouts, parts.trainer
         self.rollouts = Rollouts(parts, self, limits=limits, takes=takes)
         self.violations = (self.rollouts.violations,)
-        self._place: Place | None = None
         self._began = trio.current_time()
 
     def measure(self, metrics: Metrics) -> None:
         self.rollouts.measure(metrics)
-
-    @property
-    def place(self) -> Place | None:
-        return self._place
 
     async def regain_place(self) -> None:
         """There is no place to be lost."""
@@ -133,13 +129,13 @@ class _ByRollouts(Method, SharingRules):
     def _stand(self, round: int, state_hash: str) -> Place:
         """Having done so many rounds, with the policy of this hash."""
         self._began = trio.current_time()
-        self._place = Place(round, state_hash, members=(self._parts.me,))
-        return self._place
+        self.place = Place(round, state_hash, members=(self._parts.me,))
+        return self.place
 
     def _stands(self) -> Place:
-        if self._place is None:
+        if self.place is None:
             raise RuntimeError("this node has no place yet")
-        return self._place
+        return self.place
 
 
 class Sapo(_ByRollouts):
@@ -234,8 +230,8 @@ class Sapo(_ByRollouts):
         A trainer process that died may have left others than its last answer told: those who sample for them are judged
         by their hash.
         """
-        if self._place is not None:
-            await self._stand_after(self._place.round)
+        if self.place is not None:
+            await self._stand_after(self.place.round)
 
     def _teaches(self, group: RolloutGroup) -> bool:
         return not checked_here(group.task.name) or score(self._parts.me, group, judged=self._judged).informative

@@ -36,7 +36,6 @@ from swarmnode.protocols.chain.statements import (
     Commit,
     Entry,
     ForkChoiceVote,
-    InvalidStatement,
     Reveal,
     Roster,
     Said,
@@ -145,7 +144,7 @@ def test_whatever_a_record_says_it_is_read_as_itself_or_refused(statement: Any, 
     value = data.draw(st.composite(lambda draw: changed(statement.value, draw))())
     try:
         said = read(replace(made, value=value))
-    except InvalidStatement:
+    except InvalidRecord:
         return
     assert (said.what.key, said.what.value) == (made.key, value)
 
@@ -161,7 +160,7 @@ def test_a_key_that_does_not_fit_what_is_said_is_refused(statement: Any, wrong: 
         "kind": f"attestation/{rest}",
         "junk": f"{kind}/{rest}-",
     }[wrong]
-    with pytest.raises(InvalidStatement):
+    with pytest.raises(InvalidRecord):
         read(replace(made, key=key))
 
 
@@ -220,7 +219,7 @@ def test_the_largest_of_each_kind_fits_its_record_whoever_says_it(statement: Any
 
 def test_one_commit_more_than_the_most_is_refused() -> None:
     too_many = tuple(sorted(hashed("commit", i) for i in range(MAX_COMMITS + 1)))
-    with pytest.raises(InvalidStatement):
+    with pytest.raises(InvalidRecord):
         read(record_of("author", AvailabilityVote(0, bytes(HASH), too_many, bytes(HASH), 0)))
 
 
@@ -228,7 +227,7 @@ def test_one_commit_more_than_the_most_is_refused() -> None:
     "absent", [(1, 0), (1, 1), (-1,), (MAX_VALIDATORS,), (True,), ("a",), tuple(range(MAX_JUDGES + 1)), None]
 )
 def test_who_was_missed_is_named_by_ascending_places_and_by_few(absent: Any) -> None:
-    with pytest.raises(InvalidStatement):
+    with pytest.raises(InvalidRecord):
         read(record_of("author", AvailabilityVote(0, bytes(HASH), (), bytes(HASH), 0, absent)))
 
 
@@ -238,7 +237,7 @@ def test_who_was_missed_is_named_by_ascending_places_and_by_few(absent: Any) -> 
      ((True, 0),), tuple((place, 0) for place in range(MAX_JUDGES + 1)), None],
 )  # fmt: skip
 def test_who_was_disproved_is_named_by_ascending_places_with_rounds_and_by_few(disproved: Any) -> None:
-    with pytest.raises(InvalidStatement):
+    with pytest.raises(InvalidRecord):
         read(record_of("author", AvailabilityVote(0, bytes(HASH), (), bytes(HASH), 0, (), disproved)))
 
 
@@ -257,7 +256,7 @@ def test_clip_factors_have_the_unit_of_the_arithmetic() -> None:
 @pytest.mark.parametrize("value", [None, 1, (), {}, {"parent": b""}])
 def test_records_of_other_forms_are_refused(value: Any) -> None:
     for key in ("commit/00000000/x", "roster/00000000/x-0", "vote", "note/x", "score/00000000/x-seal"):
-        with pytest.raises(InvalidStatement):
+        with pytest.raises(InvalidRecord):
             read(Record(1, RUN, "author", key, 0, 1, value, b""))
 
 

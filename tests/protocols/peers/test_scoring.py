@@ -29,7 +29,7 @@ def ladder(limits: ScoringLimits = LIMITS) -> tuple[PeerScoring, Violations, typ
     scoring, violations = PeerScoring(limits), Violations("/test/1")
     scoring.watch(violations)
     banned: list[str] = []
-    scoring.on_ban(banned.append)
+    scoring.on_ban = banned.append
     return scoring, violations, Clock, banned
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarmnode.crdt.kinds import KINDS
-from swarmnode.crdt.record import Record, write
+from swarmnode.crdt.record import InvalidRecord, Record, write
 from swarmnode.protocols.reputation.account import Judged, RoundWork
 from swarmnode.protocols.reputation.attestation import (
     MAX_COUNT,
@@ -17,7 +17,6 @@ from swarmnode.protocols.reputation.attestation import (
     Attested,
     Checked,
     Finding,
-    InvalidAttestation,
     Saw,
     check,
     named,
@@ -66,12 +65,12 @@ def test_the_largest_attestation_fits_into_its_kind() -> None:
     ],
 )
 def test_what_no_honest_node_writes_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidAttestation):
+    with pytest.raises(InvalidRecord):
         read(record(attestation(), **changes))
 
 
 def test_nobody_attests_its_own_work() -> None:
-    with pytest.raises(InvalidAttestation, match="own work"):
+    with pytest.raises(InvalidRecord, match="own work"):
         read(record(attestation(), author=EVE))
 
 

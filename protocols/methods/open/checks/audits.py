@@ -353,11 +353,10 @@ class Audits(WorkCheck):
         if author in (None, self._parts.me) or not {peer, self._parts.me} <= set(measured):
             return Showing((False,))
         self._taken.append(whose)
-        try:
+        with suppress(trio.WouldBlock):
             self._accusations.send_nowait(self._work(block, author, measured[author], peer, accusation.shown))
-        except trio.WouldBlock:
-            return Showing((False,))
-        return Showing((True,))
+            return Showing((True,))
+        return Showing((False,))
 
     def _blank(self, work: _Work, verdict: Verdict = Verdict.HELD, why: str = "") -> Audit:
         return Audit(work.block.chain.round - 1, work.author, verdict, why, work.commit, work.reveal.trace, work.seed)

@@ -22,7 +22,6 @@ from swarmnode.protocols.methods.known.messages import (
     Decision,
     Goodbye,
     LeaderReply,
-    LeftOut,
     Owner,
     PartsMissing,
     Position,
@@ -36,6 +35,7 @@ from swarmnode.protocols.methods.known.messages import (
     leader_order,
 )
 from swarmnode.protocols.methods.known.reduction import silence_allowed
+from swarmnode.protocols.methods.method import LostPlace
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.wire import Empty, WireError
@@ -111,7 +111,7 @@ class Swarm:
     async def _take_part(self, member: Member) -> None:
         try:
             decision = await member.agree()
-        except (Behind, LeftOut) as error:
+        except (Behind, LostPlace) as error:
             self.errors[member.me] = error
             return
         self.decisions[member.me] = decision
@@ -390,7 +390,7 @@ def test_one_that_is_no_candidate_gives_up_when_no_candidate_answers(simulated: 
             swarm.world.kill(member.me)
         swarm.begin(swarm.members[2])
         await trio.sleep(10)
-        assert isinstance(swarm.errors[swarm.members[2].me], LeftOut)
+        assert isinstance(swarm.errors[swarm.members[2].me], LostPlace)
 
     simulate(simulated, body)
 

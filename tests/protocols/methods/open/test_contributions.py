@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from swarmnode.protocols.methods.open import store
-from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, ENDS_WITHIN, Contributions, MissingContribution
+from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, ENDS_WITHIN, Contributions, Lost
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimWorld
@@ -117,7 +117,7 @@ def test_what_no_source_has_is_missing(simulated: Simulated) -> None:
         await shelf(world, nursery, "author")
         await shelf(world, nursery, "other")
         mine = await shelf(world, nursery, "me")
-        with pytest.raises(MissingContribution):
+        with pytest.raises(Lost, match="is with none of 2 peers"):
             await mine.fetch(bytes(32), 0, [world.node("author").me, world.node("other").me])
 
     simulated(main, latency=0.05)
