@@ -190,7 +190,6 @@ class DataDir:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
         self.identity = self.path / "identity.key"
-        self.config = self.path / "config.toml"
         self.address_book = self.path / "address-book.json"
         self.dashboard_token = self.path / "dashboard.token"
         self.layout = self.path / "layout"
