@@ -205,7 +205,7 @@ class RunFinder:
                 await trio.sleep(0.1)
         peers = tuple(view.peer for view in self._network.peers())
         if not peers:
-            failures = self._node.discovery.join_failures()
+            failures = self._node.discovery.join_failures
             tried = "\n".join(f"  {address}: {why.removeprefix(f'{address}: ')}" for address, why in failures.items())
             raise RunUnavailable(
                 "nobody answered, so the run cannot be fetched. Tried:\n"
@@ -427,7 +427,7 @@ def _ask_which_run(listings: list[RunListing]) -> RunListing | None:
 async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
     """The runs that a node finds, how many peers it has then, and why join addresses and seeds did not answer."""
     runs = [*map(_told_of, await node.catalogue.search(wanted=wanted, within=within))]
-    return {"runs": runs, "peers": len(node.network.peers()), "unreached": node.discovery.join_failures()}
+    return {"runs": runs, "peers": len(node.network.peers()), "unreached": dict(node.discovery.join_failures)}
 
 
 def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:

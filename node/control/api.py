@@ -354,7 +354,7 @@ def problems_of(node: Node) -> list[str]:
     told += _of_standstill(node.session, node.trainer)
     told += node.answering.problems()
     if not node.network.peers():
-        told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures().items()]
+        told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures.items()]
     return told
 
 
