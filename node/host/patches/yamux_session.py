@@ -242,10 +242,10 @@ class YamuxSession(MuxedSession):
                         stream.break_off()
                     elif flags & FIN:
                         stream.feed_eof()
-                if self.outbox.answers > MAX_ANSWERS:
+                if len(self.outbox.answers) > MAX_ANSWERS:
                     self._answered()
                     self._taking = True
-                if self.outbox.answers > MAX_ANSWERS:
+                if len(self.outbox.answers) > MAX_ANSWERS:
                     raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
@@ -410,19 +410,14 @@ class FrameQueue:
 
     def __init__(self) -> None:
         self.room = trio.lowlevel.ParkingLot()  # for those who wait until `has_room`
-        self._answers: deque[bytes] = deque()
+        self.answers: deque[bytes] = deque()  # that wait
         self._small: deque[bytes] = deque()
         self._small_size = 0
         self._bulk: deque[tuple[YamuxStream, bytes, Piece]] = deque()
         self._bulk_size = 0
 
     def __bool__(self) -> bool:
-        return bool(self._answers or self._small or self._bulk)
-
-    @property
-    def answers(self) -> int:
-        """How many frames of `answer` wait."""
-        return len(self._answers)
+        return bool(self.answers or self._small or self._bulk)
 
     def has_room(self, stream: YamuxStream, size: int) -> bool:
         """Whether the next frame of `stream`, with a body of `size` bytes, need not wait."""
@@ -432,7 +427,7 @@ class FrameQueue:
 
     def answer(self, frame: bytes) -> None:
         """A frame that goes before all others: a full outbox must not look like a dead connection."""
-        self._answers.append(frame)
+        self.answers.append(frame)
 
     def put(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, after those before it; a long body is copied only where it may change."""
@@ -451,7 +446,7 @@ class FrameQueue:
         """The next frames to write, at least one where there is any; each in one piece, or in two."""
         taken: list[Piece] = []
         size, most = 0, BATCH - MAX_FRAME if self._bulk else BATCH
-        for queue in (self._answers, self._small):
+        for queue in (self.answers, self._small):
             while queue and (not taken or size + len(queue[0]) <= most):
                 taken.append(queue.popleft())
                 size += len(taken[-1])
