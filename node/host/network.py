@@ -143,8 +143,7 @@ class Libp2pNetwork:
                         self._listening = self._host.get_transport_addrs()
                         await self.defects.keep(self._serve, task_status=task_status)
                 finally:
-                    with trio.move_on_after(CLOSING) as closing:
-                        closing.shield = True
+                    with trio.move_on_after(CLOSING, shield=True):
                         await self._host.close()
         except* Exception:
             log.exception("the libp2p host failed")

@@ -74,8 +74,7 @@ class PortMapping:
                 if self._wake.is_set():
                     self._renew_at = 0.0
         finally:
-            with trio.move_on_after(GIVE_BACK_WITHIN) as closing:
-                closing.shield = True
+            with trio.move_on_after(GIVE_BACK_WITHIN, shield=True):
                 await self._give_back()
 
     def _is_open(self) -> bool:

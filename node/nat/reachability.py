@@ -386,8 +386,7 @@ class AutoNat:
             logger.debug("whoever answers at %s is not %s: %s", place, asker, error)
             return False
         finally:
-            with trio.move_on_after(1.0) as closing:
-                closing.shield = True
+            with trio.move_on_after(1.0, shield=True):
                 await raw.close()
 
 
