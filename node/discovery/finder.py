@@ -352,14 +352,11 @@ class AddressBook:
         addresses = tuple(dict.fromkeys(addresses + known))[:MAX_ADDRESSES]
         if addresses:
             self._peers[peer] = (addresses, group or group_of_addresses(addresses))
-            while len(self._peers) > MAX_PEERS:
-                self._forget_one()
-
-    def _forget_one(self) -> None:
-        """The one that answered longest ago; of the group that crowds the others, where there is one."""
-        groups = {peer: group for peer, (_, group) in self._peers.items()}
-        crowding = crowd(groups.values(), least=MAX_PEERS // CROWD)
-        del self._peers[next(peer for peer, group in groups.items() if crowding is None or group == crowding)]
+        if len(self._peers) > MAX_PEERS:
+            # The one that answered longest ago goes; of the group that crowds the others, where there is one.
+            groups = {peer: group for peer, (_, group) in self._peers.items()}
+            crowding = crowd(groups.values(), least=MAX_PEERS // CROWD)
+            del self._peers[next(peer for peer, group in groups.items() if crowding is None or group == crowding)]
 
     def save(self, entries: Entries) -> None:
         """Write these into the file if they changed, atomically; in a thread, where the book itself is not read."""
