@@ -13,7 +13,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -87,9 +87,7 @@ class MuxedSession(IMuxedConn):
     def __init__(self, peer_id: ID, host: HostAllowance, *, is_initiator: bool) -> None:
         self.peer_id = peer_id
         self.peer: PeerId = str(peer_id)
-        self.on_close: Callable[[], Awaitable[Any]] | None = None  # py-libp2p sets it, and hears from accept_stream
         self.event_started = trio.Event()
-        self.event_closed = trio.Event()
         self.host = host
         self.allowance = host.of(self.peer)  # the same for all connections of the peer
         self.used_at = trio.current_time()  # when a stream last ended
@@ -117,7 +115,6 @@ class MuxedSession(IMuxedConn):
         for stream in tuple(self._unaccepted):
             self._count_accepted(stream)
         self._opened.close()
-        self.event_closed.set()
         return True
 
     @abstractmethod

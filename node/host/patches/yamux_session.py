@@ -26,8 +26,6 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import trio
 from libp2p.abc import ISecureConn
@@ -70,19 +68,12 @@ FLUSH = 0.5  # seconds that a polite close waits for the outbox
 class YamuxSession(MuxedSession):
     """One connection's streams. `start()` is its lifetime: three tasks that end together."""
 
-    def __init__(
-        self,
-        secured_conn: ISecureConn,
-        peer_id: ID,
-        is_initiator: bool | None = None,
-        on_close: Callable[[], Awaitable[Any]] | None = None,
-    ) -> None:
+    def __init__(self, secured_conn: ISecureConn, peer_id: ID, **_: object) -> None:
+        """py-libp2p says besides who dialled, as `secured_conn` does, and names what nobody need call at the end."""
         self.secured_conn = secured_conn
         self._transport = over(secured_conn)
         self.raw = self._transport.raw  # below the encryption: a socket, or a stream to a relay
-        initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
-        super().__init__(peer_id, self.raw.host, is_initiator=initiator)
-        self.on_close = on_close
+        super().__init__(peer_id, self.raw.host, is_initiator=secured_conn.is_initiator)
         self.outbox = FrameQueue()
         self._next_id = 1 if self._initiator else 2
         self._work = trio.Event()
