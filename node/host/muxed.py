@@ -206,6 +206,7 @@ class MuxedStream(IMuxedStream):
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
         self._finished_sending = False
+        self._stopped = False  # the other side reads no more, as QUIC tells
         self.finished = False  # the other side has finished sending
         self.broken = False
 
@@ -374,14 +375,22 @@ class MuxedStream(IMuxedStream):
         self.broken = True
         self._allowance.give_back(self._unread)
         self._readable.unpark_all()
-        self._writable.unpark_all()
+        self.go_on()
         self.muxed_conn.forget(self)
+
+    def go_on(self) -> None:
+        """There is room to send again, or no more sense in waiting for it."""
+        self._writable.unpark_all()
 
     def _reset(self) -> StreamReset:
         return StreamReset(f"stream to {self.peer}: it was reset or its connection ended")
 
-    def _closed(self) -> StreamClosed:
-        return StreamClosed(f"stream to {self.peer}: it is closed for sending")
+    def _check(self) -> None:
+        """Raises StreamReset or StreamClosed where nothing can be sent any more."""
+        if self.broken or self._stopped:
+            raise self._reset()
+        if self._finished_sending:
+            raise StreamClosed(f"stream to {self.peer}: it is closed for sending")
 
     def _forget_if_done(self) -> None:
         if self._finished_sending and self.finished and not self._chunks:

@@ -510,7 +510,6 @@ class QuicStream(MuxedStream):
     def __init__(self, session: QuicSession, stream_id: int) -> None:
         super().__init__(session, stream_id)
         self._session, self._quic = session, session.link.quic
-        self._stopped = False  # the other side reads no more
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -537,20 +536,13 @@ class QuicStream(MuxedStream):
         self._session.write(self, data)
         return True
 
-    def _check(self) -> None:
-        if self.broken or self._stopped:
-            raise self._reset()
-        if self._finished_sending:
-            raise self._closed()
-
     def room(self) -> int:
         """Bytes that may still be queued: as many as are on the way twice."""
         return max(LEAST_BUFFER, min(MAX_WINDOW, 2 * self._quic.window)) - self._quic.unsent(self.stream_id)
 
     def go_on(self) -> None:
-        """There is room again, or no more sense in waiting for it."""
         self._session.waiting.discard(self)
-        self._writable.unpark_all()
+        super().go_on()
 
     def stop(self) -> None:
         """The other side reads no more."""
@@ -563,11 +555,6 @@ class QuicStream(MuxedStream):
 
     def _send_reset(self, *, sending: bool, receiving: bool) -> None:
         self._session.drop(self.stream_id, sending=sending, receiving=receiving)
-
-    def break_off(self) -> None:
-        if not self.broken:
-            super().break_off()
-            self.go_on()
 
     def _open_window(self, increment: int) -> None:
         inner = self._quic.stream(self.stream_id)

@@ -350,10 +350,7 @@ class YamuxStream(MuxedStream):
             while not self.broken and not (size and outbox.has_room(self, size)):
                 await (outbox.room if size else self._writable).park()
                 size = min(self.send_window, MAX_BODY, len(view) - offset)
-            if self.broken:
-                raise self._reset()
-            if self._finished_sending:
-                raise self._closed()
+            self._check()
             self.send_window -= size
             session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size), view[offset : offset + size])
             offset += size
@@ -375,10 +372,9 @@ class YamuxStream(MuxedStream):
     def _send_reset(self, *, sending: bool, receiving: bool) -> None:
         self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
 
-    def break_off(self) -> None:
-        if not self.broken:
-            super().break_off()
-            self._session.outbox.room.unpark_all()
+    def go_on(self) -> None:
+        super().go_on()
+        self._session.outbox.room.unpark_all()
 
     def widen(self, increment: int) -> None:
         self.send_window += increment
