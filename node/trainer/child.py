@@ -309,8 +309,7 @@ class TrainerChild:
             raise
         if call.answer is not None:
             self.answered += 1
-            answer: T = call.answer
-            return answer
+            return call.answer
         if call.error is None and (self.frozen or self.replaced):
             raise TrainerHeld(CAPPED if self.replaced else HELD)
         if call.error is None:
