@@ -158,9 +158,7 @@ class Checkpoints:
         kept: set[Path] = set()
         span = HOUR
         while span <= self.hours * HOUR:
-            first: dict[int, Path] = {}
-            for at, manifest in written:
-                first.setdefault(int(at // span), manifest)
+            first = {int(at // span): manifest for at, manifest in reversed(written)}
             kept |= {manifest for number, manifest in first.items() if number >= time.time() // span - 1}
             span *= 2
         return kept
