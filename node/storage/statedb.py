@@ -277,13 +277,10 @@ class StateDatabase:
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
-        found: list[bytes] = []
+        query = "SELECT sealed FROM element WHERE rank = ?"
         with self._explaining():
-            for rank in ranks:
-                row = self._reader.execute("SELECT sealed FROM element WHERE rank = ?", (rank,)).fetchone()
-                if row is not None:
-                    found.append(row[0])
-        return found
+            rows = (self._reader.execute(query, (rank,)).fetchone() for rank in ranks)
+            return [row[0] for row in rows if row is not None]
 
     def totals(self) -> tuple[dict[str, int], int, int]:
         """Elements by kind, authors, and the bytes of all sealed elements."""
