@@ -282,8 +282,7 @@ class Discovery:
         """Seconds until the next try: 1, 2, 4 … with a quarter of jitter."""
         just_lost = candidate.lost_at > trio.current_time() - LOSS
         longest = QUICK if just_lost or not self._network.peers() else SLOW
-        pause: float = min(longest, 2.0 ** min(candidate.failures - 1, 10))
-        return pause * self._random.uniform(0.75, 1.25)
+        return min(longest, 2.0 ** min(candidate.failures - 1, 10)) * self._random.uniform(0.75, 1.25)
 
     async def _meet(self) -> None:
         """Announce the rendezvous key and dial the others that did; often, while there are few peers."""
