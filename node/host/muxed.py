@@ -84,6 +84,8 @@ class BulkRate:
 class MuxedSession(IMuxedConn):
     """One connection's streams. `start()` is its lifetime."""
 
+    is_initiator = is_closed = False
+
     def __init__(self, peer_id: ID, host: HostAllowance, *, is_initiator: bool) -> None:
         self.peer_id = peer_id
         self.peer: PeerId = str(peer_id)
@@ -92,13 +94,12 @@ class MuxedSession(IMuxedConn):
         self.allowance = host.of(self.peer)  # the same for all connections of the peer
         self.used_at = trio.current_time()  # when a stream last ended
         self.pace = BulkRate()
-        self._initiator = is_initiator
+        self.is_initiator = is_initiator
         self._streams: dict[int, Any] = {}  # of the transport's own kind
         self._opened, self._to_accept = trio.open_memory_channel[Any](math.inf)  # by the peer
         self._unaccepted: set[MuxedStream] = set()  # of these; each keeps its place, even where it was reset
         self._rtts: deque[float] = deque(maxlen=RTTS)
         self._widened = 0  # bytes of all streams' windows beyond their first
-        self._closing = False
         self.ended = ""  # why, once it has
 
     def settle(self) -> None:
@@ -106,10 +107,10 @@ class MuxedSession(IMuxedConn):
 
     def _break(self, why: str) -> bool:
         """Break all streams and let no more be opened; False where the connection had ended before."""
-        if self._closing:
+        if self.is_closed:
             return False
         log.debug("connection to %s: %s", self.peer, why)
-        self._closing, self.ended = True, self.ended or why
+        self.is_closed, self.ended = True, self.ended or why
         for stream in tuple(self._streams.values()):
             stream.break_off()
         for stream in tuple(self._unaccepted):
@@ -160,16 +161,8 @@ class MuxedSession(IMuxedConn):
     # The names that py-libp2p calls.
 
     @property
-    def is_initiator(self) -> bool:
-        return self._initiator
-
-    @property
     def is_established(self) -> bool:
-        return self.event_started.is_set() and not self._closing
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closing
+        return self.event_started.is_set() and not self.is_closed
 
     @property
     def open_streams(self) -> int:

@@ -373,7 +373,7 @@ class QuicSession(MuxedSession):
 
     def look(self) -> None:
         """Something came or was acknowledged, perhaps."""
-        if self._closing:
+        if self.is_closed:
             return
         smoothed, shortest = self._quic.round_trips
         if shortest < math.inf:
@@ -419,7 +419,7 @@ class QuicSession(MuxedSession):
     # --- what goes --------------------------------------------------------------------------------------------------
 
     def write(self, stream: QuicStream, data: bytes | memoryview, *, end: bool = False) -> None:
-        if not self._closing:
+        if not self.is_closed:
             self.allowance.count(OUT, stream.protocol, len(data))
             self._quic.send_stream_data(stream.stream_id, data, end_stream=end)  # type: ignore[arg-type]
             self.link.wake()
@@ -440,7 +440,7 @@ class QuicSession(MuxedSession):
 
     def drop(self, stream_id: int, *, sending: bool, receiving: bool) -> None:
         """Reset a stream on the wire: what this side sends, and what it receives."""
-        if self._quic.stream(stream_id) is None or self._closing:
+        if self._quic.stream(stream_id) is None or self.is_closed:
             return
         if sending:
             self._quic.reset_stream(stream_id, RESET)
@@ -457,7 +457,7 @@ class QuicSession(MuxedSession):
         return True
 
     def _is_theirs(self, stream_id: int) -> bool:
-        return stream_id % 2 == (1 if self._initiator else 0)
+        return stream_id % 2 == (1 if self.is_initiator else 0)
 
     def shortest_rtt(self) -> float:
         shortest = self._quic.round_trips[1]
@@ -475,9 +475,9 @@ class QuicSession(MuxedSession):
 
     async def open_stream(self) -> QuicStream:
         await trio.lowlevel.checkpoint()
-        while not self._closing and not self._quic.may_open():
+        while not self.is_closed and not self._quic.may_open():
             await self._to_open.park()
-        if self._closing:
+        if self.is_closed:
             raise StreamReset(f"the connection to {self.peer} ended")
         stream = QuicStream(self, self._quic.open())
         self._streams[stream.stream_id] = stream
@@ -485,11 +485,11 @@ class QuicSession(MuxedSession):
 
     async def close(self) -> None:
         """Wait up to FLUSH seconds until what was queued arrived, say goodbye, and close."""
-        if not self._closing:
+        if not self.is_closed:
             with trio.move_on_after(FLUSH):
                 while not self._quic.is_delivered():  # noqa: ASYNC110 (aioquic has no event)
                     await trio.sleep(FLUSH / 50)
-        if not self._closing:
+        if not self.is_closed:
             self.link.say_goodbye()
             self.abandon("closed here")
         await trio.lowlevel.checkpoint()

@@ -75,7 +75,7 @@ class YamuxSession(MuxedSession):
         self.raw = self._transport.raw  # below the encryption: a socket, or a stream to a relay
         super().__init__(peer_id, self.raw.host, is_initiator=secured_conn.is_initiator)
         self.outbox = FrameQueue()
-        self._next_id = 1 if self._initiator else 2
+        self._next_id = 1 if self.is_initiator else 2
         self._work = trio.Event()
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
@@ -101,14 +101,14 @@ class YamuxSession(MuxedSession):
 
     def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, a long body by itself."""
-        if not self._closing:
+        if not self.is_closed:
             self.allowance.count(OUT, stream.protocol, len(frame) + len(body))
             self.outbox.put(stream, frame, body)
             self._write_now()
 
     def answer(self, frame: bytes) -> None:
         """A frame that goes before those of streams."""
-        if not self._closing:
+        if not self.is_closed:
             self.outbox.answer(frame)
             self._write_now()
 
@@ -140,7 +140,7 @@ class YamuxSession(MuxedSession):
         return True
 
     def _is_theirs(self, stream_id: int) -> bool:
-        return stream_id % 2 == (0 if self._initiator else 1)
+        return stream_id % 2 == (0 if self.is_initiator else 1)
 
     def settle(self) -> None:
         if isinstance(self.raw, MeteredStream):
@@ -165,7 +165,7 @@ class YamuxSession(MuxedSession):
                 self._work = trio.Event()
                 self._idle = True
                 await self._work.wait()
-                if self._closing and not self.outbox:
+                if self.is_closed and not self.outbox:
                     return
             # TCP sees itself whether its socket stalls; what goes through a relay may wait for the owner's cap.
             own = math.inf if isinstance(self.raw, MeteredStream) else WRITE_STALL
@@ -295,7 +295,7 @@ class YamuxSession(MuxedSession):
 
     async def open_stream(self) -> YamuxStream:
         await trio.lowlevel.checkpoint()
-        if self._closing:
+        if self.is_closed:
             raise StreamReset(f"the connection to {self.peer} ended")
         stream = self._streams[self._next_id] = YamuxStream(self, self._next_id)
         self._next_id += 2
@@ -305,7 +305,7 @@ class YamuxSession(MuxedSession):
 
     async def close(self) -> None:
         """Wait up to FLUSH seconds until what was queued is sent, say goodbye after it, and close."""
-        if not self._closing and self.event_started.is_set():
+        if not self.is_closed and self.event_started.is_set():
             self.ended = CLOSED_HERE  # whoever of the two is done first
             await self._flush()
             if self._idle:  # it went
