@@ -40,7 +40,6 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.hello import Incompatible, greet, serve_hello
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
-from swarmnode.training.documents import Meter
 from swarmnode.training.options import SettingError, installing
 from swarmnode.training.rl.section import asked_by
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
@@ -129,14 +128,14 @@ class RunFinder:
 
     async def _published(self, spec: RunSpec, tokenizer: str) -> RunSpec:
         """With this node's corpus cut into shards. Raises NoRun, CorpusError, NoSpace or ShardError."""
-        config, store, meter = self._node.config, self._node.shard_store, Meter()
+        config, store = self._node.config, self._node.shard_store
         if config.data == "local" and spec.data.source == "shards" and not spec.data.index:
             raise NoRun(
                 "--data local keeps the text of a node that joins a run, and this node begins one: it would publish "
                 'the corpus. Write source = "local" below [data] in the run file (the held-out tenth is published '
                 "even then), or leave out --data local."
             )
-        async with shown(meter, self._node.emit):
+        async with shown(self._node.emit) as meter:
             return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=tokenizer, meter=meter))
 
     def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
