@@ -32,7 +32,7 @@ from swarmnode.training.options import SettingError
 
 LOG_LINES = 5000  # the newest; some 1 MB
 SHORT = 8  # characters: what is shorter is no secret that could be struck out
-ASKED = ("status", "peers", "netcheck", "caps", "metrics")  # of the running daemon
+ASKED = ("status", "peers", "netcheck", "caps")  # of the running daemon, beside its metrics
 PACKAGES = ("libp2p", "trio", "aioquic", "multiaddr", "cryptography", "numpy", "torch", "typer", "protobuf")
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|API_KEY|CREDENTIAL", re.IGNORECASE)
 LINK = re.compile(r"swarm1[0-9a-z]{20,}", re.IGNORECASE)
@@ -115,14 +115,9 @@ def _parts(home: DataDir) -> Iterator[tuple[str, Any]]:
     yield "versions.json", lambda: _json(_versions())
     yield "config.json", lambda: _json(loaded().settings)
     for method in ASKED:
-        ending = "txt" if method == "metrics" else "json"
-        yield f"{method}.{ending}", lambda method=method: _answer(method)
+        yield f"{method}.json", lambda method=method: _json(ask(method, timeout=10.0))
+    yield "metrics.txt", lambda: str(ask("metrics", timeout=10.0)["text"])
     yield "log.jsonl", lambda: "".join(_json(line, indent=None) for line in read_tail(home.logs, LOG_LINES))
-
-
-def _answer(method: str) -> str:
-    answer = ask(method, timeout=10.0)
-    return str(answer["text"]) if method == "metrics" else _json(answer)
 
 
 def _versions() -> dict[str, Any]:

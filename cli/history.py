@@ -156,8 +156,7 @@ def _write(
 
 
 def _numbers(each: dict[str, Any]) -> dict[str, float]:
-    numbers = {name: value for name, value in each.items() if isinstance(value, int | float)}
-    return {name: numbers[name] for name in numbers if name not in ("round", "time")}
+    return {k: v for k, v in each.items() if isinstance(v, int | float) and k not in ("round", "time")}
 
 
 @contextmanager

@@ -92,8 +92,7 @@ def _rows(status: dict[str, Any], colour: bool) -> Iterator[tuple[str, str]]:
         yield "invite", "swarmnode id --join prints the line for another machine"
     trainer = status.get("trainer")
     if trainer is not None:
-        restarts = trainer["restarts"]
-        again = "" if not restarts else f", restarted {restarts} time{'s' if restarts > 1 else ''}"
+        again = f", restarted {number_of(trainer['restarts'], 'time')}" if trainer["restarts"] else ""
         threads = number_of(trainer["threads"], "thread")
         held = sandboxed(trainer.get("sandbox"))
         device = f"{trainer['ranks']} ranks on {trainer['device']}" if trainer["ranks"] > 1 else trainer["device"]

@@ -15,9 +15,10 @@ How long it is and what it gives away is in docs/finding.md.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarmnode.node.exitcodes import UsageMistake
@@ -32,6 +33,9 @@ MOST = 2  # places
 RELAYED = 16
 PLACES = ("ip4", "ip6", "dns", "dns4", "dns6")
 CHARACTERS = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"  # RFC 4648
+TO_BECH32 = str.maketrans(BASE32, CHARACTERS)
+FROM_BECH32 = str.maketrans(CHARACTERS, BASE32)
 CHECK = 6  # characters
 BECH32M = 0x2BC830A3
 GENERATORS = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
@@ -63,8 +67,8 @@ class Invitation:
             place = name if end.is_name else ipaddress.ip_address(end.host).packed
             content += bytes([PLACES.index(end.kind) + RELAYED * bool(end.relay)]) + place + end.port.to_bytes(2, "big")
             content += _key(end.relay) if end.relay else b""
-        data = _regroup(content, 8, 5)
-        return PREFIX + "".join(CHARACTERS[value] for value in (*data, *_check(data)))
+        word = _word(content)
+        return PREFIX + word + _check(word)
 
 
 def invite(addresses: Sequence[str], run_id: str, roster: str) -> str:
@@ -86,12 +90,14 @@ def decode(text: str) -> Invitation:
     shown = f"{PREFIX}{word[:18]}…"
     if wrong := sorted(set(word) - set(CHARACTERS)):
         raise UsageMistake(f"the link {shown} has {wrong[0]!r} in it, which none has. {WHERE}")
-    values = [CHARACTERS.index(character) for character in word]
-    data = values[:-CHECK]
-    if len(values) <= CHECK or _check(data) != values[-CHECK:]:
+    word, check = word[:-CHECK], word[-CHECK:]
+    if not word or _check(word) != check:
         raise UsageMistake(f"the link {shown} is cut off, or a character of it is wrong. {WHERE}")
     try:
-        content = _regroup(data, 5, 8)
+        whole = len(word) % 8 not in (1, 3, 6)  # else its last character begins a byte
+        content = base64.b32decode(word.translate(FROM_BECH32) + "=" * (-len(word) % 8)) if whole else b""
+        if _word(content) != word:
+            raise ValueError("it ends in the middle")
         if content[0] >> 4 != VERSION:
             raise UsageMistake("the link is of a newer version of swarmnode; upgrade this one")
         return _read(content)
@@ -140,30 +146,22 @@ def _is_local(end: Endpoint) -> bool:
     return not end.is_name and ipaddress.ip_address(end.host).is_loopback
 
 
-def _regroup(values: Iterable[int], before: int, after: int) -> bytes:
-    """Numbers of `before` bits as numbers of `after`, filled up with zeros. Raises ValueError where more is left."""
-    bits = "".join(f"{value:0{before}b}" for value in values)
-    left = len(bits) % after
-    if after > before:
-        if left >= before or "1" in bits[len(bits) - left :]:
-            raise ValueError("it ends in the middle")
-        bits = bits[: len(bits) - left]
-    else:
-        bits += "0" * (-len(bits) % after)
-    return bytes(int(bits[at : at + after], 2) for at in range(0, len(bits), after))
+def _word(content: bytes) -> str:
+    """Five bits a character, filled up with zeros."""
+    return base64.b32encode(content).decode().rstrip("=").translate(TO_BECH32)
 
 
-def _check(data: Iterable[int]) -> list[int]:
-    """The checksum of BIP 350 over the prefix and `data`."""
+def _check(word: str) -> str:
+    """The checksum of BIP 350 over the prefix and `word`."""
     name = PREFIX[:-1].encode()
     state = 1
-    for value in (*(c >> 5 for c in name), 0, *(c & 31 for c in name), *data, *[0] * CHECK):
+    for value in (*(c >> 5 for c in name), 0, *(c & 31 for c in name), *map(CHARACTERS.index, word), *[0] * CHECK):
         top = state >> 25
         state = (state & 0x1FFFFFF) << 5 ^ value
         for bit, generator in enumerate(GENERATORS):
             state ^= generator if top >> bit & 1 else 0
     state ^= BECH32M
-    return [state >> 5 * (CHECK - 1 - at) & 31 for at in range(CHECK)]
+    return "".join(CHARACTERS[state >> 5 * (CHECK - 1 - at) & 31] for at in range(CHECK))
 
 
 def _key(peer: str | None) -> bytes:

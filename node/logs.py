@@ -214,19 +214,13 @@ def setup_logs(folder: Path, level: str, console: str = "plain") -> Ring[Line]:
     Replaces handlers that were there. Call `adopt("libp2p")` after libp2p is imported. Raises OSError where the file
     cannot be opened.
     """
-    root = logging.getLogger()
     ring: Ring[Line] = Ring()
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
     (folder / FILE_NAME).chmod(0o600)
     shown = logging.StreamHandler(sys.stderr) if console == "json" else _Console(sys.stderr)
     for written in (file, shown):
         written.setFormatter(_AsJson())  # which _Console does without
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-        old.close()
-    for handler in (_IntoRing(ring), file, shown):
-        root.addHandler(handler)
-    root.setLevel(level.upper())
+    logging.basicConfig(handlers=(_IntoRing(ring), file, shown), level=level.upper(), force=True)
     return ring
 
 

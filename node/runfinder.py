@@ -40,7 +40,6 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.hello import Incompatible, greet, serve_hello
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
-from swarmnode.training.documents import Meter
 from swarmnode.training.options import SettingError, installing
 from swarmnode.training.rl.section import asked_by
 from swarmnode.training.runspec import RunSpec, decode, load_runspec
@@ -129,14 +128,14 @@ class RunFinder:
 
     async def _published(self, spec: RunSpec, tokenizer: str) -> RunSpec:
         """With this node's corpus cut into shards. Raises NoRun, CorpusError, NoSpace or ShardError."""
-        config, store, meter = self._node.config, self._node.shard_store, Meter()
+        config, store = self._node.config, self._node.shard_store
         if config.data == "local" and spec.data.source == "shards" and not spec.data.index:
             raise NoRun(
                 "--data local keeps the text of a node that joins a run, and this node begins one: it would publish "
                 'the corpus. Write source = "local" below [data] in the run file (the held-out tenth is published '
                 "even then), or leave out --data local."
             )
-        async with shown(meter, self._node.emit):
+        async with shown(self._node.emit) as meter:
             return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=tokenizer, meter=meter))
 
     def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
@@ -205,7 +204,7 @@ class RunFinder:
                 await trio.sleep(0.1)
         peers = tuple(view.peer for view in self._network.peers())
         if not peers:
-            failures = self._node.discovery.join_failures()
+            failures = self._node.discovery.join_failures
             tried = "\n".join(f"  {address}: {why.removeprefix(f'{address}: ')}" for address, why in failures.items())
             raise RunUnavailable(
                 "nobody answered, so the run cannot be fetched. Tried:\n"
@@ -427,7 +426,7 @@ def _ask_which_run(listings: list[RunListing]) -> RunListing | None:
 async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
     """The runs that a node finds, how many peers it has then, and why join addresses and seeds did not answer."""
     runs = [*map(_told_of, await node.catalogue.search(wanted=wanted, within=within))]
-    return {"runs": runs, "peers": len(node.network.peers()), "unreached": node.discovery.join_failures()}
+    return {"runs": runs, "peers": len(node.network.peers()), "unreached": dict(node.discovery.join_failures)}
 
 
 def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:

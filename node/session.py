@@ -315,7 +315,9 @@ class RunSession(Observer):
                 lost = error
         if result is not None:
             await self._note(result, self._tell(result))
-            self._save_if_due()
+            place = self.place
+            if place is not None and (place.round - self._saved_at >= self._checkpoint_every or self._is_over()):
+                self._save()
         elif lost is not None:
             if not (isinstance(lost, Overtaken) or self._stopping.is_set()):
                 self._abandon(str(lost))
@@ -418,11 +420,6 @@ class RunSession(Observer):
             return verdict
         here = {self._context.network.me, *(view.peer for view in self._context.network.peers())}
         return "late" if peer in here else "not connected"
-
-    def _save_if_due(self) -> None:
-        place = self.place
-        if place is not None and (place.round - self._saved_at >= self._checkpoint_every or self._is_over()):
-            self._save()
 
     def _save(self) -> None:
         """Have a checkpoint of this moment written, beside training."""

@@ -21,7 +21,7 @@ from rich.text import Text
 from swarmnode.cli.local.attack import ACCEPTED
 from swarmnode.cli.local.report import by_rollouts, hashes_by_round
 from swarmnode.cli.local.swarm import LocalSwarm, NodeProcess, RoundReport
-from swarmnode.cli.terminal import duration, size
+from swarmnode.cli.terminal import duration, number_of, size
 
 REWARDED = 10  # rounds of whose answers the reward is the mean: those of one round are few
 _STATE_STYLES = {"training": "green", "finished": "bold green", "frozen": "cyan", "dead": "red", "starting": "dim"}
@@ -104,7 +104,7 @@ def bits(value: float | None) -> str:
 def peers_of(report: RoundReport | None) -> str:
     if report is None:
         return "–"
-    return f"{report.learned_from} peer{'' if report.learned_from == 1 else 's'}" if report.learned_from else "itself"
+    return number_of(report.learned_from, "peer") if report.learned_from else "itself"
 
 
 def tokens_per_second(report: RoundReport | None) -> str:

@@ -40,7 +40,6 @@ from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
 from swarmnode.protocols.metrics import GAUGE, Metric
 from swarmnode.protocols.network import Traffic
-from swarmnode.protocols.peers.scoring import PeerScoring
 from swarmnode.protocols.runner import in_thread
 from swarmnode.training.options import number_of
 from swarmnode.training.rl.section import hf_model
@@ -336,12 +335,17 @@ def warnings_of(node: Node) -> list[str]:
     if node.trainer is not None:
         sampling = node.trainer.sampling
         told += [sampling["why"]] if sampling is not None and sampling["why"] else []
-        told += _of_sandbox(node.trainer)
+        sandbox = node.trainer.sandbox
+        lacking = [f"{missing['part']} ({missing['why']})" for missing in sandbox["missing"]] if sandbox else []
+        told += [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
         within = exposed(node.trainer.rules, node.config.directory)
         if within:
             told.append(f"the trainer may read {within}, which contains this node's key; name a smaller folder")
     told += [AS_ROOT] if runs_as_root() else []
-    return told + _of_scoring(node.network.scoring)
+    # Peers that are treated worse than others: their owners may have something to mend, or be strangers.
+    worse = Counter(standing.word for _, standing in node.network.scoring.below_good())
+    counted = ", ".join(f"{count} {word}" for word, count in sorted(worse.items()))
+    return told + ([f"peers that broke rules or ask too much: {counted} (swarmnode peers)"] if counted else [])
 
 
 def problems_of(node: Node) -> list[str]:
@@ -350,11 +354,15 @@ def problems_of(node: Node) -> list[str]:
     told += [node.defects.warning] if node.defects.warning else []
     told += [node.state.warning] if node.state is not None and node.state.warning else []
     told += [node.successors.warning] if node.successors is not None and node.successors.warning else []
-    told += _of_state(node)
+    # Why this node does not write to the state; told once where that keeps it from its lease as well.
+    complaint = node.state.clocks.complaint if node.state is not None else ""
+    lease = node.membership.complaint if node.membership is not None else ""
+    told += [complaint] if complaint else []
+    told += [f"this node cannot renew its lease: {lease}"] if lease and lease != complaint else []
     told += _of_standstill(node.session, node.trainer)
     told += node.answering.problems()
     if not node.network.peers():
-        told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures().items()]
+        told += [f"{why} (join address {address})" for address, why in node.discovery.join_failures.items()]
     return told
 
 
@@ -392,23 +400,3 @@ def stands_still(session: RunSession) -> bool:
     if session.paused or session.finished.is_set() or age is None or usual is None:
         return False
     return age > max(STALLED_FOR, STALLED_TIMES * usual)
-
-
-def _of_state(node: Node) -> list[str]:
-    """Why this node does not write to the state; what keeps it from its lease is told once where both say it."""
-    told = [text] if node.state is not None and (text := node.state.clocks.complaint) else []
-    lease = node.membership.complaint if node.membership is not None else ""
-    return told + ([f"this node cannot renew its lease: {lease}"] if lease and lease not in told else [])
-
-
-def _of_sandbox(trainer: TrainerProcess) -> list[str]:
-    told = trainer.sandbox
-    lacking = [f"{missing['part']} ({missing['why']})" for missing in told["missing"]] if told is not None else []
-    return [f"the trainer's sandbox is not whole; it lacks: {'; '.join(lacking)}"] if lacking else []
-
-
-def _of_scoring(scoring: PeerScoring) -> list[str]:
-    """Peers that are treated worse than others: their owners may have something to mend, or be strangers."""
-    worse = Counter(standing.word for _, standing in scoring.below_good())
-    told = ", ".join(f"{count} {word}" for word, count in sorted(worse.items()))
-    return [f"peers that broke rules or ask too much: {told} (swarmnode peers)"] if told else []

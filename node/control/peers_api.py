@@ -308,5 +308,4 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def _by_protocol(received: Mapping[str, int], sent: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    names: Iterable[str] = sorted({*received, *sent})
-    return {name: {"in": received.get(name, 0), "out": sent.get(name, 0)} for name in names}
+    return {name: {"in": received.get(name, 0), "out": sent.get(name, 0)} for name in sorted({*received, *sent})}

@@ -58,8 +58,10 @@ class RunsApi:
 
     async def scores(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Everybody's score, or that of the one peer that is asked for; with the evidence where `why` is true."""
-        ledger, name, why = self._ledger(), str(params.get("peer") or ""), bool(params.get("why", False))
-        session = self._node.session
+        reputation, session = self._node.trust.reputation, self._node.session
+        if reputation is None:
+            raise Declined("this node is in no run, so it has seen nobody's work; swarmnode status says why")
+        ledger, name, why = reputation.ledger, str(params.get("peer") or ""), bool(params.get("why", False))
         view = ledger.view()
         peers = [_one(name, view)] if name else sorted(view.values(), key=lambda one: (-one.weight, one.peer))
         return {
@@ -68,11 +70,6 @@ class RunsApi:
             "more": len(peers) > LISTED,
             "peers": [{**_line(one, ledger), **(_evidence(one, ledger) if why else {})} for one in peers[:LISTED]],
         }
-
-    def _ledger(self) -> Ledger:
-        if self._node.trust.reputation is None:
-            raise Declined("this node is in no run, so it has seen nobody's work; swarmnode status says why")
-        return self._node.trust.reputation.ledger
 
     # --- history ---------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class Discovery:
         self._random = random.Random(network.me)
         self._candidates: dict[PeerId | Address, _Candidate] = {}  # by target
         self._came_at: dict[PeerId, float] = {}  # connected peers; trio.current_time()
-        self._failures: dict[Address, str] = {}
+        self.join_failures: dict[Address, str] = {}  # why, for join addresses that are not connected now
         self._changed = trio.Event()  # there may be something to do: set once, and then another takes its place
         for address in join:
             self._add_join(address)
@@ -106,7 +106,7 @@ class Discovery:
         """Join at these addresses from now on, and no longer at those named before."""
         for target in [target for target, each in self._candidates.items() if each.join is not None and not each.seed]:
             del self._candidates[target]
-        self._failures.clear()
+        self.join_failures.clear()
         for address in addresses:
             self._add_join(address)
         self._notify()
@@ -115,15 +115,11 @@ class Discovery:
         """Whether a join address led to the peer."""
         return any(each.peer == peer and each.join is not None and not each.seed for each in self._candidates.values())
 
-    def join_failures(self) -> dict[Address, str]:
-        """Why join addresses could not be reached, for those that are not connected now."""
-        return dict(self._failures)
-
     @property
     def gave_up(self) -> bool:
         """Whether each join address there is was tried TRIES times in vain, or can never work."""
         tried = [candidate.failures for candidate in self._candidates.values() if candidate.join is not None]
-        return bool(self._failures) and min(tried, default=TRIES) >= TRIES
+        return bool(self.join_failures) and min(tried, default=TRIES) >= TRIES
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with self._network.watch_peers() as events:
@@ -139,17 +135,17 @@ class Discovery:
     def _add_join(self, address: Address, *, seed: bool = False) -> None:
         endpoint = parse(address)
         if endpoint is None:
-            self._failures[address] = f"{address} is not a join address: {EXPECTED}"
+            self.join_failures[address] = f"{address} is not a join address: {EXPECTED}"
             return
         peer: PeerId | None = None
         if endpoint.peer is not None:
             try:
                 peer = peer_of(address)
             except ValueError:
-                self._failures[address] = f"{address} does not end in a peer id: copy it whole, or leave out /p2p/"
+                self.join_failures[address] = f"{address} does not end in a peer id: copy it whole, or leave out /p2p/"
                 return
             if peer == self._network.me:
-                self._failures[address] = f"{address} is this node's own address"
+                self.join_failures[address] = f"{address} is this node's own address"
                 return
             self._network.learn(peer, (address,))
         if seed and (peer or address) in self._candidates:
@@ -182,7 +178,7 @@ class Discovery:
             if candidate.begins and key_hex(peer).startswith(candidate.begins):
                 candidate.peer = peer
             if candidate.peer == peer and candidate.join is not None:
-                self._failures.pop(candidate.join, None)
+                self.join_failures.pop(candidate.join, None)
         self._note(peer)
 
     def _note(self, peer: PeerId) -> None:
@@ -257,7 +253,7 @@ class Discovery:
             if candidate.join is not None:
                 if candidate.failures == 1:
                     log.info("join address %s: %s", candidate.join, error)
-                self._failures[candidate.join] = str(error)
+                self.join_failures[candidate.join] = str(error)
             candidate.due = trio.current_time() + self._pause(candidate)
         finally:
             candidate.dialling = False
@@ -265,7 +261,7 @@ class Discovery:
 
     def _answered(self, candidate: _Candidate, peer: PeerId) -> None:
         if candidate.join is not None:
-            self._failures.pop(candidate.join, None)
+            self.join_failures.pop(candidate.join, None)
         if candidate.join is None or candidate.peer == peer:
             return
         candidate.peer = peer  # a nameless join address
@@ -286,8 +282,7 @@ class Discovery:
         """Seconds until the next try: 1, 2, 4 … with a quarter of jitter."""
         just_lost = candidate.lost_at > trio.current_time() - LOSS
         longest = QUICK if just_lost or not self._network.peers() else SLOW
-        pause: float = min(longest, 2.0 ** min(candidate.failures - 1, 10))
-        return pause * self._random.uniform(0.75, 1.25)
+        return min(longest, 2.0 ** min(candidate.failures - 1, 10)) * self._random.uniform(0.75, 1.25)
 
     async def _meet(self) -> None:
         """Announce the rendezvous key and dial the others that did; often, while there are few peers."""
@@ -356,14 +351,11 @@ class AddressBook:
         addresses = tuple(dict.fromkeys(addresses + known))[:MAX_ADDRESSES]
         if addresses:
             self._peers[peer] = (addresses, group or group_of_addresses(addresses))
-            while len(self._peers) > MAX_PEERS:
-                self._forget_one()
-
-    def _forget_one(self) -> None:
-        """The one that answered longest ago; of the group that crowds the others, where there is one."""
-        groups = {peer: group for peer, (_, group) in self._peers.items()}
-        crowding = crowd(groups.values(), least=MAX_PEERS // CROWD)
-        del self._peers[next(peer for peer, group in groups.items() if crowding is None or group == crowding)]
+        if len(self._peers) > MAX_PEERS:
+            # The one that answered longest ago goes; of the group that crowds the others, where there is one.
+            groups = {peer: group for peer, (_, group) in self._peers.items()}
+            crowding = crowd(groups.values(), least=MAX_PEERS // CROWD)
+            del self._peers[next(peer for peer, group in groups.items() if crowding is None or group == crowding)]
 
     def save(self, entries: Entries) -> None:
         """Write these into the file if they changed, atomically; in a thread, where the book itself is not read."""

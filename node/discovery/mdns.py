@@ -69,8 +69,7 @@ async def advertise_and_listen(network: Network, most: int) -> None:
         try:
             await _connect_to_each(found, network, most)
         finally:
-            with trio.move_on_after(GOODBYE) as leaving:
-                leaving.shield = True
+            with trio.move_on_after(GOODBYE, shield=True):
                 await trio.to_thread.run_sync(stop, service, abandon_on_cancel=True)
     finally:
         peerDiscovery.unregister_peer_discovered_handler(heard)

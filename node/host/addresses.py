@@ -187,11 +187,16 @@ def interface_addresses(family: str) -> tuple[str, ...]:
 
 def _passing_addresses() -> frozenset[str]:
     """IPv6 addresses with a flag of PASSING. One that is deprecated for good was set so by its owner."""
-    try:
-        rows = [line.split() for line in FLAGS.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return frozenset()
+    rows = rows_of(FLAGS)
     return frozenset(str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if int(row[4], 16) & PASSING)
+
+
+def rows_of(table: Path) -> list[list[str]]:
+    """The fields of each line of one of the kernel's tables; nothing where it cannot be read."""
+    try:
+        return [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return []
 
 
 def source_towards(host: str) -> str | None:

@@ -57,6 +57,8 @@ MAX_ADDRESSES = 16  # remembered per peer, and taken from a name
 MAX_KNOWN = 2048  # peers whose addresses are remembered
 KEPT = 3600  # seconds that the peer store, from which Kademlia tells others, keeps an address
 
+peer_id = lru_cache(1024)(ID.from_string)  # base58 is slow in Python
+
 
 class Dialler:
     """Dials run in the nursery of `connections`; callers that come while a dial is under way share its result."""
@@ -359,11 +361,6 @@ async def _dnsaddr(name: Endpoint, depth: int) -> list[Address]:
     places = [text.removeprefix("dnsaddr=") for text in texts if text.startswith("dnsaddr=/")]
     random.shuffle(places)  # so that each of several seeds has its part
     return [place for place in places if name.peer is None or place.endswith(f"/p2p/{name.peer}")]
-
-
-@lru_cache(1024)  # base58 is slow in Python
-def peer_id(peer: PeerId) -> ID:
-    return ID.from_string(peer)
 
 
 def _reason(error: BaseException) -> str:

@@ -64,7 +64,9 @@ def make_host(
     identity: Identity, settings: HostSettings, allowance: HostAllowance, handshakes: Handshakes
 ) -> tuple[BasicHost, Swarm, QuicTransport]:
     """A host that does not listen yet, what makes its connections, and its transport over UDP."""
-    _quiet_libp2p()
+    if not log.isEnabledFor(logging.DEBUG):  # what peers do wrong is logged here, with the peer
+        for upstream in ("libp2p", "quic"):  # which log each as an error with a traceback
+            logging.getLogger(upstream).setLevel(logging.CRITICAL)
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
@@ -105,13 +107,6 @@ def make_host(
     swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
     swarm.auto_connector = _NoAutoConnector(swarm)
     return host, swarm, quic
-
-
-def _quiet_libp2p() -> None:
-    """This project logs what peers do wrong, with the peer; upstream logs each as an error with a traceback."""
-    if not log.isEnabledFor(logging.DEBUG):
-        for upstream in ("libp2p", "quic"):
-            logging.getLogger(upstream).setLevel(logging.CRITICAL)
 
 
 def check_free(place: str) -> None:

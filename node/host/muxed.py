@@ -13,7 +13,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -84,23 +84,22 @@ class BulkRate:
 class MuxedSession(IMuxedConn):
     """One connection's streams. `start()` is its lifetime."""
 
+    is_initiator = is_closed = False
+
     def __init__(self, peer_id: ID, host: HostAllowance, *, is_initiator: bool) -> None:
         self.peer_id = peer_id
         self.peer: PeerId = str(peer_id)
-        self.on_close: Callable[[], Awaitable[Any]] | None = None  # py-libp2p sets it, and hears from accept_stream
         self.event_started = trio.Event()
-        self.event_closed = trio.Event()
         self.host = host
         self.allowance = host.of(self.peer)  # the same for all connections of the peer
         self.used_at = trio.current_time()  # when a stream last ended
         self.pace = BulkRate()
-        self._initiator = is_initiator
+        self.is_initiator = is_initiator
         self._streams: dict[int, Any] = {}  # of the transport's own kind
         self._opened, self._to_accept = trio.open_memory_channel[Any](math.inf)  # by the peer
         self._unaccepted: set[MuxedStream] = set()  # of these; each keeps its place, even where it was reset
         self._rtts: deque[float] = deque(maxlen=RTTS)
         self._widened = 0  # bytes of all streams' windows beyond their first
-        self._closing = False
         self.ended = ""  # why, once it has
 
     def settle(self) -> None:
@@ -108,16 +107,15 @@ class MuxedSession(IMuxedConn):
 
     def _break(self, why: str) -> bool:
         """Break all streams and let no more be opened; False where the connection had ended before."""
-        if self._closing:
+        if self.is_closed:
             return False
         log.debug("connection to %s: %s", self.peer, why)
-        self._closing, self.ended = True, self.ended or why
+        self.is_closed, self.ended = True, self.ended or why
         for stream in tuple(self._streams.values()):
             stream.break_off()
         for stream in tuple(self._unaccepted):
             self._count_accepted(stream)
         self._opened.close()
-        self.event_closed.set()
         return True
 
     @abstractmethod
@@ -163,16 +161,8 @@ class MuxedSession(IMuxedConn):
     # The names that py-libp2p calls.
 
     @property
-    def is_initiator(self) -> bool:
-        return self._initiator
-
-    @property
     def is_established(self) -> bool:
-        return self.event_started.is_set() and not self._closing
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closing
+        return self.event_started.is_set() and not self.is_closed
 
     @property
     def open_streams(self) -> int:
@@ -209,6 +199,7 @@ class MuxedStream(IMuxedStream):
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
         self._finished_sending = False
+        self._stopped = False  # the other side reads no more, as QUIC tells
         self.finished = False  # the other side has finished sending
         self.broken = False
 
@@ -377,14 +368,22 @@ class MuxedStream(IMuxedStream):
         self.broken = True
         self._allowance.give_back(self._unread)
         self._readable.unpark_all()
-        self._writable.unpark_all()
+        self.go_on()
         self.muxed_conn.forget(self)
+
+    def go_on(self) -> None:
+        """There is room to send again, or no more sense in waiting for it."""
+        self._writable.unpark_all()
 
     def _reset(self) -> StreamReset:
         return StreamReset(f"stream to {self.peer}: it was reset or its connection ended")
 
-    def _closed(self) -> StreamClosed:
-        return StreamClosed(f"stream to {self.peer}: it is closed for sending")
+    def _check(self) -> None:
+        """Raises StreamReset or StreamClosed where nothing can be sent any more."""
+        if self.broken or self._stopped:
+            raise self._reset()
+        if self._finished_sending:
+            raise StreamClosed(f"stream to {self.peer}: it is closed for sending")
 
     def _forget_if_done(self) -> None:
         if self._finished_sending and self.finished and not self._chunks:

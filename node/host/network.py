@@ -55,7 +55,6 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import (
     Address,
     NetworkError,
-    PeerEvent,
     PeerId,
     PeerView,
     StreamBroken,
@@ -144,8 +143,7 @@ class Libp2pNetwork:
                         self._listening = self._host.get_transport_addrs()
                         await self.defects.keep(self._serve, task_status=task_status)
                 finally:
-                    with trio.move_on_after(CLOSING) as closing:
-                        closing.shield = True
+                    with trio.move_on_after(CLOSING, shield=True):
                         await self._host.close()
         except* Exception:
             log.exception("the libp2p host failed")
@@ -318,11 +316,13 @@ class Libp2pNetwork:
             with self.connections.watch() as events:
                 async with trio.open_nursery() as nursery:
                     self.connections.nursery = nursery
-                    nursery.start_soon(self._notice_arrivals, events, nursery)
                     nursery.start_soon(self._routing.run)
                     if self._settings.mdns:
                         nursery.start_soon(advertise_and_listen, self, self._settings.limits.connections.peers)
                     task_status.started()
+                    async for event in events:
+                        if event.up and not event.moved:
+                            nursery.start_soon(self._notice_identified, event.peer)
         finally:
             self.connections.nursery = None
 
@@ -331,11 +331,6 @@ class Libp2pNetwork:
         of_connections = (self._handshakes, self.quic, self.connections, self.scoring, self._allowance)
         for part in (*of_connections, self.kademlia, self._routing):
             part.measure(metrics)
-
-    async def _notice_arrivals(self, events: trio.MemoryReceiveChannel[PeerEvent], nursery: trio.Nursery) -> None:
-        async for event in events:
-            if event.up and not event.moved:
-                nursery.start_soon(self._notice_identified, event.peer)
 
     async def _notice_identified(self, peer: PeerId) -> None:
         """Wait until identify told what the peer speaks; it may then keep provider records."""

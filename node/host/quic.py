@@ -373,7 +373,7 @@ class QuicSession(MuxedSession):
 
     def look(self) -> None:
         """Something came or was acknowledged, perhaps."""
-        if self._closing:
+        if self.is_closed:
             return
         smoothed, shortest = self._quic.round_trips
         if shortest < math.inf:
@@ -419,7 +419,7 @@ class QuicSession(MuxedSession):
     # --- what goes --------------------------------------------------------------------------------------------------
 
     def write(self, stream: QuicStream, data: bytes | memoryview, *, end: bool = False) -> None:
-        if not self._closing:
+        if not self.is_closed:
             self.allowance.count(OUT, stream.protocol, len(data))
             self._quic.send_stream_data(stream.stream_id, data, end_stream=end)  # type: ignore[arg-type]
             self.link.wake()
@@ -440,7 +440,7 @@ class QuicSession(MuxedSession):
 
     def drop(self, stream_id: int, *, sending: bool, receiving: bool) -> None:
         """Reset a stream on the wire: what this side sends, and what it receives."""
-        if self._quic.stream(stream_id) is None or self._closing:
+        if self._quic.stream(stream_id) is None or self.is_closed:
             return
         if sending:
             self._quic.reset_stream(stream_id, RESET)
@@ -457,7 +457,7 @@ class QuicSession(MuxedSession):
         return True
 
     def _is_theirs(self, stream_id: int) -> bool:
-        return stream_id % 2 == (1 if self._initiator else 0)
+        return stream_id % 2 == (1 if self.is_initiator else 0)
 
     def shortest_rtt(self) -> float:
         shortest = self._quic.round_trips[1]
@@ -475,9 +475,9 @@ class QuicSession(MuxedSession):
 
     async def open_stream(self) -> QuicStream:
         await trio.lowlevel.checkpoint()
-        while not self._closing and not self._quic.may_open():
+        while not self.is_closed and not self._quic.may_open():
             await self._to_open.park()
-        if self._closing:
+        if self.is_closed:
             raise StreamReset(f"the connection to {self.peer} ended")
         stream = QuicStream(self, self._quic.open())
         self._streams[stream.stream_id] = stream
@@ -485,11 +485,11 @@ class QuicSession(MuxedSession):
 
     async def close(self) -> None:
         """Wait up to FLUSH seconds until what was queued arrived, say goodbye, and close."""
-        if not self._closing:
+        if not self.is_closed:
             with trio.move_on_after(FLUSH):
                 while not self._quic.is_delivered():  # noqa: ASYNC110 (aioquic has no event)
                     await trio.sleep(FLUSH / 50)
-        if not self._closing:
+        if not self.is_closed:
             self.link.say_goodbye()
             self.abandon("closed here")
         await trio.lowlevel.checkpoint()
@@ -510,7 +510,6 @@ class QuicStream(MuxedStream):
     def __init__(self, session: QuicSession, stream_id: int) -> None:
         super().__init__(session, stream_id)
         self._session, self._quic = session, session.link.quic
-        self._stopped = False  # the other side reads no more
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -537,20 +536,13 @@ class QuicStream(MuxedStream):
         self._session.write(self, data)
         return True
 
-    def _check(self) -> None:
-        if self.broken or self._stopped:
-            raise self._reset()
-        if self._finished_sending:
-            raise self._closed()
-
     def room(self) -> int:
         """Bytes that may still be queued: as many as are on the way twice."""
         return max(LEAST_BUFFER, min(MAX_WINDOW, 2 * self._quic.window)) - self._quic.unsent(self.stream_id)
 
     def go_on(self) -> None:
-        """There is room again, or no more sense in waiting for it."""
         self._session.waiting.discard(self)
-        self._writable.unpark_all()
+        super().go_on()
 
     def stop(self) -> None:
         """The other side reads no more."""
@@ -563,11 +555,6 @@ class QuicStream(MuxedStream):
 
     def _send_reset(self, *, sending: bool, receiving: bool) -> None:
         self._session.drop(self.stream_id, sending=sending, receiving=receiving)
-
-    def break_off(self) -> None:
-        if not self.broken:
-            super().break_off()
-            self.go_on()
 
     def _open_window(self, increment: int) -> None:
         inner = self._quic.stream(self.stream_id)

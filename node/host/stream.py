@@ -94,8 +94,7 @@ async def ask(
 
 def peer_bytes(peer: PeerId) -> bytes:
     """A peer id as relays and AutoNAT encode it."""
-    raw: bytes = ID.from_string(peer).to_bytes()
-    return raw
+    return ID.from_string(peer).to_bytes()
 
 
 def peer_in(raw: bytes) -> PeerId:

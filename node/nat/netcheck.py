@@ -33,7 +33,7 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
     views, reach = network.peers(), nat.reachability
     relayed = sum(view.path == "relayed" for view in views)
     reached_by, failed_for = reach.counts()
-    mapping, pinhole = reach.mapping, reach.mappings.get("ip6")
+    mapping, pinhole = reach.mappings.get("ip4"), reach.mappings.get("ip6")
     answer: dict[str, Any] = {
         "reachability": nat.how_reached,
         "reached_by": reached_by,

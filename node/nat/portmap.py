@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.node.host.addresses import source_towards
+from swarmnode.node.host.addresses import rows_of, source_towards
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.reachability import Mapping, Reach, Reachability, is_local
 from swarmnode.node.nat.routers import Lease, MappingRefused, NatPmp, Pcp, Pinholes, Upnp, Way
@@ -74,8 +74,7 @@ class PortMapping:
                 if self._wake.is_set():
                     self._renew_at = 0.0
         finally:
-            with trio.move_on_after(GIVE_BACK_WITHIN) as closing:
-                closing.shield = True
+            with trio.move_on_after(GIVE_BACK_WITHIN, shield=True):
                 await self._give_back()
 
     def _is_open(self) -> bool:
@@ -178,7 +177,7 @@ class PortMapping:
 def default_gateway() -> str | None:
     """The IPv4 gateway of the default route; None where there is none, or where this cannot be found out."""
     found: list[tuple[int, str]] = []
-    for fields in _rows(ROUTES):
+    for fields in rows_of(ROUTES):
         if len(fields) >= 8 and fields[1] == fields[7] == "00000000" and fields[2] != "00000000":
             found.append((int(fields[6]), socket.inet_ntoa(struct.pack("=I", int(fields[2], 16)))))
     return min(found)[1] if found else None
@@ -187,15 +186,8 @@ def default_gateway() -> str | None:
 def default_gateway_of_ipv6() -> str | None:
     """The same of IPv6; a link-local one with its interface, fe80::1%eth0."""
     found: list[tuple[int, str]] = []
-    for fields in _rows(ROUTES_OF_IPV6):
+    for fields in rows_of(ROUTES_OF_IPV6):
         if len(fields) >= 10 and int(fields[0], 16) == int(fields[1], 16) == 0 and int(fields[4], 16):
             gateway = ipaddress.IPv6Address(int(fields[4], 16))
             found.append((int(fields[5], 16), f"{gateway}%{fields[9]}" if gateway.is_link_local else str(gateway)))
     return min(found)[1] if found else None
-
-
-def _rows(table: Path) -> list[list[str]]:
-    try:
-        return [line.split() for line in table.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return []

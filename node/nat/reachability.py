@@ -192,11 +192,6 @@ class Reachability:
         self.uninvited.clear()
         self._forget_verdicts()
 
-    @property
-    def mapping(self) -> Mapping | None:
-        """The port that the router opened of IPv4."""
-        return self.mappings.get("ip4")
-
     def map_to(self, family: str, mapping: Mapping | None) -> None:
         """The router maps so now. A new way in, or one less: earlier verdicts are about other places."""
         before = self.mappings.pop(family, None)
@@ -265,7 +260,7 @@ class Reachability:
     @property
     def mapped_udp(self) -> tuple[Address, ...]:
         """Where the router passes UDP on, over IPv4; nothing where its own address is behind another router."""
-        mapping = self.mapping
+        mapping = self.mappings.get("ip4")
         return mapping.addresses[1:] if mapping is not None and not is_local(mapping.host) else ()
 
     def observed(self) -> tuple[Address, ...]:
@@ -386,8 +381,7 @@ class AutoNat:
             logger.debug("whoever answers at %s is not %s: %s", place, asker, error)
             return False
         finally:
-            with trio.move_on_after(1.0) as closing:
-                closing.shield = True
+            with trio.move_on_after(1.0, shield=True):
                 await raw.close()
 
 

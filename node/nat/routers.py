@@ -213,7 +213,8 @@ class Upnp:
         return await _in_thread(partial(self._map, transport.upper(), port, wanted))
 
     async def unmap(self, transport: str, port: int, outer: int) -> None:
-        await _in_thread(partial(self._unmap, transport.upper(), outer))
+        if self._igd is not None:
+            await _in_thread(partial(self._igd.deleteportmapping, outer, transport.upper()))
 
     async def holds(self, transport: str, port: int, lease: Lease) -> bool:
         return await _in_thread(partial(self._holds, transport.upper(), lease))
@@ -226,10 +227,6 @@ class Upnp:
                 self._igd = igd
                 return Lease(outer, chosen, float(LEASE))
         raise MappingRefused(f"the ports {wanted} to {wanted + OTHER_PORTS} are taken")
-
-    def _unmap(self, transport: str, outer: int) -> None:
-        if self._igd is not None:
-            self._igd.deleteportmapping(outer, transport)
 
     def _holds(self, transport: str, lease: Lease) -> bool:
         igd, self._igd = self._igd or find_igd(), None  # as above

@@ -107,7 +107,10 @@ class NatTraversal:
         if self.reachability.state is not before:
             logger.info("this node is %s", _TELL[self.reachability.state])
         if self.reachability.state not in (Reach.UNKNOWN, self._entered):
-            self._enter(nursery)
+            self._doing.cancel()  # what the old state did
+            self._doing = trio.CancelScope()
+            self._entered = self.reachability.state
+            nursery.start_soon(self._act, self._doing)
         self._announce()
 
     async def _ask_some(self, by_host: dict[str, PeerId]) -> int:
@@ -161,14 +164,8 @@ class NatTraversal:
                 self.reachability.seen[host] = place
         await self.udp.look(host, peer)
 
-    def _enter(self, nursery: trio.Nursery) -> None:
-        """End what the old state did, and start what the new one asks for."""
-        self._doing.cancel()
-        self._doing = trio.CancelScope()
-        self._entered = self.reachability.state
-        nursery.start_soon(self._act, self._doing)
-
     async def _act(self, scope: trio.CancelScope) -> None:
+        """Do what the state that was entered asks for."""
         with scope:
             await (self._network.relay_client.run() if self._entered is Reach.PRIVATE else self._offer())
 

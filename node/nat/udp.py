@@ -18,7 +18,6 @@ import random
 import resource
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from functools import partial
 
 import trio
@@ -150,12 +149,12 @@ class UdpPuncher:
                 if number % BATCH == BATCH - 1:
                     await trio.sleep(EVERY)
 
-    def _likely(self, seen: list[int]) -> Iterator[int]:
+    def _likely(self, seen: list[int]) -> list[int]:
         """PROBES ports, each once: by turns some that follow the highest that was seen, and others by chance."""
         following = [port for port in range(max(seen) + STEP, max(seen) + SOCKETS + 1, STEP) if port in PORTS]
         by_chance = self._random.sample(PORTS, PROBES)
         mixed = [port for pair in zip(following, by_chance, strict=False) for port in pair]
-        return iter(list(dict.fromkeys([*mixed, *by_chance]))[:PROBES])
+        return list(dict.fromkeys([*mixed, *by_chance]))[:PROBES]
 
     def _send(self, target: tuple[str, int], kind: str) -> None:
         endpoint = self._network.quic.endpoint_for(target[0])

@@ -146,16 +146,11 @@ class Checkpoints:
         """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""
         history = [m for m in _manifests(self.folder) if m.name <= newest.name and not m.stem.endswith(ASIDE)]
         kept = {*history[: self.keep], *self._by_age(history[self.keep :])}
-        for manifest in _manifests(self.folder):
-            if manifest not in kept:
-                manifest.unlink(missing_ok=True)
         stems = {manifest.stem for manifest in kept}
-        for tensors in self.folder.glob("round-*.safetensors"):
-            if tensors.stem not in stems:
-                tensors.unlink(missing_ok=True)
-        for moments in self.folder.glob("round-*" + MOMENTS):
-            if moments.stem != newest.stem:
-                moments.unlink(missing_ok=True)
+        for suffix, stay in ((".json", stems), (".safetensors", stems), (MOMENTS, {newest.stem})):
+            for file in self.folder.glob(f"round-*{suffix}"):
+                if file.stem not in stay:
+                    file.unlink(missing_ok=True)
 
     def _by_age(self, manifests: list[Path]) -> set[Path]:
         """The first in each of the last two spans of 1, 2, 4, … hours: what begins a long span begins shorter ones."""
@@ -163,9 +158,7 @@ class Checkpoints:
         kept: set[Path] = set()
         span = HOUR
         while span <= self.hours * HOUR:
-            first: dict[int, Path] = {}
-            for at, manifest in written:
-                first.setdefault(int(at // span), manifest)
+            first = {int(at // span): manifest for at, manifest in reversed(written)}
             kept |= {manifest for number, manifest in first.items() if number >= time.time() // span - 1}
             span *= 2
         return kept

@@ -190,7 +190,6 @@ class DataDir:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
         self.identity = self.path / "identity.key"
-        self.config = self.path / "config.toml"
         self.address_book = self.path / "address-book.json"
         self.dashboard_token = self.path / "dashboard.token"
         self.layout = self.path / "layout"
@@ -377,9 +376,8 @@ class RunStore:
 
     def __init__(self, datadir: DataDir) -> None:
         self._datadir = datadir
-
-    def folder(self, run_id: str) -> Path:
-        return self._datadir.run(run_id)
+        self.folder = datadir.run
+        self._marks = datadir.path / "data-sets"
 
     def known(self) -> tuple[str, ...]:
         return tuple(r for r in self._datadir.known_runs() if (self.folder(r) / "run.spec").exists())
@@ -432,10 +430,6 @@ class RunStore:
     def forget(self, index: str) -> None:
         """The shards of that index are pinned no longer."""
         (self._marks / index).unlink(missing_ok=True)
-
-    @property
-    def _marks(self) -> Path:
-        return self._datadir.path / "data-sets"
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -237,19 +237,18 @@ class DataSet(Texts):
         except RunUnavailable:
             if self.own_text and self._spec.data.source == "shards":  # text that is not the run's
                 raise
-            meter, spec = Meter(), self._spec
-            async with shown(meter, self._emit):
+            async with shown(self._emit) as meter:
                 try:
                     with cutting.finishing(self._store):
-                        await self._runner(lambda: cutting.publish(spec, self._corpus, self._store, meter=meter))
+                        await self._runner(lambda: cutting.publish(self._spec, self._corpus, self._store, meter=meter))
                 except CorpusError as error:
                     logger.info("nor can it be made here: %s", error)
             if not self._store.holding(self._index_id).complete:
                 raise
 
     async def _text_of_its_own(self, index: Index) -> tuple[Path, ...]:
-        meter, spec, me = Meter(), self._spec, self._shards.network.me
-        async with shown(meter, self._emit):
+        spec, me = self._spec, self._shards.network.me
+        async with shown(self._emit) as meter:
             return await self._runner(lambda: cutting.own_text(spec, me, index, self._corpus, self._store, meter))
 
     async def _need(self, what: str, shard: ShardId, sizes: range) -> None:
@@ -322,8 +321,8 @@ class DataSet(Texts):
             await self._pin_found(wanted[at : at + CHECKED])
         lacking = [entry for entry in wanted if entry.shard not in self._here]
         if lacking and (self._corpus or self._spec.task.corpus == TaskSection.corpus):  # else its text is no run's
-            meter, spec = Meter(), self._spec
-            async with shown(meter, self._emit):
+            spec = self._spec
+            async with shown(self._emit) as meter:
                 await self._runner(lambda: cutting.take_own(spec, lacking, index, self._corpus, self._store, meter))
             await self._pin_found(lacking)
 
@@ -415,12 +414,13 @@ class DataSet(Texts):
 
 
 @asynccontextmanager
-async def shown(meter: Meter, emit: Emit) -> AsyncIterator[None]:
+async def shown(emit: Emit) -> AsyncIterator[Meter]:
     """Tell how far work in a thread is while the block lasts; where the block is cancelled, the work ends early."""
+    meter = Meter()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_show, meter, emit)
         try:
-            yield
+            yield meter
         except Stopped:
             await trio.lowlevel.checkpoint()  # raises Cancelled
             raise

@@ -110,7 +110,11 @@ class StateDatabase:
                 self._reader.execute(f"PRAGMA cache_size = -{CACHE}")
                 self._reader.execute("PRAGMA query_only = 1")
             self._recall()
-            self.ranks = self._load()  # of all elements: what is committed, and at no moment more
+            if unknown := {kind for _, kind in self._counts} - KINDS.keys():
+                raise Damaged(f"{path}: the state's database holds elements of no known kind, {', '.join(unknown)}")
+            with self._explaining():
+                rows = self._connection.execute("SELECT rank FROM element ORDER BY rank")
+                self.ranks = RankSet(rank for (rank,) in rows)  # of all elements: what is committed, never more
             self._files = files.pop_all()
 
     def close(self) -> None:
@@ -119,12 +123,6 @@ class StateDatabase:
         self._files.close()
 
     # --- the one writer ---------------------------------------------------------------------------------------------
-
-    def _load(self) -> RankSet:
-        if unknown := {kind for _, kind in self._counts} - KINDS.keys():
-            raise Damaged(f"{self._path}: the state's database holds elements of no known kind, {', '.join(unknown)}")
-        with self._explaining():
-            return RankSet(rank for (rank,) in self._connection.execute("SELECT rank FROM element ORDER BY rank"))
 
     def horizon(self) -> int:
         """Until when this replica may have forgotten what expired, in ms; 0 at first."""
@@ -279,13 +277,10 @@ class StateDatabase:
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""
-        found: list[bytes] = []
+        query = "SELECT sealed FROM element WHERE rank = ?"
         with self._explaining():
-            for rank in ranks:
-                row = self._reader.execute("SELECT sealed FROM element WHERE rank = ?", (rank,)).fetchone()
-                if row is not None:
-                    found.append(row[0])
-        return found
+            rows = (self._reader.execute(query, (rank,)).fetchone() for rank in ranks)
+            return [row[0] for row in rows if row is not None]
 
     def totals(self) -> tuple[dict[str, int], int, int]:
         """Elements by kind, authors, and the bytes of all sealed elements."""

@@ -202,7 +202,10 @@ class StateStore(StateBackend):
                 async with self._writing, self._reading:
                     database, self._opened = self._opened, None
                     await self._runner(database.close)
-                    await self._runner(self._release)
+                    try:
+                        await self._runner(self._clock.release)
+                    except Unwritable as error:
+                        logger.warning("after the next start records are dated up to a second ahead: %s", error)
 
     def _start(self) -> StateDatabase:
         """Blocks."""
@@ -224,12 +227,6 @@ class StateStore(StateBackend):
         aside = set_aside(self.path)
         self._warnings["damage"] = f"{error}; it is now {aside.name}, and the state is fetched again from peers"
         logger.error("%s", self._warnings["damage"])
-
-    def _release(self) -> None:
-        try:
-            self._clock.release()
-        except Unwritable as error:
-            logger.warning("after the next start records are dated up to a second ahead: %s", error)
 
     # -- writing
 

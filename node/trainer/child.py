@@ -309,8 +309,7 @@ class TrainerChild:
             raise
         if call.answer is not None:
             self.answered += 1
-            answer: T = call.answer
-            return answer
+            return call.answer
         if call.error is None and (self.frozen or self.replaced):
             raise TrainerHeld(CAPPED if self.replaced else HELD)
         if call.error is None:
@@ -405,7 +404,7 @@ class TrainerChild:
         number = next(self._numbers)
         packed = msgpack.packb({"id": number, "op": op, **arguments})
         call = self._unanswered[number] = _Call(op, kind)
-        with trio.CancelScope(shield=True), trio.move_on_after(SEND_PATIENCE) as patience:
+        with trio.move_on_after(SEND_PATIENCE, shield=True) as patience:
             async with self._sending:
                 try:
                     await self._stream.send_all(packed)
@@ -417,7 +416,7 @@ class TrainerChild:
 
     async def _stop(self, call: _Call) -> None:
         slower = min(1.0, self.cores / (os.cpu_count() or 1)) if self.cores else 1.0
-        with trio.CancelScope(shield=True), trio.move_on_after(STOP_GRACE / slower) as patience:
+        with trio.move_on_after(STOP_GRACE / slower, shield=True) as patience:
             await self._send("stop")
             await call.done.wait()
         if patience.cancelled_caught:

@@ -26,8 +26,6 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import trio
 from libp2p.abc import ISecureConn
@@ -70,21 +68,14 @@ FLUSH = 0.5  # seconds that a polite close waits for the outbox
 class YamuxSession(MuxedSession):
     """One connection's streams. `start()` is its lifetime: three tasks that end together."""
 
-    def __init__(
-        self,
-        secured_conn: ISecureConn,
-        peer_id: ID,
-        is_initiator: bool | None = None,
-        on_close: Callable[[], Awaitable[Any]] | None = None,
-    ) -> None:
+    def __init__(self, secured_conn: ISecureConn, peer_id: ID, **_: object) -> None:
+        """py-libp2p says besides who dialled, as `secured_conn` does, and names what nobody need call at the end."""
         self.secured_conn = secured_conn
         self._transport = over(secured_conn)
         self.raw = self._transport.raw  # below the encryption: a socket, or a stream to a relay
-        initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
-        super().__init__(peer_id, self.raw.host, is_initiator=initiator)
-        self.on_close = on_close
+        super().__init__(peer_id, self.raw.host, is_initiator=secured_conn.is_initiator)
         self.outbox = FrameQueue()
-        self._next_id = 1 if self._initiator else 2
+        self._next_id = 1 if self.is_initiator else 2
         self._work = trio.Event()
         self._idle = False  # nothing waits to be written and nobody writes
         self._drained = trio.Event()
@@ -110,14 +101,14 @@ class YamuxSession(MuxedSession):
 
     def send(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, a long body by itself."""
-        if not self._closing:
+        if not self.is_closed:
             self.allowance.count(OUT, stream.protocol, len(frame) + len(body))
             self.outbox.put(stream, frame, body)
             self._write_now()
 
     def answer(self, frame: bytes) -> None:
         """A frame that goes before those of streams."""
-        if not self._closing:
+        if not self.is_closed:
             self.outbox.answer(frame)
             self._write_now()
 
@@ -149,7 +140,7 @@ class YamuxSession(MuxedSession):
         return True
 
     def _is_theirs(self, stream_id: int) -> bool:
-        return stream_id % 2 == (0 if self._initiator else 1)
+        return stream_id % 2 == (0 if self.is_initiator else 1)
 
     def settle(self) -> None:
         if isinstance(self.raw, MeteredStream):
@@ -174,7 +165,7 @@ class YamuxSession(MuxedSession):
                 self._work = trio.Event()
                 self._idle = True
                 await self._work.wait()
-                if self._closing and not self.outbox:
+                if self.is_closed and not self.outbox:
                     return
             # TCP sees itself whether its socket stalls; what goes through a relay may wait for the owner's cap.
             own = math.inf if isinstance(self.raw, MeteredStream) else WRITE_STALL
@@ -242,10 +233,10 @@ class YamuxSession(MuxedSession):
                         stream.break_off()
                     elif flags & FIN:
                         stream.feed_eof()
-                if self.outbox.answers > MAX_ANSWERS:
+                if len(self.outbox.answers) > MAX_ANSWERS:
                     self._answered()
                     self._taking = True
-                if self.outbox.answers > MAX_ANSWERS:
+                if len(self.outbox.answers) > MAX_ANSWERS:
                     raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
@@ -304,7 +295,7 @@ class YamuxSession(MuxedSession):
 
     async def open_stream(self) -> YamuxStream:
         await trio.lowlevel.checkpoint()
-        if self._closing:
+        if self.is_closed:
             raise StreamReset(f"the connection to {self.peer} ended")
         stream = self._streams[self._next_id] = YamuxStream(self, self._next_id)
         self._next_id += 2
@@ -314,7 +305,7 @@ class YamuxSession(MuxedSession):
 
     async def close(self) -> None:
         """Wait up to FLUSH seconds until what was queued is sent, say goodbye after it, and close."""
-        if not self._closing and self.event_started.is_set():
+        if not self.is_closed and self.event_started.is_set():
             self.ended = CLOSED_HERE  # whoever of the two is done first
             await self._flush()
             if self._idle:  # it went
@@ -359,10 +350,7 @@ class YamuxStream(MuxedStream):
             while not self.broken and not (size and outbox.has_room(self, size)):
                 await (outbox.room if size else self._writable).park()
                 size = min(self.send_window, MAX_BODY, len(view) - offset)
-            if self.broken:
-                raise self._reset()
-            if self._finished_sending:
-                raise self._closed()
+            self._check()
             self.send_window -= size
             session.send(self, HEADER.pack(0, DATA, 0, self.stream_id, size), view[offset : offset + size])
             offset += size
@@ -384,10 +372,9 @@ class YamuxStream(MuxedStream):
     def _send_reset(self, *, sending: bool, receiving: bool) -> None:
         self._session.send(self, HEADER.pack(0, WINDOW_UPDATE, RST, self.stream_id, 0))
 
-    def break_off(self) -> None:
-        if not self.broken:
-            super().break_off()
-            self._session.outbox.room.unpark_all()
+    def go_on(self) -> None:
+        super().go_on()
+        self._session.outbox.room.unpark_all()
 
     def widen(self, increment: int) -> None:
         self.send_window += increment
@@ -410,19 +397,14 @@ class FrameQueue:
 
     def __init__(self) -> None:
         self.room = trio.lowlevel.ParkingLot()  # for those who wait until `has_room`
-        self._answers: deque[bytes] = deque()
+        self.answers: deque[bytes] = deque()  # that wait
         self._small: deque[bytes] = deque()
         self._small_size = 0
         self._bulk: deque[tuple[YamuxStream, bytes, Piece]] = deque()
         self._bulk_size = 0
 
     def __bool__(self) -> bool:
-        return bool(self._answers or self._small or self._bulk)
-
-    @property
-    def answers(self) -> int:
-        """How many frames of `answer` wait."""
-        return len(self._answers)
+        return bool(self.answers or self._small or self._bulk)
 
     def has_room(self, stream: YamuxStream, size: int) -> bool:
         """Whether the next frame of `stream`, with a body of `size` bytes, need not wait."""
@@ -432,7 +414,7 @@ class FrameQueue:
 
     def answer(self, frame: bytes) -> None:
         """A frame that goes before all others: a full outbox must not look like a dead connection."""
-        self._answers.append(frame)
+        self.answers.append(frame)
 
     def put(self, stream: YamuxStream, frame: bytes, body: Piece = b"") -> None:
         """A frame of `stream`, after those before it; a long body is copied only where it may change."""
@@ -451,7 +433,7 @@ class FrameQueue:
         """The next frames to write, at least one where there is any; each in one piece, or in two."""
         taken: list[Piece] = []
         size, most = 0, BATCH - MAX_FRAME if self._bulk else BATCH
-        for queue in (self._answers, self._small):
+        for queue in (self.answers, self._small):
             while queue and (not taken or size + len(queue[0]) <= most):
                 taken.append(queue.popleft())
                 size += len(taken[-1])

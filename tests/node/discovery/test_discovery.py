@@ -66,7 +66,7 @@ def test_join_address_connects() -> None:
         await start(nursery, seed)
         discovery = await start(nursery, node, seed.addresses[0])
         await until(lambda: connected(node) == {seed.me}, within=1)
-        assert discovery.join_failures() == {} and not discovery.gave_up
+        assert discovery.join_failures == {} and not discovery.gave_up
 
     simulate(main)
 
@@ -75,13 +75,13 @@ def test_join_address_that_nobody_answers_is_reported_and_tried_until_it_does() 
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         seed, node = world.node("seed"), world.node("node")
         discovery = await start(nursery, node, seed.addresses[0])
-        await until(lambda: bool(discovery.join_failures()), within=5)
-        assert list(discovery.join_failures()) == [seed.addresses[0]] and not discovery.gave_up
+        await until(lambda: bool(discovery.join_failures), within=5)
+        assert list(discovery.join_failures) == [seed.addresses[0]] and not discovery.gave_up
         await until(lambda: discovery.gave_up, within=25)
         await trio.sleep(600)
         await start(nursery, seed)
         await until(lambda: connected(node) == {seed.me}, within=6)
-        assert discovery.join_failures() == {}
+        assert discovery.join_failures == {}
 
     simulate(main)
 
@@ -90,13 +90,13 @@ def test_other_join_addresses_take_the_place_of_those_before() -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         gone, seed, node = world.node("gone"), world.node("seed"), world.node("node")
         discovery = await start(nursery, node, gone.addresses[0])
-        await until(lambda: bool(discovery.join_failures()), within=5)
+        await until(lambda: bool(discovery.join_failures), within=5)
         await start(nursery, seed)
         discovery.set_join((seed.addresses[0],))
         await until(lambda: connected(node) == {seed.me}, within=1)
         await start(nursery, gone)
         await trio.sleep(120)
-        assert connected(node) == {seed.me} and discovery.join_failures() == {}
+        assert connected(node) == {seed.me} and discovery.join_failures == {}
 
     simulate(main)
 
@@ -108,7 +108,7 @@ def test_join_addresses_that_cannot_work_are_explained_and_never_dialled() -> No
         discovery = await start(nursery, node, node.addresses[0], *wrong)
         assert discovery.gave_up, "somebody waits who could know"
         await trio.sleep(60)
-        failures = discovery.join_failures()
+        failures = discovery.join_failures
         assert "own address" in failures[node.addresses[0]]
         assert all("/ip4/ADDRESS/tcp/PORT" in failures[address] for address in wrong[:2])
         assert "copy it whole" in failures[wrong[2]]
@@ -123,19 +123,19 @@ def test_nameless_join_address_takes_whoever_answers_and_says_so(caplog: pytest.
         place = seed.addresses[0].partition("/p2p/")[0]
         notes = book()
         discovery = await start(nursery, node, place, notes=notes)
-        await until(lambda: bool(discovery.join_failures()), within=5)
+        await until(lambda: bool(discovery.join_failures), within=5)
         await start(nursery, seed)
         await until(lambda: connected(node) == {seed.me}, within=6)
         await trio.sleep(60)
-        assert discovery.join_failures() == {}
+        assert discovery.join_failures == {}
         assert caplog.text.count(f"/p2p/{seed.me}") == 1
         assert notes.entries() == ((seed.me, (seed.addresses[0],)),)
         world.kill(seed.me)
-        await until(lambda: bool(discovery.join_failures()), within=10)
+        await until(lambda: bool(discovery.join_failures), within=10)
         back = world.node("seed")
         await nursery.start(back.run)
         await until(lambda: connected(node) == {seed.me}, within=6)
-        assert discovery.join_failures() == {}
+        assert discovery.join_failures == {}
 
     with caplog.at_level("WARNING"):
         simulate(main)
@@ -223,7 +223,7 @@ def test_a_seed_is_left_in_peace_once_others_are_known() -> None:
         places = tuple(each.addresses[0] for each in (seed, late))
         discovery = Discovery(node, book(), seeds=places)
         await nursery.start(discovery.run)
-        await until(lambda: set(discovery.join_failures()) == set(places), within=5)
+        await until(lambda: set(discovery.join_failures) == set(places), within=5)
         await start(nursery, seed)
         await until(lambda: connected(node) == {seed.me}, within=10)
         for other in others:

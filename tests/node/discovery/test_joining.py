@@ -155,10 +155,10 @@ async def test_name_is_resolved_anew_for_each_try_until_the_seed_is_there(monkey
         join = f"/dns4/seed/tcp/{port_of(b)}"
         discovery = Discovery(a, AddressBook(None), join=(join,))
         await nursery.start(discovery.run)
-        await until(lambda: bool(discovery.join_failures()))
-        assert "cannot be resolved (Temporary failure" in discovery.join_failures()[join]
+        await until(lambda: bool(discovery.join_failures))
+        assert "cannot be resolved (Temporary failure" in discovery.join_failures[join]
         await until(lambda: [view.peer for view in a.peers()] == [b.me])
-        await until(lambda: not discovery.join_failures())
+        await until(lambda: not discovery.join_failures)
         assert answers == ["nothing", "127.0.0.1"]
         assert f"{join}/p2p/{b.me}" in a.known_addresses(b.me)
 

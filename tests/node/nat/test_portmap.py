@@ -148,6 +148,10 @@ class Lab:
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
 
+    @property
+    def mapping(self) -> Mapping | None:
+        return self.reachability.mappings.get("ip4")
+
     async def run(self) -> None:
         with self.scope:
             async with trio.open_nursery() as nursery:
@@ -159,7 +163,7 @@ class Lab:
         """The mapping once the first attempt is over."""
         while self.ports.state == "not asked for yet":  # noqa: ASYNC110 (the clock jumps)
             await trio.sleep(0.25)
-        return self.reachability.mapping
+        return self.mapping
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +207,7 @@ def test_a_router_with_nat_pmp_maps_the_listening_port() -> None:
     async def main() -> None:
         async with lab() as it:
             assert await it.settled() == Mapping("NAT-PMP", OUTER, PORT, PORT)
-            assert it.reachability.mapping is not None and it.reachability.mapping.address == f"/ip4/{OUTER}/tcp/{PORT}"
+            assert it.mapping is not None and it.mapping.address == f"/ip4/{OUTER}/tcp/{PORT}"
             assert it.reachability.changes == 1 and it.router.mapped == {PORT: PORT}
 
     under_jumping_clock(main)
@@ -216,7 +220,7 @@ def test_a_port_that_is_taken_gives_another_one_and_it_is_kept() -> None:
             assert mapping is not None and mapping.port == PORT + 1
             it.router.taken.clear()
             await trio.sleep(100)
-            assert it.reachability.mapping == mapping and it.reachability.changes == 1
+            assert it.mapping == mapping and it.reachability.changes == 1
 
     under_jumping_clock(main)
 
@@ -252,7 +256,7 @@ def test_a_mapping_is_renewed_while_the_node_is_public_by_it() -> None:
             await it.settled()
             it.reachability.state = Reach.PUBLIC
             await trio.sleep(52)
-            assert len(it.router.lifetimes) > 2 and it.reachability.mapping is not None
+            assert len(it.router.lifetimes) > 2 and it.mapping is not None
 
     under_jumping_clock(main)
 
@@ -263,7 +267,7 @@ def test_the_mapping_is_given_back_at_the_end() -> None:
             await it.settled()
             it.scope.cancel()
             await it.ended.wait()
-            assert it.router.lifetimes == [LEASE, 0] and it.router.mapped == {} and it.reachability.mapping is None
+            assert it.router.lifetimes == [LEASE, 0] and it.router.mapped == {} and it.mapping is None
 
     under_jumping_clock(main)
 
@@ -347,9 +351,9 @@ def test_refusals_of_both_kinds_are_told_and_the_router_is_left_alone_for_a_whil
             assert "NAT-PMP: the router refuses (result 2)" in it.ports.state and "no router answers" in it.ports.state
             it.router.result = 0
             await trio.sleep(ASK_AGAIN - 10)
-            assert it.reachability.mapping is None
+            assert it.mapping is None
             await trio.sleep(20)
-            assert it.reachability.mapping is not None and it.reachability.changes == 1
+            assert it.mapping is not None and it.reachability.changes == 1
 
     under_jumping_clock(main)
 
@@ -360,9 +364,9 @@ def test_a_mapping_that_is_not_renewed_is_no_more() -> None:
             await it.settled()
             it.router.silent = True
             await trio.sleep(100 - CHECK_EVERY)
-            assert it.reachability.mapping is not None  # it restarts, perhaps
+            assert it.mapping is not None  # it restarts, perhaps
             await trio.sleep(2 * CHECK_EVERY)
-            assert it.reachability.mapping is None and it.reachability.changes == 2
+            assert it.mapping is None and it.reachability.changes == 2
 
     under_jumping_clock(main)
 
@@ -406,7 +410,7 @@ def test_after_a_change_of_the_network_the_router_is_asked_anew() -> None:
             await it.settled()
             it.ports.ask_anew()
             await trio.testing.wait_all_tasks_blocked(0.02)
-            assert it.router.lifetimes == [LEASE, LEASE] and it.reachability.mapping is not None
+            assert it.router.lifetimes == [LEASE, LEASE] and it.mapping is not None
 
     under_jumping_clock(main)
 
@@ -419,7 +423,7 @@ def test_what_one_router_mapped_is_no_more_where_another_one_that_maps_nothing_t
             assert await it.settled() is not None
             monkeypatch.setattr(portmap, "default_gateway", lambda: "127.0.0.2")
             await trio.sleep(2 * CHECK_EVERY)
-            assert it.reachability.mapping is None and "not offered" in it.ports.state
+            assert it.mapping is None and "not offered" in it.ports.state
 
     under_jumping_clock(main)
 
@@ -466,12 +470,12 @@ def test_a_router_that_restarts_is_asked_anew_within_seconds_and_its_new_address
             await trio.sleep(20)
             it.router.silent = True
             await trio.sleep(40)
-            assert it.reachability.mapping is not None
+            assert it.mapping is not None
             it.router.mapped.clear()
             it.router.silent, it.router.outer = False, "45.80.10.9"
             await trio.sleep(CHECK_EVERY + 3)
             assert it.router.mapped == {PORT: PORT} and it.reachability.changes == 2
-            assert it.reachability.mapping is not None and it.reachability.mapping.host == "45.80.10.9"
+            assert it.mapping is not None and it.mapping.host == "45.80.10.9"
 
     under_jumping_clock(main)
 
@@ -509,7 +513,7 @@ def test_over_ipv6_a_hole_in_the_firewall_is_asked_for_at_the_nodes_own_address(
             while "ip6" not in it.reachability.mappings:  # noqa: ASYNC110 (the clock jumps)
                 await trio.sleep(0.25)
             assert it.reachability.mappings["ip6"] == Mapping("PCP", "::1", PORT, PORT)
-            assert it.reachability.mapping is None and it.ports_of_ipv6.state == "mapped"
+            assert it.mapping is None and it.ports_of_ipv6.state == "mapped"
             assert it.reachability.places(()) == (f"/ip6/::1/tcp/{PORT}",)
 
     under_jumping_clock(main)
