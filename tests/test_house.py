@@ -22,10 +22,10 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 600  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 64_280,
+    "lines": 64_162,
     "files": 287,
     "small files": 3,
-    "parameters that are callbacks": 35,
+    "parameters that are callbacks": 34,
     "class names in several files": 0,
     "functions with many parameters": 0,
     "circles of imports": 0,
