@@ -115,9 +115,11 @@ class Plan:
         replace(MENU, method="lowrank", interval=24, codec="int4", rank=50, tau=2),
         replace(MENU, method="seed", interval=60, lr=2e-4, clip=2.0),
     )
-    damped: tuple[Arm, ...] = (  # beside those of `menu`, but not from a checkpoint
+    from_scratch: tuple[Arm, ...] = (  # beside those of `menu`, but not from a checkpoint
         replace(MENU, eps=2e-4),
         replace(MENU, method="diloco", interval=24, codec="int8", eps=2e-4),
+        replace(MENU, method="diloco", interval=24, codec="int4"),
+        replace(MENU, method="async", interval=24, codec="int4", tau=23, speeds="1:2:4"),  # exchanges all the while
     )
     from_checkpoint: tuple[Arm, ...] = (replace(DEMO, lr=2e-3),)  # beside those of `menu`
 
@@ -129,7 +131,7 @@ class Plan:
 
         arms = {
             name: shrunk(getattr(self, name))
-            for name in ("rates", "methods", "curves", "menu", "damped", "from_checkpoint")
+            for name in ("rates", "methods", "curves", "menu", "from_scratch", "from_checkpoint")
         }
         return replace(self, seeds=1, every=self.every // 20, **arms)
 
@@ -148,7 +150,7 @@ class Plan:
                 if arm.method != "synchronous":
                     yield Cell("daemons", seed, arm, self.size)
         for seed in range(1, self.seeds + 1):
-            for arm in (*self.menu, *self.damped):
+            for arm in (*self.menu, *self.from_scratch):
                 yield Cell("menu", seed, arm, self.menu_size)
         for seed in range(1, self.seeds + 1):
             for arm in (*self.menu, *self.from_checkpoint):

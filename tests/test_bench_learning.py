@@ -127,7 +127,7 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         methods=shrunk(made.methods),
         curves=shrunk(made.curves[:2]),
         menu=shrunk((*made.menu[:3], next(arm for arm in made.menu if arm.method == "seed"))),
-        damped=shrunk(made.damped[:1]),
+        from_scratch=shrunk(made.from_scratch[:1]),
         from_checkpoint=shrunk(made.from_checkpoint),
         menu_size=replace(size, workers=2),
     )
@@ -147,7 +147,7 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
         "rates": 1,
         "methods": 8,
         "curves": 2,
-        "menu": 2 * len((*plan.menu, *plan.damped)),
+        "menu": 2 * len((*plan.menu, *plan.from_scratch)),
         "checkpoint": 2 * len((*plan.menu, *plan.from_checkpoint)),
     }
     written = page.read_text(encoding="utf-8")
@@ -285,4 +285,4 @@ def test_async_takes_as_many_steps_in_the_time_of_fewer_of_the_slowest(workers: 
     assert {overlap for _, overlap, _ in outcome.wire} == {0.5}
     line = {"arm": asdict(arm), "clock": outcome.clock, "wire": [list(exchange) for exchange in outcome.wire]}
     assert simulated_seconds(line, 1e9) == pytest.approx(0.6)
-    assert "H 4 of the fastest, speeds 1:2:4" in described(asdict(arm))
+    assert "H 4 of the fastest, tau 2, speeds 1:2:4" in described(asdict(arm))

@@ -144,8 +144,8 @@ def menu_table(lines: Sequence[Line]) -> str:
 
     Of runs that go on from a checkpoint, the first row is the checkpoint itself.
     """
-    sync, diloco = (
-        {line["seed"]: line for line in lines if (line["arm"]["method"], line["arm"]["eps"]) == (which, Arm.eps)}
+    sync, diloco = (  # of several arms by one method, the first
+        {line["seed"]: line for line in reversed(lines) if line["arm"]["method"] == which}
         for which in ("synchronous", "diloco")
     )
     rows = []
@@ -206,7 +206,7 @@ def described(arm: dict[str, Any]) -> str:
         return f"a record each {arm['interval']} steps, lr {arm['lr']:g}, clip {arm['clip']:g}"
     words = [f"`{arm['codec']}`", f"H {interval_of(arm)}", f"outer {arm['outer_lr']:g} / {arm['momentum']:g}", rate]
     if arm["method"] == "async":
-        words[1] += f" of the fastest, speeds {arm['speeds']}"
+        words[1] += f" of the fastest, tau {arm['tau']}, speeds {arm['speeds']}"
     if arm["method"] == "streaming":
         late = "eager" if arm["eager"] else f"alpha {arm['alpha']:g}"
         words[1:2] = [
@@ -271,7 +271,7 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
         for (over_steps, over_bytes), (name, arms) in zip(
             figure.subplots(len(parts), 2, squeeze=False), parts, strict=True
         ):
-            top = None
+            top, colors = None, {"synchronous": "black", "alone": "silver", "diloco": "dimgray"}
             for seeds in arms:
                 arm = seeds[0]["arm"]
                 steps = [step for step, *_ in seeds[0]["curve"][1:]]
@@ -283,13 +283,15 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
                     if arm["momentum"]
                     else f" eps {arm['eps']:g}"
                     if arm["eps"] != Arm.eps
+                    else f" {arm['codec']}"
+                    if arm["method"] in ("async", "diloco")
                     else ""
                 )
                 marked = {"label": arm["method"] + more, "marker": "o", "markersize": 3}
                 if arm["method"] == "alone":  # what learns less by far is left out of the plot over steps
                     top = 1.1 * max(curve)
-                if arm["method"] in ("synchronous", "alone", "diloco") and arm["eps"] == Arm.eps:
-                    marked["color"] = {"synchronous": "black", "alone": "silver", "diloco": "dimgray"}[arm["method"]]
+                if color := colors.pop(arm["method"], ""):  # of the first by each of these
+                    marked["color"] = color
                 over_steps.plot(steps, curve, **marked)
                 over_bytes.plot(
                     max(seeds[0]["bytes_per_node"], 1e3), curve[-1:], **marked | {"markersize": 7, "linestyle": ""}
