@@ -229,12 +229,14 @@ def test_a_crash_leaves_no_core_dump(tmp_path: Path) -> None:
     assert not dumped("auto")
 
 
-def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without() -> None:
+@pytest.mark.parametrize("op", ["weigh", "init"])
+def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without(op: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         lacking = SandboxReport("require", ("limits",), (MissingPart("files", "this kernel has no Landlock"),))
         worker = Worker(theirs, -1, lacking)
-        worker.reply({"id": 0, "op": "init", "spec": b"", "run_id": "", "peer_id": "", "keep": False})
+        keep = {"keep": False} if op == "init" else {}
+        worker.reply({"id": 0, "op": op, "spec": b"", "run_id": "", "peer_id": "", **keep})
         answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
     assert "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
     assert not SandboxReport("auto", missing=lacking.missing).falls_short

@@ -584,6 +584,13 @@ def test_of_two_histories_exactly_one_gives_way() -> None:
                 assert diverged(mine, theirs) == (mine.parent != theirs.parent)
 
 
+def test_a_roster_counts_for_those_of_it_who_held_its_result() -> None:
+    alone = RoundHead(3, "11" * 32, tuple("abcdefg"), (), 1.0, RUN, (), 0.0, False, missing=tuple("bcdefgx"))
+    others = RoundHead(3, "22" * 32, tuple("bc"), (), 1.0, RUN, (), 0.0, False)
+    assert prefers(alone, others) and not prefers(others, alone)
+    assert prefers(others, replace(alone, missing=())), "seven held it"
+
+
 def test_a_round_that_is_said_to_have_begun_long_ago_is_told_like_others(simulated: Simulated) -> None:
     async def body(swarm: Swarm) -> None:
         await swarm.start(1)
