@@ -233,6 +233,7 @@ class Timers:
     commits: bool = False  # everybody who was expected has committed, or had the time to
     contributions: bool = False  # what was revealed could be fetched and measured, or will not be
     scores: bool = False  # judges had the time to seal and to open
+    heads: bool = False  # validators had the time to stand behind one roster, whoever it leaves out
     attempt: int = 0  # the attempt that runs; from the number of leaders on: all are over
 
 
@@ -276,7 +277,12 @@ class RoundView:
         None below SMALL validators, nor while fewer than most judges are enough: there most may never stand behind one.
         """
         log, chain = self.log, self.chain
-        if len(chain.validators) < SMALL or log.quorum < majority(chain, log.rules) or not log.rosters:
+        if (
+            self.timers.heads
+            or len(chain.validators) < SMALL
+            or log.quorum < majority(chain, log.rules)
+            or not log.rosters
+        ):
             return frozenset()
         due = set(self.heard if self.timers.scores else log.judges)
         omitting = set()
@@ -434,8 +440,8 @@ def follow(
         return empty_id(chain) if best == tip and over else best
     passed = {child for child, its in attempts.items() if its > attempt or child in omitting}
     passed = {child for child in passed if 2 * tree.support(child, heads) <= len(chain.validators)}
-    if passed:
-        heads = {peer: head for peer, head in heads.items() if passed.isdisjoint(tree.ancestry(head))}
+    if passed:  # who follows one of them stands behind what it builds on as well
+        heads = {peer: head if passed.isdisjoint(tree.ancestry(head)) else tip for peer, head in heads.items()}
     best = _forward(tree, tip, tree.best(heads))
     if best != tip:
         return best

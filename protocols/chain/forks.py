@@ -119,6 +119,10 @@ class Tree:
                 return True
         return False
 
+    def here(self, ids: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Those of these that are in the tree."""
+        return {key: id for key, id in ids.items() if id in self._blocks}
+
     def children(self, id: bytes) -> tuple[bytes, ...]:
         """The rosters that build on this one, ascending."""
         return tuple(sorted(block.id for block in self._blocks.values() if block.parent == id))

@@ -43,6 +43,7 @@ PINGS_WITHIN = 4  # pings in the silence that a hurried watcher allows
 WITNESSES = 3  # peers asked at once whether this node hears anybody
 HISTORY = 16  # durations kept: long enough for a median, short enough to follow a changed link
 SPREAD = 5.0  # deviations allowed above the median; 5 MAD is about 3.4 standard deviations of normal noise
+NEVER = -math.inf, -math.inf
 SLACK = 2.0  # a phase may also take this multiple of its median, for durations that hardly vary
 
 
@@ -100,7 +101,7 @@ class Liveness:
         self._watched: dict[PeerId, _Watched] = {}
         self._nursery: trio.Nursery | None = None
         self._ended = False
-        self._suspected_at = Recent[PeerId, float](PEERS_REMEMBERED)  # trio time, until the peer answers again
+        self._suspicions = Recent[PeerId, tuple[float, float]](PEERS_REMEMBERED)  # first and last, until an answer
         self._stalled_at = -math.inf  # trio time of the last gap in this node's own time
         self._listeners: list[Callable[[], None]] = []
         self._silences = Recent[PeerId, _Silences](PEERS_REMEMBERED)
@@ -154,7 +155,7 @@ class Liveness:
             else:
                 watched = _Watched(1, 0, trio.Event(), trio.CancelScope(), self._listened)
                 self._watched[peer] = watched
-                if trio.current_time() - self._suspected_at.get(peer, -math.inf) < self._settings.memory:
+                if trio.current_time() - self._suspicions.get(peer, NEVER)[1] < self._settings.memory:
                     watched.suspected.set()
                 if not self._ended:  # else the node is about to end, and whoever waits here with it
                     self._nursery.start_soon(self._ping_until_unwatched, peer, watched)
@@ -177,6 +178,11 @@ class Liveness:
         watched = self._watched.get(peer)
         return watched is not None and watched.suspected.is_set()
 
+    def suspected_for(self, peer: PeerId) -> float:
+        """Seconds since a peer became suspected that has not answered since then; 0 for any other."""
+        now = trio.current_time()
+        return now - self._suspicions.get(peer, (now, now))[0]
+
     def suspect(self, peer: PeerId) -> None:
         """Suspect a watched peer at once: it said that it leaves, or whoever waits for it saw a reason.
 
@@ -187,7 +193,7 @@ class Liveness:
 
     def heard_from(self, peer: PeerId) -> None:
         """A sign of life, be it no answer to a ping: the peer is not suspected any more."""
-        self._suspected_at.pop(peer, None)
+        self._suspicions.pop(peer, None)
         watched = self._watched.get(peer)
         if watched is not None:
             if watched.hurried:
@@ -198,7 +204,8 @@ class Liveness:
                 watched.suspected = trio.Event()
 
     def _suspect(self, peer: PeerId, watched: _Watched) -> None:
-        self._suspected_at[peer] = trio.current_time()
+        now = trio.current_time()
+        self._suspicions[peer] = self._suspicions.get(peer, (now, now))[0], now
         if not watched.suspected.is_set():
             watched.suspected.set()
             for listener in self._listeners:

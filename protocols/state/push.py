@@ -151,6 +151,7 @@ class Pusher:
         self._authors = Budget[str](AUTHOR)
         self._waiting: OrderedDict[Rank, Element] = OrderedDict()
         self._later: dict[PeerId, list[_News]] = {}  # peers to which a push is under way -> what goes with the next
+        self._told = trio.lowlevel.ParkingLot()  # until a push ends
         self._hurry = trio.Event()
         self._changes: trio.MemoryReceiveChannel[Change] | None = None
         self.pushes = 0  # messages
@@ -181,10 +182,14 @@ class Pusher:
         self._hurry.set()
 
     async def flush(self) -> None:
-        """Pass on now what waits, and return when that is done, as before this node leaves."""
-        await trio.lowlevel.checkpoint()  # `run` may have been handed a change that it has not looked at
+        """Pass on now what waits, and return when that and what was under way is done, as before this node leaves."""
+        for _ in range(2):  # `run` may have been handed a change that it has not looked at, and be behind this task
+            await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as nursery:
             self._spread(nursery)
+        with trio.move_on_after(CALL_TIMEOUT):
+            while self._later:
+                await self._told.park()
 
     def _collect(self, change: Change) -> None:
         element = change.element
@@ -229,6 +234,7 @@ class Pusher:
                     batch, self._later[peer] = self._later[peer], []
         finally:
             del self._later[peer]
+            self._told.unpark_all()
 
     async def _tell_once(self, peer: PeerId, batch: Sequence[_News]) -> None:
         whole: list[bytes] = []

@@ -147,8 +147,12 @@ class StateSync:
         """
         kind = KINDS.get(kind_of(key))
         if kind is not None and kind.write_once:
-            await self._recovered.wait()
+            await self.until_recovered()
         return await self._backend.write(key, value)
+
+    async def until_recovered(self) -> None:
+        """Wait until peers told what this node signed before, as whoever writes in a shielded scope does first."""
+        await self._recovered.wait()
 
     async def repair_with_all(self) -> None:
         """One repair with every neighbour, now."""

@@ -128,6 +128,7 @@ class OpenRounds:
                     match action:
                         case Write.COMMIT:
                             context.stages.setdefault("commit", trio.current_time())
+                            await self._signer.until_ready()
                             await surely(self.commit(context))
                         case WriteAvailabilityVote(commits):
                             await self.cut(context, commits)
@@ -324,6 +325,8 @@ class OpenRounds:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, context.me
         heads = store.heads()
+        if context.log.rosters and not context.timers.scores:
+            self._timeouts.believe(context, heads)
         attempt, omitting = context.timers.attempt, context.omitting()
         wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting)
         since, context.lost_since = context.lost_since, None
@@ -339,7 +342,7 @@ class OpenRounds:
             elif trio.current_time() >= since + LOST_FOR:
                 store.out_of_sync = True  # replaying leads nowhere: it catches up from a state of others
             return None
-        if me in chain.validators and store.heads().get(me) != wanted:
+        if me in chain.validators and heads.get(me) != wanted:
             head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
             if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
@@ -440,6 +443,10 @@ class Signer:
         self._state, self._sync, self._secret = state, sync, secret
         self.beacon = HashChain(secret)
         self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
+
+    async def until_ready(self) -> None:
+        """Wait until this node knows what it said before, and may sign."""
+        await self._state.until_recovered()
 
     async def publish(self, statement: S) -> Said[S] | None:
         """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""

@@ -250,6 +250,8 @@ class ChainStore:
         self.contributions = contributions
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
         self.last_heads: dict[str, tuple[bytes, Said[ForkChoiceVote]]] = {}  # by author, with its record's rank
+        self._heads: dict[str, bytes] = {}  # by author: the last that was in the tree
+        self._new_heads: dict[str, bytes] = {}  # by author: the newest, where nobody saw yet that it is
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
         self._away = Recent[PeerId, tuple[bytes, bool]](LOOKED_FOR)  # with the record's rank
@@ -436,10 +438,19 @@ class ChainStore:
         if before is None and len(self.last_heads) >= LOOKED_FOR and not validator:
             return False
         self.last_heads[said.author] = (record.rank, said)
+        self._new_heads[said.author] = said.what.roster
         return True
 
     def heads(self) -> dict[str, bytes]:
-        """The roster that each validator follows, as far as this node knows."""
+        """The roster that each validator follows; while that is not here, the last that was, as it may build on it."""
+        if self._new_heads:
+            here = self.tree.here(self._new_heads)
+            self._heads.update(here)
+            self._new_heads = {author: id for author, id in self._new_heads.items() if author not in here}
+        return self._heads.copy()
+
+    def signed_heads(self) -> dict[str, bytes]:
+        """The roster that each validator signed last, here or not."""
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
     def followers(self, roster: bytes) -> list[PeerId]:

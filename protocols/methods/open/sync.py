@@ -291,7 +291,7 @@ class ChainSync:
     def _consider_out_of_sync(self) -> None:
         """Most validators who are heard of follow what cannot be had: catching up from a state of theirs may help."""
         store = self.store
-        heads = store.heads()
+        heads = store.signed_heads()
         heard = heads.keys() - store.diverged - {self._network.me}
         validators = [peer for peer in store.block.chain.validators if peer in heard]
         missing = [heads[peer] for peer in validators if heads[peer] not in store.tree]
@@ -304,7 +304,7 @@ class ChainSync:
         """Whether a roster that could not be had may still matter."""
         oldest = self.store.block.chain.round - RECENT
         recent = (log for log in self.store.logs.values() if log.chain.round >= oldest)
-        return id in self.store.heads().values() or any(id in log.rosters for log in recent)
+        return id in self.store.signed_heads().values() or any(id in log.rosters for log in recent)
 
     # --- one roster -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ Each wait ends when nobody who is there is lacking, and at the latest after as l
 once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
 
 Judges who began a round at different times would wait for one another in turn. So a node believes more than a third of
-the judges that the wait for commits is over, by their cuts, and of the validators that the round ended empty, by heads.
+the judges that the wait for commits is over, by their cuts, and of the validators, by heads, that the wait for scores
+is over, or that the round ended empty. Where no quorum stands behind a block, nobody moves to it alone before those who
+may come had time to: who was frozen or cut off for seconds is behind, and would make another history.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
 WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
+APART = 2.0  # times as long again as usual, heads are waited for: others may have begun the round later
+GONE_AFTER = 15.0  # seconds of suspicion after which no head of a validator is waited for
 WATCHED = 16  # validators of whom one must be there for those who are none to wait
 
 
@@ -44,6 +48,7 @@ class Timeouts:
             for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
         }
         self._awaited = 0.0, b""  # since when others are waited for to stand behind a block, and which
+        self._given_time = False  # whether they had their time
         self._liveness.on_suspicion(store.notify)
 
     async def keep_time(self, context: RoundView) -> None:
@@ -73,8 +78,8 @@ class Timeouts:
             if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
                 await self._wait_for_late(context, set(log.cut_by), log.scores_by_judge, latest)
-            context.heard = frozenset(said.author for said in log.quotable(self._store.norms(log)).scores)
-            self._set(context, scores=True)
+            if not context.timers.scores:
+                self._end_wait_for_scores(context)
         if len(log.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
                 self._set(context, attempt=attempt)
@@ -85,6 +90,17 @@ class Timeouts:
             logger.info("round %d: too few judges are there", chain.round)
             await trio.sleep_until(cut + SHORTEST_EMPTY)
         self._set(context, attempt=len(order))
+
+    def _end_wait_for_scores(self, context: RoundView) -> None:
+        quotable = context.log.quotable(self._store.norms(context.log))
+        context.heard = frozenset(said.author for said in quotable.scores)
+        self._set(context, scores=True)
+
+    def believe(self, context: RoundView, heads: Mapping[str, bytes]) -> None:
+        """End the wait for scores where more than a third of the validators follow a roster: one of them has waited."""
+        for roster in context.log.rosters:
+            if 3 * self._store.tree.support(roster, heads) > len(context.chain.validators):
+                return self._end_wait_for_scores(context)
 
     async def _wait_for_late(
         self, context: RoundView, judges: set[PeerId], received: Callable[[], Mapping[PeerId, object]], latest: float
@@ -140,22 +156,35 @@ class Timeouts:
             if first.roster is not None:
                 self._deadlines["validators"].observe(max(0.0, now - self._due(context)))
             return True
-        patience = self._patience("heads")
         elsewhere = [peer for peer in at.validators if first.id not in tree.ancestry(heads.get(peer, b""))]
-        if not any(self._is_there(peer) for peer in elsewhere):
+        if not any(map(self._may_come, elsewhere)):
             return True
-        latest = (now if waiting != first.id else since) + patience
-        if self._me not in at.validators and first.roster is None and fork == tip:  # a few validators who gave up early
-            latest = max(latest, self._given_up(context))
         if waiting != first.id:
-            self._awaited = now, first.id
-            nursery.start_soon(self._await_heads, elsewhere, latest)
-        return now >= latest
+            usual = patience = self._patience("heads")
+            if self._me not in at.validators and first.roster is None and fork == tip:  # a few who gave up early
+                usual = max(patience, self._given_up(context) - now)
+            self._awaited, self._given_time = (now, first.id), False
+            nursery.start_soon(
+                self._await_heads, context, first.id, elsewhere, now + usual, now + usual + APART * patience
+            )
+        return self._given_time
 
-    async def _await_heads(self, validators: list[PeerId], latest: float) -> None:
+    async def _await_heads(
+        self, context: RoundView, block: bytes, validators: list[PeerId], usual: float, latest: float
+    ) -> None:
         """Notice when validators that are waited for are gone, or when they had their time."""
-        with self._liveness.watching([peer for peer in validators if peer != self._me]):
-            await trio.sleep_until(latest)
+        others = [peer for peer in validators if peer != self._me]
+        try:
+            with self._liveness.watching(others):
+                if any(map(self._may_come, validators)):  # of some it is known at once that they do not
+                    await trio.sleep_until(usual)
+                    self._set(context, heads=True)
+                    await trio.sleep_until(latest)
+                await self._store.until(lambda: not any(map(self._is_missed, others)), deadline=latest + GONE_AFTER)
+        except trio.Cancelled:  # the round ends, and another begins to wait anew
+            self._awaited = 0.0, b""
+            raise
+        self._given_time |= self._awaited[1] == block
         self._store.notify()
 
     # --- who is lacking ---------------------------------------------------------------------------------------------
@@ -181,6 +210,15 @@ class Timeouts:
 
     def _is_there(self, peer: PeerId) -> bool:
         return peer == self._me or not (self._liveness.is_suspected(peer) or self._store.is_away(peer))
+
+    def _may_come(self, peer: PeerId) -> bool:
+        """Whether a validator may still stand behind what others do: it is there, or was lately."""
+        return self._is_there(peer) or self._is_missed(peer)
+
+    def _is_missed(self, peer: PeerId) -> bool:
+        """Whether a peer was there lately and does not answer: it may be frozen, or it or this node cut off."""
+        missed = self._liveness.is_suspected(peer) and self._liveness.suspected_for(peer) < GONE_AFTER
+        return missed and not self._store.is_away(peer)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 

@@ -259,7 +259,7 @@ def test_what_is_remembered_of_peers_is_bounded(simulated: Simulated) -> None:
         for i in range(3 * PEERS_REMEMBERED):
             with liveness.watching([f"peer{i}"]):
                 liveness.suspect(f"peer{i}")
-        assert len(liveness._suspected_at) == PEERS_REMEMBERED and not liveness._watched
+        assert len(liveness._suspicions) == PEERS_REMEMBERED and not liveness._watched
 
     simulated(main)
 

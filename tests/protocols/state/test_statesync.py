@@ -65,6 +65,21 @@ def test_news_goes_along_a_chain_and_never_back(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_what_is_flushed_has_arrived_also_while_a_push_is_under_way(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        one, other = await start(nursery, world, 2)
+        await connect([(one, other)])
+        for number in range(10):
+            await trio.sleep(5)
+            before = await one.sync.write(f"note/{number}/before", 1)
+            await trio.sleep(0.21)  # it is on its way
+            last = await one.sync.write(f"note/{number}/last", 1)
+            await one.sync.flush()
+            assert other.state.has(rank(before)) and other.state.has(rank(last))
+
+    simulated(main)
+
+
 def test_a_lease_is_offered_to_its_own_author_who_may_be_two(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         author, other = await start(nursery, world, 2)

@@ -140,7 +140,9 @@ def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
     store: Any = SimpleNamespace(tree=None, rules=None, heads=dict, out_of_sync=False, notify=woken.set)
     chain = SimpleNamespace(round=1, tip=b"tip", validators=())
     timers = SimpleNamespace(attempt=0)
-    context: Any = SimpleNamespace(chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None)
+    context: Any = SimpleNamespace(
+        chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None, log=SimpleNamespace(rosters={})
+    )
 
     async def main() -> None:
         began = trio.current_time()
