@@ -251,6 +251,18 @@ def test_who_leaves_out_judges_that_were_heard_is_not_followed_unless_most_valid
     assert go(tree, {}, attempt=5, omitting={few, later}) == empty_block(CHAIN).id
 
 
+def test_who_follows_a_roster_that_is_not_followed_here_stands_behind_what_it_builds_on() -> None:
+    """Else one head under an old sibling was as much as all others, and whoever did not follow theirs went back to it."""
+    tree, ids = grown(0, 1)
+    one, sibling = max(ids), min(ids)  # at a tie the lower id is followed
+    chain = tree[one].chain
+    later = block(chain, RULES, fair(chain, RULES, [offer(chain, "X")]), attempt=1)
+    tree.add(later)
+    heads = {"A": one, "B": later.id, "C": later.id, "E": sibling}
+    assert go(tree, heads, tip=one) == go(tree, heads, tip=one, attempt=1, omitting={later.id}) == one
+    assert go(tree, heads, tip=one, attempt=1) == later.id
+
+
 def test_a_roster_leaves_out_whose_scores_were_here_when_the_wait_for_them_was_over() -> None:
     log, heard = RoundLog(CHAIN, RULES), frozenset("ABCDE")
     for said in (*BOTH.cuts, *BOTH.scores):
@@ -262,6 +274,7 @@ def test_a_roster_leaves_out_whose_scores_were_here_when_the_wait_for_them_was_o
     assert view.omitting() == {roster.id}, "before the wait is over only who quotes all is followed"
     assert replace(view, timers=Timers(scores=True), heard=heard).omitting() == {roster.id}
     assert replace(view, timers=Timers(scores=True), heard=heard - {"E"}).omitting() == set()
+    assert replace(view, timers=Timers(heads=True), heard=heard).omitting() == set(), "it is that or two rosters"
 
 
 def test_when_all_attempts_are_over_the_round_ends_empty() -> None:

@@ -130,6 +130,27 @@ def test_an_empty_roster_is_had_that_is_let_go_of_while_the_state_after_it_is_ma
     assert trio.run(sync.have, empty.id, root.tip) == empty
 
 
+def test_who_follows_a_roster_that_is_not_here_counts_for_the_last_that_was() -> None:
+    """Else the heads of all who are a moment ahead were none, and that of one who is behind made a node go back."""
+    root = start("A")
+    empty = empty_block(root)
+    store = ChainStore.__new__(ChainStore)
+    store.tree, store.tip, store.last_heads, store._heads, store._new_heads = Tree(root), root.tip, {}, {}, {}
+
+    def follows(roster: bytes, rank: bytes) -> None:
+        head: Any = SimpleNamespace(author="A", what=SimpleNamespace(roster=roster))
+        assert store._insert_head(SimpleNamespace(rank=rank), head)  # type: ignore[arg-type]
+
+    follows(b"nowhere", b"1")
+    assert store.heads() == {}
+    follows(root.tip, b"2")
+    assert store.heads() == {"A": root.tip}
+    follows(empty.id, b"3")
+    assert store.heads() == {"A": root.tip} and store.signed_heads() == {"A": empty.id}
+    store.tree.add(empty)
+    assert store.heads() == {"A": empty.id}
+
+
 @pytest.mark.parametrize(("lost_for", "gives_up"), [(LOST_FOR / 2, False), (2 * LOST_FOR, True)])
 def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
     lost_for: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
