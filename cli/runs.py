@@ -62,7 +62,8 @@ def list_runs() -> None:
         for one in found
     ]
     heads = ("NAME", "ID", "ROUNDS", "LAST RESULT", "LAST USED", "SIZE", "OWNER", "")
-    text = table(heads, rows, right=frozenset({2, 5})) or f"{home.path}: no run is known here; swarmnode run begins one"
+    nothing = f"{home.path}: no run is known here; swarmnode run begins or joins one"
+    text = table(heads, rows, right=frozenset({2, 5})) or nothing
     show({"runs": found, "running": current}, text)
 
 

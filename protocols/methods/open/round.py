@@ -325,8 +325,6 @@ class OpenRounds:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, context.me
         heads = store.heads()
-        if context.log.rosters and not context.timers.scores:
-            self._timeouts.believe(context, heads)
         attempt, omitting = context.timers.attempt, context.omitting()
         wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting)
         since, context.lost_since = context.lost_since, None

@@ -5,9 +5,10 @@ Each wait ends when nobody who is there is lacking, and at the latest after as l
 once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
 
 Judges who began a round at different times would wait for one another in turn. So a node believes more than a third of
-the judges that the wait for commits is over, by their cuts, and of the validators, by heads, that the wait for scores
-is over, or that the round ended empty. Where no quorum stands behind a block, nobody moves to it alone before those who
-may come had time to: who was frozen or cut off for seconds is behind, and would make another history.
+the judges that the wait for commits is over, by their cuts, and of the validators that the round ended empty, by heads.
+
+Where no quorum stands behind a block, nobody moves to it before those who may come had time to: who was frozen or cut
+off for seconds is behind, and two sides that go on without each other have two histories.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Timeouts:
             if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
                 await self._wait_for_late(context, set(log.cut_by), log.scores_by_judge, latest)
-            if not context.timers.scores:
-                self._end_wait_for_scores(context)
+            context.heard = frozenset(said.author for said in log.quotable(self._store.norms(log)).scores)
+            self._set(context, scores=True)
         if len(log.scores_by_judge()) >= needed:
             for attempt, leader in enumerate(order):
                 self._set(context, attempt=attempt)
@@ -90,17 +91,6 @@ class Timeouts:
             logger.info("round %d: too few judges are there", chain.round)
             await trio.sleep_until(cut + SHORTEST_EMPTY)
         self._set(context, attempt=len(order))
-
-    def _end_wait_for_scores(self, context: RoundView) -> None:
-        quotable = context.log.quotable(self._store.norms(context.log))
-        context.heard = frozenset(said.author for said in quotable.scores)
-        self._set(context, scores=True)
-
-    def believe(self, context: RoundView, heads: Mapping[str, bytes]) -> None:
-        """End the wait for scores where more than a third of the validators follow a roster: one of them has waited."""
-        for roster in context.log.rosters:
-            if 3 * self._store.tree.support(roster, heads) > len(context.chain.validators):
-                return self._end_wait_for_scores(context)
 
     async def _wait_for_late(
         self, context: RoundView, judges: set[PeerId], received: Callable[[], Mapping[PeerId, object]], latest: float
@@ -177,15 +167,24 @@ class Timeouts:
         try:
             with self._liveness.watching(others):
                 if any(map(self._may_come, validators)):  # of some it is known at once that they do not
-                    await trio.sleep_until(usual)
+                    await self._sleep_awake(usual)
                     self._set(context, heads=True)
-                    await trio.sleep_until(latest)
+                    await self._sleep_awake(latest)
                 await self._store.until(lambda: not any(map(self._is_missed, others)), deadline=latest + GONE_AFTER)
         except trio.Cancelled:  # the round ends, and another begins to wait anew
             self._awaited = 0.0, b""
             raise
         self._given_time |= self._awaited[1] == block
         self._store.notify()
+
+    async def _sleep_awake(self, until: float) -> None:
+        """Sleep until then, in trio time, and on where this node stood still: what came meanwhile is yet to be read."""
+        since = trio.current_time()
+        await trio.sleep_until(until)
+        await trio.sleep(QUIET)  # what notices a standstill goes on at the same moment
+        while self._liveness.stalled_since(since):
+            since = trio.current_time()
+            await trio.sleep(self._patience("heads"))
 
     # --- who is lacking ---------------------------------------------------------------------------------------------
 

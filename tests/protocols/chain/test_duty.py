@@ -252,7 +252,7 @@ def test_who_leaves_out_judges_that_were_heard_is_not_followed_unless_most_valid
 
 
 def test_who_follows_a_roster_that_is_not_followed_here_stands_behind_what_it_builds_on() -> None:
-    """Else one head under an old sibling was as much as all others, and whoever did not follow theirs went back to it."""
+    """Else one head under an old sibling was as much as all others, and who did not follow theirs went back to it."""
     tree, ids = grown(0, 1)
     one, sibling = max(ids), min(ids)  # at a tie the lower id is followed
     chain = tree[one].chain
