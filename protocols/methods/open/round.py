@@ -21,6 +21,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 import trio
@@ -40,7 +41,7 @@ from swarmnode.protocols.chain.duty import (
 )
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import compose
-from swarmnode.protocols.chain.state import ChainState, HashChain, participates, places_of, volunteers
+from swarmnode.protocols.chain.state import ChainState, HashChain, participates, places_of, quorum, volunteers
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     HASH,
@@ -344,7 +345,16 @@ class OpenRounds:
             head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
             if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
-        return block if self._timeouts.is_settled(context, wanted, nursery) else None
+        return self._as_far_as_most(context, block) if self._timeouts.is_settled(context, wanted, nursery) else None
+
+    def _as_far_as_most(self, context: RoundContext, to: Block) -> Block:
+        """The last block on the way there that a quorum follows, or the first, of which it is settled."""
+        store, tree = self._store, self._store.tree
+        way, heads = tree.path(to.id)[len(tree.path(tree.fork_point(context.chain.tip, to.id))) :], store.heads()
+        for before, block in pairwise(way):
+            if tree.support(block.id, heads) < quorum(before.chain, store.rules):
+                return before
+        return to
 
     async def _look_again(self) -> None:
         await trio.sleep(LOST_FOR)
