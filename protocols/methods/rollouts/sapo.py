@@ -108,13 +108,8 @@ class _ByRollouts(Method, SharingRules):
 
     def saved(self) -> Saved:
         place, parameters = self._stands(), self._trainer.parameters()
-        return Saved(
-            round=place.round,
-            state=OuterState.start(parameters),
-            residual=np.zeros(parameters.size, np.float32),
-            members=place.members,
-            method=self.name,
-        )
+        residual = np.zeros(parameters.size, np.float32)
+        return Saved(place.round, OuterState.start(parameters), residual, place.members, self.name)
 
     def peers(self) -> Sequence[PeerId]:
         return self._parts.membership.connected()
