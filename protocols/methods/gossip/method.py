@@ -429,10 +429,8 @@ class Gossip(Method):
     # --- what is shown and kept -------------------------------------------------------------------------------------
 
     def saved(self) -> Saved:
-        place = self.place
-        if place is None:
-            raise RuntimeError("this node stands nowhere yet")
-        return Saved(place.round, self.state, self.feedback.export(), place.members, self.name)
+        members = (self._parts.me, *self._parts.membership.members())
+        return Saved(self._round, self.state, self.feedback.export(), members, self.name)
 
     def status(self) -> Mapping[str, Any]:
         return {"apart": round(self.apart, 6)}
