@@ -156,9 +156,7 @@ def _value_of(element: dict[str, Any]) -> str:
 
 
 def _parsed(value: str | None) -> Any:
-    if value is None:
-        return None
     try:
-        return json.loads(value)
+        return None if value is None else json.loads(value)
     except ValueError:
         return value

@@ -214,10 +214,7 @@ class RankSet:
             return self._total, len(self)
         total, count = lthash.zero(), 0
         for leaf, first, behind in self._inside(lo, hi):
-            if behind - first == leaf.count:
-                np.add(total, leaf.sum, out=total)
-            else:
-                leaf.add_sum(first, behind, total)
+            leaf.add_sum(first, behind, total)
             count += behind - first
         return total, count
 

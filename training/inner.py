@@ -85,7 +85,12 @@ class InnerLoop:
         Raises TaskError where the run wants what the task's model cannot do.
         """
         if spec.inner.checkpointing:
-            keep_no_activations(task.model)
+            if not hasattr(task.model, "checkpointing"):
+                raise TaskError(
+                    "[inner] checkpointing: the task's model has no attribute `checkpointing` to set; leave the key "
+                    "out, or have the model call torch.utils.checkpoint where that is set"
+                )
+            task.model.checkpointing = True  # it computes its activations anew in the backward pass
         own = ranks.own(task.model)
         self._gradients = flatten_into(own, vector, keep=keep)
         self._spec = spec
@@ -263,17 +268,6 @@ class InnerLoop:
         bf16 = self._spec.inner.precision == "bf16"
         with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=bf16):
             return self._task.loss(batch).float()
-
-
-def keep_no_activations(model: nn.Module) -> None:
-    """Have a model compute its activations anew in the backward pass. Raises TaskError where it knows no way."""
-    if hasattr(model, "checkpointing"):
-        model.checkpointing = True
-    else:
-        raise TaskError(
-            "[inner] checkpointing: the task's model has no attribute `checkpointing` to set; leave the key out, or "
-            "have the model call torch.utils.checkpoint where that is set"
-        )
 
 
 def seed_of(*names: object) -> int:

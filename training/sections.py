@@ -333,6 +333,3 @@ class TrustSection:
         "and nobody is audited",
         between=(0, 0.5),
     )
-
-
-# -- the run

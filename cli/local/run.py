@@ -29,7 +29,7 @@ from rich.table import Table
 from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import Results, Summary, by_rollouts, figures, in_pairs, latest, summarize, write_report
-from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, NodeProcess, SwarmFailed
+from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, SwarmFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node.config import OFF
@@ -167,7 +167,10 @@ def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, 
             view.show(swarm)
         if emits:
             for index, node in enumerate(swarm.nodes):
-                _emit(_node_event(index, node))
+                assert node.ready is not None
+                told = {name: node.ready.get(name) for name in ("trainer_pid", "peer_id", "multiaddr")}
+                about = {"node": index, "pid": node.pid, "data_dir": str(node.data_dir), **told}
+                _emit({"event": "node", **about, **({"lie": node.lie} if node.lie else {})})
         view.phase(f"training with {who}")
         for arrived in swarm.watch():
             if arrived is not None and onlooker is not None and arrived[1]["event"] == "round":
@@ -200,20 +203,6 @@ def _page(nodes: Sequence[tuple[str, Path]], folder: Path, address: str, view: L
             except (OSError, ValueError) as error:
                 view.remark(f"there is no page to watch it: {address} cannot be served: {error}")
         yield
-
-
-def _node_event(index: int, node: NodeProcess) -> dict[str, Any]:
-    assert node.ready is not None
-    return {
-        "event": "node",
-        "node": index,
-        "pid": node.pid,
-        "trainer_pid": node.ready.get("trainer_pid"),
-        "peer_id": node.ready.get("peer_id"),
-        "data_dir": str(node.data_dir),
-        "multiaddr": node.ready.get("multiaddr"),
-        **({"lie": node.lie} if node.lie else {}),
-    }
 
 
 def _heldout_loss(swarm: LocalSwarm, view: Lines) -> float | None:

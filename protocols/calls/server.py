@@ -283,22 +283,17 @@ class ServerConnection:
         except Refuse as refusal:
             return Frame(FAIL, call.id, code=refusal.code[:80], text=refusal.text[:MAX_TEXT])
         except Exception as error:
-            self._log_failure(call.method, error)
+            # With its trace the first time, for a peer chooses how often it happens.
+            seen = (call.method, type(error))
+            first = seen not in self._server.failures_logged
+            self._server.failures_logged.add(seen)
+            level, trace = (logging.ERROR, error) if first else (logging.DEBUG, None)
+            log.log(level, "the handler of %s failed for %s: %r", call.method, self.peer, error, exc_info=trace)
             return Frame(FAIL, call.id, code="internal", text="the handler failed")
         return Frame(REPLY, call.id, body=body)
 
     def _complain(self, what: str, kind: Kind = Kind.BREACH) -> None:
         self._server.violations.note(self.peer, what, kind)
-
-    def _log_failure(self, method: str, error: Exception) -> None:
-        """With its trace the first time, for a peer chooses how often it happens."""
-        seen = (method, type(error))
-        first = seen not in self._server.failures_logged
-        self._server.failures_logged.add(seen)
-        level = logging.ERROR if first else logging.DEBUG
-        log.log(
-            level, "the handler of %s failed for %s: %r", method, self.peer, error, exc_info=error if first else None
-        )
 
     async def _write(self) -> None:
         self._outbox.write_to(self._stream)

@@ -143,7 +143,10 @@ class StreamingRounds(DilocoRounds):
         worked += meanwhile
         missing = await self._apply(decision, gradient, worked)
         self._gradient = np.zeros(0, np.float32)
-        loss = await self._shared_loss() if self._spec.inner.measured_after(here.round) else nan
+        loss = nan
+        if self._spec.inner.measured_after(here.round):
+            with self._holding_shared() as trainer:
+                loss = await loss_of(trainer)
         return self._told(decision, missing, loss, worked, steered)
 
     def _steps_of(self, round: int) -> tuple[int, int]:
@@ -198,10 +201,6 @@ class StreamingRounds(DilocoRounds):
     def _weight_in(self, round: int) -> int:
         """Of what this node has to offer, before the cap: samples."""
         return self._samples[round % len(self._samples)]
-
-    async def _shared_loss(self) -> float:
-        with self._holding_shared() as trainer:
-            return await loss_of(trainer)
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Trainer]:

@@ -283,7 +283,10 @@ class ShardFetch:
                 holding = await self._ask(peer)
                 if not (holding.complete or holding.bits()):
                     return
-                await self._learn_manifest(peer)
+                if not self._begun.is_set():
+                    with trio.CancelScope() as asking:  # until another peer was faster
+                        self._asked_for_manifest.append(asking)
+                        await self._begin(await self._context.ask_manifest(peer, self.shard))
             if self._plan is None:
                 return
             size = self._plan.manifest.size
@@ -322,14 +325,6 @@ class ShardFetch:
             plan.refresh(source, holding)
 
     # -- the manifest
-
-    async def _learn_manifest(self, peer: PeerId) -> None:
-        """Ask for the manifest, until another peer was faster. Raises CallError, or WireError for a false one."""
-        if self._begun.is_set():
-            return
-        with trio.CancelScope() as asking:
-            self._asked_for_manifest.append(asking)
-            await self._begin(await self._context.ask_manifest(peer, self.shard))
 
     async def _begin(self, manifest: ShardManifest) -> None:
         async with self._beginning:

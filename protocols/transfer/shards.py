@@ -31,7 +31,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -237,9 +237,7 @@ class _ServedStream:
 
     stream: Stream
     busy: bool = False
-
-    def __post_init__(self) -> None:
-        self.scope = trio.CancelScope()
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 @dataclass(frozen=True)

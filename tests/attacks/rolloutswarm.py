@@ -166,4 +166,4 @@ def accepted(node: Learner, groups: Sequence[tuple[str, RolloutGroup]]) -> int:
     assert node.settings.gate is not None and node.reference is not None
     seen = [read(reader, worth) for reader in (node.policy, node.reference)]
     kept = [gate([of_reader[n] for of_reader in seen], node.settings.gate) for n in range(len(worth))]
-    return sum(scored.keeping(answers).informative for scored, answers in zip(worth, kept, strict=True))
+    return sum(replace(scored, kept=answers).informative for scored, answers in zip(worth, kept, strict=True))

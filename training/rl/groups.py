@@ -197,9 +197,6 @@ class Scored:
         """Whether some answers are better than others: a group without is a zero gradient, and SAPO drops it."""
         return bool(np.any(self.advantages))
 
-    def keeping(self, kept: NDArray[np.bool_]) -> Scored:
-        return Scored(self.author, self.group, self.question, self.texts, self.rewards, self.kept & kept)
-
 
 def group_advantages(rewards: Floats, chosen: NDArray[np.bool_]) -> Floats:
     """(G,) advantages of the `chosen` (G,) rewards (G,) among one another; all 0 where these are equal."""

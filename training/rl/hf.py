@@ -41,7 +41,10 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.size, self.end = size, int(tokenizer.eos_token_id)
         words = sorted(tokenizer.get_vocab().items())
-        told = repr((words, self.end, tokenizer.chat_template, _rules(tokenizer)))
+        # How text is cut, where the tokenizer says it: two with the same words may do it differently.
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        rules = str(fast.to_str()) if fast is not None else type(tokenizer).__name__
+        told = repr((words, self.end, tokenizer.chat_template, rules))
         self.id = "hf-" + hashlib.sha256(told.encode(errors="replace")).hexdigest()[:32]
 
     def encode(self, text: str) -> list[int]:
@@ -59,12 +62,6 @@ class Tokenizer:
         asked = [{"role": "user", "content": text}]
         written = self._tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
         return self.encode(written)
-
-
-def _rules(tokenizer: Any) -> str:
-    """How text is cut into tokens, where the tokenizer says it: two with the same words may do it differently."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    return str(fast.to_str()) if fast is not None else type(tokenizer).__name__
 
 
 @dataclass

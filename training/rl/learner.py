@@ -320,7 +320,7 @@ class Learner:
             refused_answers[scored.author] += int((~kept).sum())
             self._suspects.saw(scored.author, refused=not kept.any())
             if kept.any():
-                passed.append(scored.keeping(kept))
+                passed.append(replace(scored, kept=scored.kept & kept))
             else:
                 refused["unlikely"] += 1
         for scored in passed:

@@ -65,10 +65,13 @@ class Trainee:
         is_small = isinstance(policy, TinyGPT | TinyGRU)
         self._here = rollouts.task == "digits"  # whether the daemon sees by itself what teaches
         usual = (Sampling() if is_small else TEXT_SAMPLING) if self._here else OTHER_SAMPLING
+        batch, own = rollouts.batch, rollouts.batch - rollouts.external
+        adaptive = AdaptiveSplit(batch, (0, batch // 2, batch), external=batch)
+        split = adaptive if rollouts.adaptive else Split(own, rollouts.external)
         settings = Settings(
             tasks=asked,
             answers=rollouts.answers,
-            split=_split(spec),
+            split=split,
             limits=BatchLimits(share=rollouts.share),
             learning_rate=spec.inner.lr,
             clip_norm=spec.inner.clip,
@@ -198,10 +201,3 @@ def _policy(named: str, rollouts: RolloutsSection, *, where: str, seed: int) -> 
     usual, vocabulary = (16, DIGITS.id) if rollouts.task == "digits" else (512, BYTES.id)
     context = rollouts.context or usual
     return build(PolicySpec(kind, layers, width, POLICY_HEADS, context, vocabulary), seed=seed)
-
-
-def _split(spec: RunSpec) -> Split | AdaptiveSplit:
-    rollouts = spec.rollouts
-    if not rollouts.adaptive:
-        return Split(rollouts.batch - rollouts.external, rollouts.external)
-    return AdaptiveSplit(rollouts.batch, (0, rollouts.batch // 2, rollouts.batch), external=rollouts.batch)

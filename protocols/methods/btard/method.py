@@ -71,14 +71,7 @@ from swarmnode.protocols.methods.btard.statements import (
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.known.messages import Part, PartsMissing, RoundRoster, cut, owners_of
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.protocols.methods.known.reduction import (
-    Name,
-    Reducer,
-    all_or_missing,
-    blaming,
-    encoded,
-    shares_in,
-)
+from swarmnode.protocols.methods.known.reduction import Name, Reducer, all_or_missing, blaming, encoded, shares_in
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
@@ -141,14 +134,8 @@ class BtardReduce(Reducer):
             return np.zeros(self._parameters, np.float32)  # nobody trained: nothing to send, nothing moves
         self._signed.add(roster.roster_id)
         allowed = min(self._parts.spec.exchange.deadline_ceiling, within)
-        attempt = BtardAttempt(
-            roster,
-            attempt_of(self._parts.run_id, roster.roster_id),
-            cut(owners_of(roster.seats), 0, self._parameters),
-            shares,
-            allowed,
-            trio.current_time() + allowed,
-        )
+        id, parts = attempt_of(self._parts.run_id, roster.roster_id), cut(owners_of(roster.seats), 0, self._parameters)
+        attempt = BtardAttempt(roster, id, parts, shares, allowed, trio.current_time() + allowed)
         self._found = set()
         try:
             with trio.CancelScope() as self._work:

@@ -240,7 +240,10 @@ class Gossip(Method):
         finally:
             if not ended:  # cancelled: the other waits for nothing more
                 await meeting.give_up()
-            self._end(meeting)
+            meeting.close()
+            if meeting.peer is not None:
+                self._past[meeting.peer, meeting.round] = meeting.counts
+            self.meeting, self.phase = None, "waiting"
             if ended or meeting.counts:  # the other may count on it, so nothing may come between
                 with trio.CancelScope(shield=True):
                     met = await self._take(meeting, gradient)
@@ -249,13 +252,6 @@ class Gossip(Method):
         if meeting.absent and meeting.peer is not None:
             self._absent[meeting.peer] = trio.current_time() + ABSENT_FOR
         return meeting, worked, trio.current_time() - began, met
-
-    def _end(self, meeting: Meeting) -> None:
-        meeting.close()
-        if meeting.peer is not None:
-            self._past[meeting.peer, meeting.round] = meeting.counts
-        self.meeting = None
-        self.phase = "waiting"
 
     def _news(self) -> None:
         self._begun.set()
@@ -433,18 +429,13 @@ class Gossip(Method):
     # --- what is shown and kept -------------------------------------------------------------------------------------
 
     def saved(self) -> Saved:
-        place = self.place
-        if place is None:
-            raise RuntimeError("this node stands nowhere yet")
-        return Saved(place.round, self.state, self.feedback.export(), place.members, self.name)
+        members = (self._parts.me, *self._parts.membership.members())
+        return Saved(self._round, self.state, self.feedback.export(), members, self.name)
 
     def status(self) -> Mapping[str, Any]:
         return {"apart": round(self.apart, 6)}
 
-    def _alone(self) -> float | None:
-        return 1 - sum(self._met.values()) / len(self._met) if self._met else None
-
     def measure(self, metrics: Metrics) -> None:
         metrics.show(APART, lambda: self.apart)
-        metrics.show(ALONE, self._alone)
+        metrics.show(ALONE, lambda: 1 - sum(self._met.values()) / len(self._met) if self._met else None)
         self.lies.measure(metrics)

@@ -242,20 +242,10 @@ class Agreement:
             ballot = acceptor.ballot
             leader = candidates[ballot % len(candidates)]
             joiners = tuple(sorted(acceptor.waiting_to_join()))
-            relayed = {view.peer for view in self._parts.network.peers() if view.path == "relayed"}
-            ready = Ready(
-                self._run_id,
-                here.round,
-                ballot,
-                here.parent,
-                samples,
-                train_seconds,
-                rates,
-                joiners,
-                acceptor.accepted,
-                tuple(peer for peer in candidates if peer in relayed),
-                steering.newer(),
-            )
+            far = {view.peer for view in self._parts.network.peers() if view.path == "relayed"}
+            relayed = tuple(peer for peer in candidates if peer in far)
+            place, accepted = (self._run_id, here.round, ballot, here.parent), acceptor.accepted
+            ready = Ready(*place, samples, train_seconds, rates, joiners, accepted, relayed, steering.newer())
             decision: Decision | None = None
             self._silence = silence_allowed(self._reducing.usual, attempts)
             least = self._settings.deadline_floor * (1 + attempts // len(candidates))  # at some time it is enough

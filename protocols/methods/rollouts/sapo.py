@@ -108,13 +108,8 @@ class _ByRollouts(Method, SharingRules):
 
     def saved(self) -> Saved:
         place, parameters = self._stands(), self._trainer.parameters()
-        return Saved(
-            round=place.round,
-            state=OuterState.start(parameters),
-            residual=np.zeros(parameters.size, np.float32),
-            members=place.members,
-            method=self.name,
-        )
+        residual = np.zeros(parameters.size, np.float32)
+        return Saved(place.round, OuterState.start(parameters), residual, place.members, self.name)
 
     def peers(self) -> Sequence[PeerId]:
         return self._parts.membership.connected()
@@ -498,18 +493,12 @@ class SapoSampler(_ByRollouts):
         if self._expected > counter or 0 <= self._expected < counter - max(AGAIN, self._settings.batch):
             self.rollouts.counter = counter = self._expected
         self._expected = -1
-        tasks = [
-            assigned_task(
-                self._parts.run_id,
-                self._parts.me,
-                counter + number,
-                version=weights.version,
-                policy=weights.policy,
-                tasks=self._tasks,
-            )
-            for number in range(self._settings.batch)
+        run_id, me, version, policy = self._parts.run_id, self._parts.me, weights.version, weights.policy
+        asked = [
+            assigned_task(run_id, me, each, version=version, policy=policy, tasks=self._tasks)
+            for each in range(counter, counter + self._settings.batch)
         ]
-        return await self._trainer.answer(tasks, version=weights.version, policy=weights.policy)
+        return await self._trainer.answer(asked, version=version, policy=policy)
 
     def _sampled(self, weights: Weights, answered: Answered) -> Sampled:
         tally = self.answer.tally if self.answer is not None else SamplerTally()

@@ -295,12 +295,9 @@ class Rollouts:
         if not batch:
             return
         try:
-            offer = GroupOffer(
-                self._parts.run_id,
-                tuple(
-                    OfferedGroup(load.group.id, load.group.author, load.group.size, load.copies // 2) for load in batch
-                ),
-            )
+            halves = [(load.group, load.copies // 2) for load in batch]
+            offered = tuple(OfferedGroup(group.id, group.author, group.size, copies) for group, copies in halves)
+            offer = GroupOffer(self._parts.run_id, offered)
             self.counts["offered"] += len(batch)
             answer = await self._parts.rpc.call(peer, OFFER, offer, OfferAnswer, timeout=TIMEOUT)
             if answer.wait:

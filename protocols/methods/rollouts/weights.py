@@ -29,7 +29,7 @@ from typing import Annotated
 import numpy as np
 import trio
 
-from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Sign, Verify
+from swarmnode.crdt.envelope import Domain, Envelope, InvalidEnvelope, Verify
 from swarmnode.crdt.record import MAX_AUTHOR
 from swarmnode.protocols.calls.rpc import Refuse
 from swarmnode.protocols.limits import Allowance, Budget, Recent
@@ -123,11 +123,6 @@ class Newest(Message):
 def hash_of(words: Words) -> str:
     """sha-256 of a policy's words (P,) in hex, little-endian."""
     return hashlib.sha256(words.astype("<u2", copy=False).data).hexdigest()
-
-
-def seal_weights(weights: Weights, *, run_id: str, sign: Sign) -> Envelope:
-    """What travels of weights of this node's own."""
-    return OFFERS.seal(plain(weights), sign, run_id)
 
 
 def open_weights(envelope: Envelope, *, run_id: str, trainer: PeerId, verify: Verify) -> Weights:
@@ -238,8 +233,7 @@ class WeightsBroadcast:
         self._counter = max(self._counter + 1, self._parts.now())
         size, patches = words.nbytes, tuple(self._patches)
         weights = Weights(self._parts.me, self._counter, version, policy, self._shape, shard, size, patches)
-        sealed = seal_weights(weights, run_id=self._parts.run_id, sign=self._parts.network.sign)
-        self._newest = (weights, sealed)
+        self._newest = weights, OFFERS.seal(plain(weights), self._parts.network.sign, self._parts.run_id)
         self._samplers.know(policy, version)
         late = self._out[0] if len(self._out) == self._out.maxlen else set()
         self._out.append(weights.shards)

@@ -138,9 +138,9 @@ def test_advantages_are_rewards_against_their_group() -> None:
 def test_an_answer_that_a_defence_refused_does_not_count_in_its_group() -> None:
     scored = score("peer", a_group())
     assert scored.informative
-    without_right = scored.keeping(np.array([False, True, True, True]))
+    without_right = replace(scored, kept=np.array([False, True, True, True]))
     assert not without_right.informative and not without_right.advantages.any()
-    without_one = scored.keeping(np.array([True, True, True, False]))
+    without_one = replace(scored, kept=np.array([True, True, True, False]))
     np.testing.assert_allclose(without_one.advantages, [2**0.5, -(2**-0.5), -(2**-0.5), 0], rtol=1e-6)
 
 

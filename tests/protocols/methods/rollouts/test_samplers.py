@@ -24,17 +24,17 @@ from swarmnode.protocols.methods.rollouts.samplers import AUTHORS, MOST, REFUND,
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.methods.rollouts.weights import (
     MAX_PATCHES,
+    OFFERS,
     Newest,
     NoWeights,
     Patch,
     Weights,
     WeightsBroadcast,
     open_weights,
-    seal_weights,
 )
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.runner import in_thread
-from swarmnode.protocols.wire import WireError, decode
+from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.section import RolloutsSection, hf_model
@@ -211,7 +211,7 @@ def test_weights_of_a_model_with_the_longest_name_can_be_signed() -> None:
     shape, patches = f"hf-full:{'é' * 256}", tuple(Patch(bytes([n]) * 32, bytes(32)) for n in range(MAX_PATCHES))
     assert hf_model(shape) is not None
     weights = replace(WEIGHTS, trainer=TRAINER.me, shape=shape, counter=1 << 52, version=1 << 52, patches=patches)
-    envelope = seal_weights(weights, run_id=RUN, sign=TRAINER.sign)
+    envelope = OFFERS.seal(plain(weights), TRAINER.sign, RUN)
     assert open_weights(envelope, run_id=RUN, trainer=TRAINER.me, verify=ALICE.verify) == weights
 
 
@@ -232,13 +232,13 @@ def test_a_trainer_says_no_more_than_a_sampler_can_keep(said: dict[str, Any]) ->
 
 
 def test_weights_are_their_trainers_alone() -> None:
-    payload, signature = seal_weights(WEIGHTS, run_id=RUN, sign=TRAINER.sign)
+    payload, signature = OFFERS.seal(plain(WEIGHTS), TRAINER.sign, RUN)
 
     def opened(payload: bytes, signature: bytes, *, run_id: str = RUN, trainer: str = TRAINER.me) -> Weights:
         return open_weights(Envelope(payload, signature), run_id=run_id, trainer=trainer, verify=ALICE.verify)
 
     assert opened(payload, signature) == WEIGHTS
-    forged, by_bob = seal_weights(WEIGHTS, run_id=RUN, sign=BOB.sign)
+    forged, by_bob = OFFERS.seal(plain(WEIGHTS), BOB.sign, RUN)
     for bad in ((forged, by_bob), (payload, bytes(64)), (payload[:-1], signature), (b"", b"")):
         with pytest.raises(NoWeights):
             opened(*bad)
