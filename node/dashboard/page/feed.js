@@ -48,7 +48,7 @@ export class Daemon {
           if (!came) state("live");
           came = true;
           pause = 1000;
-          if (name) heard(name, parsed(data));
+          if (name) heard(name, JSON.parse(data));
         }
       } catch {
         // the daemon ended or does not answer; below it is asked again
@@ -62,15 +62,6 @@ export class Daemon {
       await new Promise((wake) => setTimeout(wake, pause));
       pause = Math.min(1.5 * pause, 10000);
     }
-  }
-}
-
-/** Python's JSON, which may hold NaN and Infinity. */
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return JSON.parse(text.replaceAll(/-?\b(NaN|Infinity)\b/g, "null"));
   }
 }
 
