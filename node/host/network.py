@@ -234,10 +234,8 @@ class Libp2pNetwork:
 
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""
-        for connection in self.connections.of(peer):
-            if rtt := connection.session.rtt():
-                return rtt
-        return None
+        rtts = (connection.session.rtt() for connection in self.connections.of(peer))
+        return next(filter(None, rtts), None)
 
     def cap_rates(self, *, up: float, down: float) -> None:
         """From now on send and receive no more than so many bytes a second, of all peers; 0: no cap."""
