@@ -186,8 +186,7 @@ class NatPmp(_Datagrams):
 
 def _packed(host: str) -> bytes:
     """16 bytes: IPv4 addresses as ::ffff:a.b.c.d."""
-    address = ipaddress.ip_address(host)
-    return address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
+    return ipaddress.IPv6Address(host if ":" in host else f"::ffff:{host}").packed
 
 
 async def _in_thread(work: partial[T]) -> T:
