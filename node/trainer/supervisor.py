@@ -63,7 +63,7 @@ from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode
-from swarmnode.training.sandbox import Rules, SandboxReport
+from swarmnode.training.sandbox import Rules
 from swarmnode.training.sections import InnerSection
 from swarmnode.training.verify.trace import point_row
 from swarmnode.training.verify.vectors import FREE_SHARE, states_in
@@ -404,16 +404,6 @@ class TrainerProcess(Trainer):
         on_cpu, wanted = self.free is None, self._settings.sampling == "auto"
         return on_cpu and wanted and hf_model(policy) is not None and find_spec("vllm") is not None
 
-    def _tell_sandbox(self, told: SandboxReport) -> None:
-        """Say what holds the trainer and what does not; once, unless it changes."""
-        if asdict(told) == self.sandbox:
-            return
-        self.sandbox = asdict(told)
-        if told.enforced:
-            logger.info("the trainer's sandbox holds: %s", ", ".join(told.enforced))
-        for lacking in told.missing:
-            logger.warning("the trainer's sandbox lacks %s: %s", lacking.part, lacking.why)
-
     def _tell_sampling(self, told: dict[str, str] | None) -> None:
         """Say what samples; once, unless it changes."""
         if told == self.sampling:
@@ -448,7 +438,12 @@ class TrainerProcess(Trainer):
         if answer.why and answer.device != self.device:  # told once
             logger.warning("%s", answer.why)
         self.device, self.has = answer.device, answer.has
-        self._tell_sandbox(answer.sandbox)
+        if (sandbox := asdict(answer.sandbox)) != self.sandbox:  # told once, unless it changes
+            self.sandbox = sandbox
+            if answer.sandbox.enforced:
+                logger.info("the trainer's sandbox holds: %s", ", ".join(answer.sandbox.enforced))
+            for lacking in answer.sandbox.missing:
+                logger.warning("the trainer's sandbox lacks %s: %s", lacking.part, lacking.why)
         if (disk := answer.states) is not None and disk.free * FREE_SHARE < disk.wanted:
             logger.warning(
                 "audits need %.1f GB of disk for states of this node's work, and may have half of the %.1f GB that are "
