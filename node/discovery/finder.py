@@ -216,9 +216,7 @@ class Discovery:
             del self._candidates[spare.pop().target]
 
     def _wanted(self, candidate: _Candidate, connected: set[PeerId]) -> bool:
-        if candidate.dialling or candidate.peer in connected:
-            return False
-        if candidate.seed and len(connected) >= FEW:
+        if candidate.dialling or candidate.peer in connected or (candidate.seed and len(connected) >= FEW):
             return False
         just_lost = candidate.lost_at > trio.current_time() - LOSS
         return candidate.join is not None or just_lost or len(connected) < ENOUGH
