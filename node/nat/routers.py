@@ -362,11 +362,8 @@ class Pinholes:
                 except TimeoutError:
                     raise MappingRefused("no router answers") from None
                 at = re.search(rb"(?im)^location:\s*(http://\S+)\s*$", answer)
-                if (
-                    at is not None
-                    and (location := at[1].decode(errors="replace"))
-                    and _leads_to(location, whence[0], self._source)
-                ):
+                location = at[1].decode(errors="replace") if at is not None else ""
+                if _leads_to(location, whence[0], self._source):
                     return location
 
 
