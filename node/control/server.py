@@ -8,7 +8,6 @@ one another. A line that is too long or no JSON ends that client's connection; a
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -58,11 +57,9 @@ def peer_uid_of(connection: socket.socket | trio.socket.SocketType) -> int | Non
 
 def served(*apis: object) -> dict[str, Method]:
     """The public methods of these objects that take a request's `params`, by name: what `ControlServer` answers."""
-
-    def is_served(name: str, function: Any) -> bool:
-        return not name.startswith("_") and inspect.isfunction(function) and "params" in function.__annotations__
-
-    return {name: getattr(api, name) for api in apis for name, f in vars(type(api)).items() if is_served(name, f)}
+    public = [(api, name) for api in apis for name in vars(type(api)) if not name.startswith("_")]
+    methods = {name: getattr(api, name) for api, name in public}
+    return {name: method for name, method in methods.items() if "params" in getattr(method, "__annotations__", ())}
 
 
 class ControlServer:
