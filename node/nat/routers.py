@@ -323,10 +323,8 @@ class Pinholes:
 
     def _http(self, method: str, url: str, body: bytes = b"", heads: dict[str, str] | None = None) -> tuple[int, str]:
         parts = urlsplit(url)
-        source = (self._source, 0)
-        connection = http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=HTTP_WITHIN, source_address=source
-        )
+        host, port, source = parts.hostname or "", parts.port, (self._source, 0)
+        connection = http.client.HTTPConnection(host, port, timeout=HTTP_WITHIN, source_address=source)
         with closing(connection):
             target = parts._replace(scheme="", netloc="", fragment="").geturl()
             connection.request(method, target or "/", body, heads or {})
