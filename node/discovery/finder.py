@@ -225,9 +225,8 @@ class Discovery:
         while True:
             changed = self._changed
             connected = {view.peer for view in self._network.peers()}
-            wanted = sorted(
-                (c for c in self._candidates.values() if self._wanted(c, connected)), key=lambda c: (c.due, c.target)
-            )
+            wanted = [c for c in self._candidates.values() if self._wanted(c, connected)]
+            wanted.sort(key=lambda c: (c.due, c.target))
             free = AT_ONCE - sum(c.dialling for c in self._candidates.values())
             now = trio.current_time()
             for candidate in wanted[:free]:
