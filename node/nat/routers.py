@@ -151,7 +151,8 @@ class Pcp(_Datagrams):
     async def _map(self, transport: str, port: int, wanted: int, seconds: int) -> Lease:
         number = NUMBERS[transport]
         nonce = hashlib.sha256(self._secret + struct.pack("!BH", number, port)).digest()[:12]
-        anywhere = bytes(16) if ":" in self._source else _packed("0.0.0.0")
+        version = 6 if ":" in self._source else 4
+        anywhere = bytes(16) if version == 6 else _packed("0.0.0.0")
         head = HEADER.pack(2, MAP, 0, seconds, _packed(self._source))
         request = head + MAPPED.pack(nonce, number, port, wanted, anywhere)
         own = slice(HEADER.size, HEADER.size + 18)  # the nonce, the protocol and the inner port
@@ -160,9 +161,7 @@ class Pcp(_Datagrams):
         *_, outer, packed = MAPPED.unpack_from(answer, HEADER.size)
         address = ipaddress.IPv6Address(packed)
         host = address.ipv4_mapped or address
-        if seconds and (
-            not given or not outer or host.is_unspecified or host.version != (6 if ":" in self._source else 4)
-        ):
+        if seconds and (not given or not outer or host.is_unspecified or host.version != version):
             raise MappingRefused("PCP: the router answered something else")
         return Lease(str(host), outer, float(given))
 
