@@ -373,16 +373,11 @@ class Node:
 
     def listing(self) -> ListedRun | None:
         """What this node's run is in the catalogue; None where it is in none, ended, or is not to be listed."""
-        chosen = self.chosen
-        if (
-            self.place() is None
-            or chosen is None
-            or (self.successors is not None and self.successors.said is not None)
-            or self.config.unlisted
-            or chosen.spec.run.unlisted
-            or self.session is None
-            or self.session.finished.is_set()
-        ):
+        chosen, session = self.chosen, self.session
+        if chosen is None or session is None or session.place is None or session.finished.is_set():
+            return None
+        ended = self.successors is not None and self.successors.said is not None
+        if ended or self.config.unlisted or chosen.spec.run.unlisted:
             return None
         traffic = self.network.traffic()
         needs = self.trainer.needs if self.trainer is not None else None

@@ -77,9 +77,8 @@ def diagnose(config: NodeConfig, status: dict[str, Any] | None, netcheck: dict[s
 def _versions(status: dict[str, Any] | None) -> Diagnosis:
     says = f"swarmnode {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
     if status is not None and status["version"] != __version__:
-        return Diagnosis(
-            "versions", WARN, f"{says}; the running node is {status['version']}", "swarmnode stop, then run"
-        )
+        says += f"; the running node is {status['version']}"
+        return Diagnosis("versions", WARN, says, "swarmnode stop, then run")
     if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1] or platform.system() != "Linux":
         return Diagnosis("versions", WARN, says, "tested are Python 3.11 to 3.13 on Linux")
     return Diagnosis("versions", OK, says)

@@ -1,7 +1,7 @@
 """What a run would come to on this machine and its link: time of a round, share of computing, bytes a day, memory.
 
     pace = measure(spec, settings)                               # some steps in a trainer process, and the arithmetic
-    for way in ways(spec): predict(spec, way, pace, link, members)
+    for way in ways(spec): predict(way, pace, link, members, machine)
 
 The formulas are those of a swarm of `n` members alike, of which each has this machine and this link:
 

@@ -103,9 +103,7 @@ class RunSession(Observer):
         self._checkpoints = checkpoints
         self._history = history
         self.method = method_of(replace(context, observer=self), samples=samples)
-        self._writer: CheckpointWriter | None = None
-        if checkpoints is not None:
-            self._writer = CheckpointWriter(checkpoints, runner=context.runner, observer=self)
+        self._writer = CheckpointWriter(checkpoints, runner=context.runner, observer=self) if checkpoints else None
         self._saved_at = -1
         self._traffic = context.network.traffic()
         self._stopping = trio.Event()

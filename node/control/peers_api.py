@@ -209,15 +209,11 @@ class PeersApi:
             closest = [{"peer_id": peer, "addresses": list(network.known_addresses(peer))} for peer in asked]
             answer = {"closest": closest[:MOST_LISTED]}
         else:
-            return self._dht_stats()
+            values = {sample.metric.name: int(sample.value) for sample in self._node.metrics.samples()}
+            counted = {name: values.get(f"swarmnode_dht_{name}", 0) for name in COUNTED}
+            buckets = [list(map(str, bucket.peer_ids())) for bucket in network.kademlia.routing_table.buckets]
+            return {"connected": len(network.kademlia.speakers()), "table": buckets, **counted}
         return {**answer, "asked": len(asked), "seconds": round(trio.current_time() - began, 3)}
-
-    def _dht_stats(self) -> dict[str, Any]:
-        kademlia = self._node.network.kademlia
-        values = {sample.metric.name: int(sample.value) for sample in self._node.metrics.samples()}
-        counted = {name: values.get(f"swarmnode_dht_{name}", 0) for name in COUNTED}
-        buckets = [[str(peer) for peer in bucket.peer_ids()] for bucket in kademlia.routing_table.buckets]
-        return {"connected": len(kademlia.speakers()), "table": buckets, **counted}
 
     async def _walk(self, key: bytes, *, providers: bool = False) -> tuple[Walk, list[PeerId]]:
         walk, asked = await self._node.network.kademlia.look_up(key, providers=providers)

@@ -8,7 +8,6 @@ one another. A line that is too long or no JSON ends that client's connection; a
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -32,7 +31,6 @@ Method = Callable[[dict[str, Any]], Awaitable[Any] | AsyncGenerator[Any, None]]
 
 MAX_CLIENTS = 32  # connections at once; further ones are closed at once
 SEND_LIMIT = 10.0  # s; a client that does not read for so long is dropped
-READ_CHUNK = 64 << 10  # bytes
 REFUSALS = (ExpectedError, SettingError, InvalidRecord, StateError, ShardError)  # their texts are fit for a person
 EXIT_CODES: dict[type[Exception], int] = {SettingError: CONFIG, InvalidRecord: USAGE}  # of those that have none
 
@@ -59,11 +57,9 @@ def peer_uid_of(connection: socket.socket | trio.socket.SocketType) -> int | Non
 
 def served(*apis: object) -> dict[str, Method]:
     """The public methods of these objects that take a request's `params`, by name: what `ControlServer` answers."""
-
-    def is_served(name: str, function: Any) -> bool:
-        return not name.startswith("_") and inspect.isfunction(function) and "params" in function.__annotations__
-
-    return {name: getattr(api, name) for api in apis for name, f in vars(type(api)).items() if is_served(name, f)}
+    public = [(api, name) for api in apis for name in vars(type(api)) if not name.startswith("_")]
+    methods = {name: getattr(api, name) for api, name in public}
+    return {name: method for name, method in methods.items() if "params" in getattr(method, "__annotations__", ())}
 
 
 class ControlServer:
@@ -120,25 +116,20 @@ class ControlServer:
                 self._clients -= 1
 
     async def _answer_lines(self, stream: trio.SocketStream) -> None:
-        pending = bytearray()
-        while True:
-            end = pending.find(b"\n")
-            if end > LINE_LIMIT or (end < 0 and len(pending) > LINE_LIMIT):
-                await _send(stream, _error(None, INVALID_REQUEST, f"a request has at most {LINE_LIMIT} bytes"))
-                return
-            if end < 0:
-                chunk = await stream.receive_some(READ_CHUNK)
-                if not chunk:
+        rest = b""
+        async for chunk in stream:
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > LINE_LIMIT:  # wherever it ends
+                lines.append(rest)
+            for line in lines:
+                if not await self._answer(stream, line):
                     return
-                pending += chunk
-                continue
-            line = bytes(pending[:end])
-            del pending[: end + 1]
-            if not await self._answer(stream, line):
-                return
 
     async def _answer(self, stream: trio.SocketStream, line: bytes) -> bool:
         """Answer one request; False when the connection is then to be closed."""
+        if len(line) > LINE_LIMIT:
+            await _send(stream, _error(None, INVALID_REQUEST, f"a request has at most {LINE_LIMIT} bytes"))
+            return False
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):

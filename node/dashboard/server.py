@@ -154,7 +154,7 @@ class Dashboard:
         config.include_server_header = False
         config.h2_max_concurrent_streams = 8
         app = ASGIWrapper(self._guarded)  # type: ignore[arg-type]  # the same protocol, by two libraries
-        serve = partial(self._connection, app, config, WorkerContext(None))
+        serve = partial(self._connection, partial(TCPServer, app, config, WorkerContext(None)))
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._close_at_the_end)
@@ -169,9 +169,7 @@ class Dashboard:
             for stream in self._open:
                 stream.socket.close()
 
-    async def _connection(
-        self, app: ASGIWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream
-    ) -> None:
+    async def _connection(self, server: partial[TCPServer], stream: trio.SocketStream) -> None:
         if len(self._open) >= MOST_CONNECTIONS:
             await trio.aclose_forcefully(stream)
             return
@@ -179,7 +177,7 @@ class Dashboard:
         try:
             with trio.CancelScope() as life:
                 patient: Any = _Patient(stream, life)
-                await TCPServer(app, config, context, ConnectionState({}), patient).run()
+                await server(ConnectionState({}), patient).run()
         except Exception:  # a defect here or in hypercorn is logged, and ends neither the page nor the daemon
             log.exception("a connection to the dashboard failed")
         finally:

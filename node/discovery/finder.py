@@ -216,9 +216,7 @@ class Discovery:
             del self._candidates[spare.pop().target]
 
     def _wanted(self, candidate: _Candidate, connected: set[PeerId]) -> bool:
-        if candidate.dialling or candidate.peer in connected:
-            return False
-        if candidate.seed and len(connected) >= FEW:
+        if candidate.dialling or candidate.peer in connected or (candidate.seed and len(connected) >= FEW):
             return False
         just_lost = candidate.lost_at > trio.current_time() - LOSS
         return candidate.join is not None or just_lost or len(connected) < ENOUGH
@@ -227,9 +225,8 @@ class Discovery:
         while True:
             changed = self._changed
             connected = {view.peer for view in self._network.peers()}
-            wanted = sorted(
-                (c for c in self._candidates.values() if self._wanted(c, connected)), key=lambda c: (c.due, c.target)
-            )
+            wanted = [c for c in self._candidates.values() if self._wanted(c, connected)]
+            wanted.sort(key=lambda c: (c.due, c.target))
             free = AT_ONCE - sum(c.dialling for c in self._candidates.values())
             now = trio.current_time()
             for candidate in wanted[:free]:

@@ -125,10 +125,7 @@ class HostAllowance:
 
     def of(self, peer: PeerId) -> PeerAllowance:
         """What all connections of `peer` share."""
-        allowance = self._peers.get(peer)
-        if allowance is None:
-            allowance = self._peers[peer] = PeerAllowance(self, peer)
-        return allowance
+        return self._peers.setdefault(peer, PeerAllowance(self, peer))
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(BYTES, lambda: {IN: self.bytes_in, OUT: self.bytes_out})

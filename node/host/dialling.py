@@ -328,9 +328,8 @@ async def _resolve(name: Endpoint, depth: int = 0) -> list[Address]:
             if name.kind == DNSADDR:
                 places = await _dnsaddr(name, depth)
             else:
-                found = await trio.socket.getaddrinfo(
-                    name.host, name.port, family=FAMILIES[name.kind], type=socket.SOCK_STREAM
-                )
+                wanted = FAMILIES[name.kind]
+                found = await trio.socket.getaddrinfo(name.host, name.port, family=wanted, type=socket.SOCK_STREAM)
                 hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
                 places = [f"/{kind}/{host}/tcp/{name.port}{name.who}" for kind, host in hosts]
     except trio.TooSlowError:

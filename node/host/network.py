@@ -131,13 +131,12 @@ class Libp2pNetwork:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled. Raises ExpectedError where an address cannot be listened on."""
-        listen = [Multiaddr(address) for address in self._settings.listen]
         for place in self._settings.listen:
             check_free(place)
         try:
             async with background_trio_service(self.swarm):
                 try:
-                    listens = await self._listen(listen)
+                    listens = await self._listen(*self._settings.listen)
                     if listens:
                         await self._listen_on_udp()
                         self._listening = self._host.get_transport_addrs()
@@ -154,11 +153,11 @@ class Libp2pNetwork:
                 exit_code=CONFIG,
             )
 
-    async def _listen(self, places: list[Multiaddr]) -> bool:
+    async def _listen(self, *places: str) -> bool:
         """Whether this node listens anywhere. Where any port will do, both families take the same."""
-        first = await self.swarm.listen(*places[:1])
+        first = await self.swarm.listen(*map(Multiaddr, places[:1]))
         taken = re.search(r"/tcp/[0-9]+", str(next(iter(self._host.get_transport_addrs()), "")))
-        rest = [str(place).replace("/tcp/0", taken[0]) if taken else str(place) for place in places[1:]]
+        rest = [place.replace("/tcp/0", taken[0]) if taken else place for place in places[1:]]
         return await self.swarm.listen(*map(Multiaddr, rest)) or first
 
     async def _listen_on_udp(self) -> None:
@@ -234,10 +233,8 @@ class Libp2pNetwork:
 
     def rtt(self, peer: PeerId) -> float | None:
         """Round-trip time in seconds from the connection's own pings; None until the first came back."""
-        for connection in self.connections.of(peer):
-            if rtt := connection.session.rtt():
-                return rtt
-        return None
+        rtts = (connection.session.rtt() for connection in self.connections.of(peer))
+        return next(filter(None, rtts), None)
 
     def cap_rates(self, *, up: float, down: float) -> None:
         """From now on send and receive no more than so many bytes a second, of all peers; 0: no cap."""

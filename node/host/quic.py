@@ -529,9 +529,8 @@ class QuicStream(MuxedStream):
         await trio.lowlevel.checkpoint()
 
     def send_nowait(self, data: bytes) -> bool:
-        if self.broken or self._stopped or self._finished_sending or not 0 < len(data) <= self.room():
-            return False
-        if not self._session.goes_freely(len(data)):
+        ended = self.broken or self._stopped or self._finished_sending
+        if ended or not 0 < len(data) <= self.room() or not self._session.goes_freely(len(data)):
             return False
         self._session.write(self, data)
         return True

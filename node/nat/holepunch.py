@@ -67,10 +67,8 @@ class HolePuncher:
 
     def worth_trying(self, peer: PeerId) -> bool:
         """False while it is being tried, and for a while after a failure, longer each time."""
-        if peer in self._under_way:
-            return False
         _, until = self._failures.get(peer, (0, 0.0))
-        return trio.current_time() >= until
+        return peer not in self._under_way and trio.current_time() >= until
 
     def forget_failures(self) -> None:
         """Try all peers again: this node's own network changed."""

@@ -151,7 +151,8 @@ class Pcp(_Datagrams):
     async def _map(self, transport: str, port: int, wanted: int, seconds: int) -> Lease:
         number = NUMBERS[transport]
         nonce = hashlib.sha256(self._secret + struct.pack("!BH", number, port)).digest()[:12]
-        anywhere = bytes(16) if ":" in self._source else _packed("0.0.0.0")
+        version = 6 if ":" in self._source else 4
+        anywhere = bytes(16) if version == 6 else _packed("0.0.0.0")
         head = HEADER.pack(2, MAP, 0, seconds, _packed(self._source))
         request = head + MAPPED.pack(nonce, number, port, wanted, anywhere)
         own = slice(HEADER.size, HEADER.size + 18)  # the nonce, the protocol and the inner port
@@ -160,9 +161,7 @@ class Pcp(_Datagrams):
         *_, outer, packed = MAPPED.unpack_from(answer, HEADER.size)
         address = ipaddress.IPv6Address(packed)
         host = address.ipv4_mapped or address
-        if seconds and (
-            not given or not outer or host.is_unspecified or host.version != (6 if ":" in self._source else 4)
-        ):
+        if seconds and (not given or not outer or host.is_unspecified or host.version != version):
             raise MappingRefused("PCP: the router answered something else")
         return Lease(str(host), outer, float(given))
 
@@ -186,8 +185,7 @@ class NatPmp(_Datagrams):
 
 def _packed(host: str) -> bytes:
     """16 bytes: IPv4 addresses as ::ffff:a.b.c.d."""
-    address = ipaddress.ip_address(host)
-    return address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
+    return ipaddress.IPv6Address(host if ":" in host else f"::ffff:{host}").packed
 
 
 async def _in_thread(work: partial[T]) -> T:
@@ -324,10 +322,8 @@ class Pinholes:
 
     def _http(self, method: str, url: str, body: bytes = b"", heads: dict[str, str] | None = None) -> tuple[int, str]:
         parts = urlsplit(url)
-        source = (self._source, 0)
-        connection = http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=HTTP_WITHIN, source_address=source
-        )
+        host, port, source = parts.hostname or "", parts.port, (self._source, 0)
+        connection = http.client.HTTPConnection(host, port, timeout=HTTP_WITHIN, source_address=source)
         with closing(connection):
             target = parts._replace(scheme="", netloc="", fragment="").geturl()
             connection.request(method, target or "/", body, heads or {})
@@ -363,11 +359,8 @@ class Pinholes:
                 except TimeoutError:
                     raise MappingRefused("no router answers") from None
                 at = re.search(rb"(?im)^location:\s*(http://\S+)\s*$", answer)
-                if (
-                    at is not None
-                    and (location := at[1].decode(errors="replace"))
-                    and _leads_to(location, whence[0], self._source)
-                ):
+                location = at[1].decode(errors="replace") if at is not None else ""
+                if _leads_to(location, whence[0], self._source):
                     return location
 
 

@@ -21,16 +21,7 @@ from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.holepunch import HolePuncher
 from swarmnode.node.nat.portmap import PortMapping
-from swarmnode.node.nat.reachability import (
-    AUTONAT,
-    ENOUGH,
-    AutoNat,
-    DialVerdict,
-    Reach,
-    Reachability,
-    is_local,
-    seen_by,
-)
+from swarmnode.node.nat.reachability import AUTONAT, ENOUGH, AutoNat, Reach, Reachability, is_local, seen_by
 from swarmnode.node.nat.relay import RELAY_KEY, RelayServer
 from swarmnode.node.nat.udp import UdpPuncher
 from swarmnode.protocols.network import NetworkError, PeerId
@@ -114,19 +105,19 @@ class NatTraversal:
         self._announce()
 
     async def _ask_some(self, by_host: dict[str, PeerId]) -> int:
-        """Ask until there are enough verdicts; how many hosts are left to be asked."""
+        """Ask until enough hosts gave a verdict; how many are left to be asked."""
         hosts = self._random.sample(sorted(by_host), len(by_host))
-        verdicts: list[DialVerdict] = []
+        told: list[str] = []  # hosts that did
         asked = 0
-        while hosts and len(verdicts) < ENOUGH and asked < ASK_AT_MOST:
-            batch = [hosts.pop() for _ in range(min(ENOUGH - len(verdicts), len(hosts)))]
+        while hosts and len(told) < ENOUGH and asked < ASK_AT_MOST:
+            batch = [hosts.pop() for _ in range(min(ENOUGH - len(told), len(hosts)))]
             async with trio.open_nursery() as asking:
                 for host in batch:
-                    asking.start_soon(self._ask, host, by_host[host], verdicts)
+                    asking.start_soon(self._ask, host, by_host[host], told)
             asked += len(batch)
         return len(hosts)
 
-    async def _ask(self, host: str, helper: PeerId, verdicts: list[DialVerdict]) -> None:
+    async def _ask(self, host: str, helper: PeerId, told: list[str]) -> None:
         try:
             await self._look_from_outside(host, helper)
             places = self.reachability.places(self._network.own_addresses)
@@ -136,7 +127,7 @@ class NatTraversal:
             logger.debug("%s does not help to find out about NATs: %s", helper, error)
             return
         if verdict is not None:
-            verdicts.append(verdict)
+            told.append(host)
             self.reachability.record(verdict)
 
     def _helpers(self) -> dict[str, PeerId]:

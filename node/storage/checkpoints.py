@@ -38,8 +38,8 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from swarmnode.node.storage.datadir import DataDirError, explaining, write_atomic
-from swarmnode.node.storage.tensorfile import discard_unfinished, read_tensors, write_tensors
+from swarmnode.node.storage.datadir import UNFINISHED, DataDirError, explaining, write_atomic
+from swarmnode.node.storage.tensorfile import read_tensors, write_tensors
 from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.runner import Runner
@@ -92,7 +92,8 @@ class Checkpoints:
         path = self.folder / f"round-{saved.round:08d}.safetensors"
         with explaining(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            discard_unfinished(self.folder)
+            for left in self.folder.glob(f".*{UNFINISHED}"):  # by a writer that was killed; nobody else writes here
+                left.unlink(missing_ok=True)
             self._make_room()
             if path.with_suffix(".json").exists():  # the same round once more: till that is whole, what was saved stays
                 for suffix in (MOMENTS, ".safetensors", ".json"):

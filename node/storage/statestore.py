@@ -69,12 +69,8 @@ class StampFile:
     def __init__(self, path: Path, runner: Runner) -> None:
         self.path = path
         self._runner = runner
-        self._clock = HybridClock()
+        self.clock = HybridClock()
         self._ceiling = 0
-
-    @property
-    def last(self) -> int:
-        return self._clock.last
 
     def load(self, *, own: int) -> None:
         """Go on from the file's ceiling, or from `own`, the greatest stamp of this node's that is known otherwise.
@@ -93,28 +89,25 @@ class StampFile:
             self._ceiling = own + STAMPS if own else 0
         except OSError as error:
             raise Unwritable(f"{self.path}: cannot be read ({error.strerror}); without it nothing is signed") from error
-        self._clock = HybridClock(max(self._ceiling, own))
+        self.clock = HybridClock(max(self._ceiling, own))
 
     async def tick(self, now: int) -> int:
         """A stamp greater than all before it; durable as used when this returns. Raises Unwritable.
 
         Not for two tasks at once.
         """
-        stamp = self._clock.tick(now)
+        stamp = self.clock.tick(now)
         if stamp > self._ceiling:
             ceiling = min(stamp + STAMPS, MAX_STAMP)
             await self._runner(lambda: self._write(ceiling))
             self._ceiling = ceiling
         return stamp
 
-    def observe(self, stamp: int, now: int) -> None:
-        self._clock.observe(stamp, now)
-
     def release(self) -> None:
         """At an orderly end: leave the last stamp as the ceiling, so that the next start is not ahead. Blocks."""
-        if self._ceiling > self._clock.last:
-            self._write(self._clock.last)
-            self._ceiling = self._clock.last
+        if self._ceiling > self.clock.last:
+            self._write(self.clock.last)
+            self._ceiling = self.clock.last
 
     def _write(self, ceiling: int) -> None:
         try:
@@ -152,7 +145,7 @@ class StateStore(StateBackend):
         super().__init__(run_id, me=me, sign=sign, clocks=clocks, admitted=admitted)
         self.path = path
         self._runner = runner
-        self._clock = StampFile(path.with_suffix(".clock"), runner)
+        self._stamps = StampFile(path.with_suffix(".clock"), runner)
         self._pool = StrangerPool(KINDS)
         self._horizon = 0  # until when something that expired may have been forgotten, ms
         self._warnings: dict[str, str] = {}  # what the owner should know, by cause
@@ -203,7 +196,7 @@ class StateStore(StateBackend):
                     database, self._opened = self._opened, None
                     await self._runner(database.close)
                     try:
-                        await self._runner(self._clock.release)
+                        await self._runner(self._stamps.release)
                     except Unwritable as error:
                         logger.warning("after the next start records are dated up to a second ahead: %s", error)
 
@@ -211,7 +204,7 @@ class StateStore(StateBackend):
         """Blocks."""
         database = self._open()
         self._horizon = database.horizon()
-        self._clock.load(own=database.newest(self._me))
+        self._stamps.load(own=database.newest(self._me))
         return database
 
     def _open(self) -> StateDatabase:
@@ -281,14 +274,14 @@ class StateStore(StateBackend):
                 merge.error = error
             return
         if applied.added:
-            self._clock.observe(max(element.hlc for element in applied.added.values()), now)
+            self._stamps.clock.observe(max(element.hlc for element in applied.added.values()), now)
         verdicts = iter(applied.verdicts)
         for merge in merges:
             merge.verdicts = [next(verdicts) for _ in merge.elements]
         self._notify(applied.added.values())
 
     async def _tick(self, now: int) -> int:
-        return await self._clock.tick(now)
+        return await self._stamps.tick(now)
 
     # -- looking
 
@@ -326,7 +319,7 @@ class StateStore(StateBackend):
             kinds=kinds,
             pooled=len(self._pool),
             disk=size_on_disk(self.path),
-            clock=self._clock.last,
+            clock=self._stamps.clock.last,
             warning=self.warning,
         )
 

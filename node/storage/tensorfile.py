@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.node.storage.datadir import UNFINISHED, replacing, write_all
+from swarmnode.node.storage.datadir import replacing, write_all
 from swarmnode.training import mapped
 
 PIECE = 4 << 20  # bytes that are hashed and written at a time
@@ -85,18 +84,11 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
     return tensors, digest.hexdigest()
 
 
-def discard_unfinished(folder: Path) -> None:
-    """Delete what writers that were killed left in `folder`; nobody may be writing there. Raises OSError."""
-    for left in folder.glob(f".*{UNFINISHED}"):
-        left.unlink(missing_ok=True)
-
-
 def _pieces(header: bytes, tensors: Mapping[str, NDArray[Any]]) -> Iterator[memoryview]:
     yield memoryview(len(header).to_bytes(8, "little") + header)
     for tensor in tensors.values():
-        if sys.byteorder == "big":
-            tensor = tensor.astype(tensor.dtype.newbyteorder("<"))
-        raw = tensor.reshape(-1).data.cast("B") if tensor.size else memoryview(b"")
+        little = tensor.astype(tensor.dtype.newbyteorder("<"), copy=False)
+        raw = little.reshape(-1).view(np.uint8).data
         for start in range(0, len(raw), PIECE):
             yield raw[start : start + PIECE]
 

@@ -98,11 +98,10 @@ class TrainerSettings:
 
 def rules_of(settings: TrainerSettings) -> Rules:
     """The sandbox of a trainer with these settings. Paths may begin with ~ and be relative to this process."""
-    files = [settings.heldout, settings.tokenizer, settings.base, *settings.readable]
+    files = [settings.heldout, settings.tokenizer, settings.base, hf_folder(settings.policy), *settings.readable]
     files.extend(str(Path(text).parent) for text in settings.texts)
     if settings.task:
         files.append(str(task_file(settings.task).parent))
-    files.append(hf_folder(settings.policy))
     files.append(str(hub.cache()))  # a run file may name a model that is on this machine already
     absolute = dict.fromkeys(str(Path(file).expanduser().absolute()) for file in files if file)
     return Rules(

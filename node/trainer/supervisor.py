@@ -27,6 +27,7 @@ import numpy as np
 import trio
 
 from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.trainer import replies
 from swarmnode.node.trainer.child import (
     CAPPED,
     TrainerChild,
@@ -36,19 +37,6 @@ from swarmnode.node.trainer.child import (
     environment,
     rules_of,
     with_models,
-)
-from swarmnode.node.trainer.replies import (
-    AnswerReply,
-    EvaluateReply,
-    InitReply,
-    LossReply,
-    MarkReply,
-    PlacesReply,
-    RolloutsReply,
-    SampleReply,
-    ScoreReply,
-    WeighReply,
-    most_bytes,
 )
 from swarmnode.protocols.methods.trainer import (
     NOTHING,
@@ -75,7 +63,7 @@ from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.section import hf_model
 from swarmnode.training.rl.tasks import TaskRef
 from swarmnode.training.runspec import RunSpec, encode
-from swarmnode.training.sandbox import Rules, SandboxReport
+from swarmnode.training.sandbox import Rules
 from swarmnode.training.sections import InnerSection
 from swarmnode.training.verify.trace import point_row
 from swarmnode.training.verify.vectors import FREE_SHARE, states_in
@@ -251,16 +239,16 @@ class TrainerProcess(Trainer):
     async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
         if self._child is None and not wait:
             raise TrainerDied("the trainer is being started again")
-        answer = await self._ask("evaluate", EvaluateReply, thorough=thorough, seed=seed)
+        answer = await self._ask("evaluate", replies.EvaluateReply, thorough=thorough, seed=seed)
         if seed is None and not thorough:
             self.accuracy = answer.accuracy
         return answer.loss
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
-        return (await self._ask("heldout", EvaluateReply, seed=seed, sequences=sequences)).loss
+        return (await self._ask("heldout", replies.EvaluateReply, seed=seed, sequences=sequences)).loss
 
     async def gradient(self, *, seed: int, first: int, last: int) -> tuple[float, Vector] | None:
-        loss = (await self._ask("slope", LossReply, seed=seed, first=first, last=last)).loss
+        loss = (await self._ask("slope", replies.LossReply, seed=seed, first=first, last=last)).loss
         if loss is None:
             return None
         assert self._gradient is not None
@@ -269,12 +257,12 @@ class TrainerProcess(Trainer):
     async def rollouts(
         self, *, version: int, count: int | None = None, policy: str = ""
     ) -> tuple[list[RolloutGroup], float]:
-        answer = await self._ask("rollouts", RolloutsReply, version=version, count=count, policy=policy)
+        answer = await self._ask("rollouts", replies.RolloutsReply, version=version, count=count, policy=policy)
         return list(answer.unpacked), answer.seconds
 
     async def answer(self, tasks: Sequence[TaskRef], *, version: int, policy: str) -> Answered:
         asked = [[task.name, task.difficulty, task.seed] for task in tasks]
-        answer = await self._ask("answer", AnswerReply, tasks=asked, version=version, policy=policy)
+        answer = await self._ask("answer", replies.AnswerReply, tasks=asked, version=version, policy=policy)
         return Answered(answer.unpacked, answer.reward, answer.seconds)
 
     async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
@@ -282,7 +270,7 @@ class TrainerProcess(Trainer):
         return await self._ask("learn", Learned, **others)
 
     async def score(self, groups: Groups, *, texts: bool = False) -> list[dict[str, Any]]:
-        scores = (await self._ask("score", ScoreReply, groups=await _maps(groups), texts=texts)).scores
+        scores = (await self._ask("score", replies.ScoreReply, groups=await _maps(groups), texts=texts)).scores
         if len(scores) != len(groups):
             raise self._unfit(f"answered nonsense: {len(scores)} scores of {len(groups)} groups")
         return list(map(asdict, scores))
@@ -290,18 +278,18 @@ class TrainerProcess(Trainer):
     async def mark(self) -> Marked:
         if self._child is None:  # of its successor there is nothing to ask yet
             raise TrainerDied("the trainer is being started again")
-        return (await self._child.call("mark", MarkReply)).marked
+        return (await self._child.call("mark", replies.MarkReply)).marked
 
     @property
     def states(self) -> tuple[Path, Path, Path]:
         return states_in(self._settings.scratch)
 
     async def places(self, batches: Batches) -> list[tuple[int, int]]:
-        return list((await self._ask("places", PlacesReply, size=batches.size, **_whose(batches))).places)
+        return list((await self._ask("places", replies.PlacesReply, size=batches.size, **_whose(batches))).places)
 
     async def drawn(self, batches: Batches) -> float | None:
         asked = {"size": batches.size, "pieces": list(batches.pieces), **_whose(batches)}
-        return (await self._ask("drawn", LossReply, **asked)).loss
+        return (await self._ask("drawn", replies.LossReply, **asked)).loss
 
     async def replay(self, slice: Slice) -> Replayed:
         stretch = slice.stretch
@@ -316,7 +304,7 @@ class TrainerProcess(Trainer):
         if not 0 <= length <= MAX_SAMPLE:
             raise ValueError(f"length = {length} is not valid; expected 0 to {MAX_SAMPLE} bytes")
         how = {"length": length, "temperature": temperature, "seed": seed}
-        return (await self._ask("sample", SampleReply, prompt=prompt, **how)).text
+        return (await self._ask("sample", replies.SampleReply, prompt=prompt, **how)).text
 
     async def feed(self, texts: Sequence[str]) -> None:
         """Train on these files as well, from the next step on, and after a restart."""
@@ -347,7 +335,7 @@ class TrainerProcess(Trainer):
                 await self._changed.park()
             # What libraries print is of no use to most; what the author of a task prints is meant to be read.
             level = logging.INFO if self._settings.task else logging.DEBUG
-            child = TrainerChild(level, most_bytes(self._spec.rollouts))
+            child = TrainerChild(level, replies.most_bytes(self._spec.rollouts))
             failure: TrainerFailed | None = None
             introduced = -1  # answers until it was ready; 0: it never was; -1: there was no process
             await trio.to_thread.run_sync(empty, self._settings.scratch)
@@ -416,16 +404,6 @@ class TrainerProcess(Trainer):
         on_cpu, wanted = self.free is None, self._settings.sampling == "auto"
         return on_cpu and wanted and hf_model(policy) is not None and find_spec("vllm") is not None
 
-    def _tell_sandbox(self, told: SandboxReport) -> None:
-        """Say what holds the trainer and what does not; once, unless it changes."""
-        if asdict(told) == self.sandbox:
-            return
-        self.sandbox = asdict(told)
-        if told.enforced:
-            logger.info("the trainer's sandbox holds: %s", ", ".join(told.enforced))
-        for lacking in told.missing:
-            logger.warning("the trainer's sandbox lacks %s: %s", lacking.part, lacking.why)
-
     def _tell_sampling(self, told: dict[str, str] | None) -> None:
         """Say what samples; once, unless it changes."""
         if told == self.sampling:
@@ -443,7 +421,7 @@ class TrainerProcess(Trainer):
         if self._vector is None:
             await self._weigh(child, run)
         keep = self._vector is not None
-        answer = await child.call("init", InitReply, **run, keep=keep, **asdict(self._settings))
+        answer = await child.call("init", replies.InitReply, **run, keep=keep, **asdict(self._settings))
         layout = answer.table
         if self._vector is None:
             size, moments = layout.parameters, answer.moments
@@ -460,7 +438,12 @@ class TrainerProcess(Trainer):
         if answer.why and answer.device != self.device:  # told once
             logger.warning("%s", answer.why)
         self.device, self.has = answer.device, answer.has
-        self._tell_sandbox(answer.sandbox)
+        if (sandbox := asdict(answer.sandbox)) != self.sandbox:  # told once, unless it changes
+            self.sandbox = sandbox
+            if answer.sandbox.enforced:
+                logger.info("the trainer's sandbox holds: %s", ", ".join(answer.sandbox.enforced))
+            for lacking in answer.sandbox.missing:
+                logger.warning("the trainer's sandbox lacks %s: %s", lacking.part, lacking.why)
         if (disk := answer.states) is not None and disk.free * FREE_SHARE < disk.wanted:
             logger.warning(
                 "audits need %.1f GB of disk for states of this node's work, and may have half of the %.1f GB that are "
@@ -499,7 +482,7 @@ class TrainerProcess(Trainer):
         at_once = min(self._settings.micro_batch or batch, batch)
         while True:
             settings = replace(self._settings, micro_batch=at_once)
-            answer = await child.call("weigh", WeighReply, **run, **asdict(settings))
+            answer = await child.call("weigh", replies.WeighReply, **run, **asdict(settings))
             self.free = free = answer.free
             if answer.weight is None or self._spec.exchange.method == "sapo":
                 return

@@ -49,10 +49,9 @@ def test_who_only_samples_does_not_warm_up_a_policy_that_it_will_overwrite(
 def test_a_run_that_its_owner_ended_is_listed_no_more() -> None:
     traffic = SimpleNamespace(bytes_in=10, bytes_out=20)
     node: Any = SimpleNamespace(
-        place=lambda: SimpleNamespace(round=3),
         chosen=ChosenRun(SPEC, SPEC.run_id, creator=True),
         config=SimpleNamespace(unlisted=False),
-        session=SimpleNamespace(finished=trio.Event()),
+        session=SimpleNamespace(place=SimpleNamespace(round=3), finished=trio.Event()),
         network=SimpleNamespace(traffic=lambda: traffic, addresses=()),
         trainer=None,
         parameters=lambda: 7,

@@ -90,13 +90,7 @@ const peerCell = (peer) => h("span", { class: "peer", title: peer }, nameOf(peer
 
 // --- parts ------------------------------------------------------------------------------------------------------------
 
-const LINKS = {
-  connecting: "connecting",
-  live: "live",
-  gone: "the node does not answer",
-  refused: "not let in",
-  report: "report",
-};
+const LINKS = { gone: "the node does not answer", refused: "not let in" }; // others are shown by their names
 const TROUBLE = {
   gone: "The node does not answer. What you see is the last that it said; this page tries again every few seconds. If it was stopped, swarmnode run starts it again.",
   refused: "This page was not let in: its link belongs to an earlier start of the node. swarmnode open opens a new one.",
@@ -572,7 +566,7 @@ function draw() {
   frame = 0;
   document.body.className = feed()?.status?.choosing ? `${link} choosing` : link;
   $("link").className = link;
-  $("link").textContent = report ? `report of ${new Date(1000 * report.made).toLocaleString()}` : LINKS[link];
+  $("link").textContent = report ? `report of ${new Date(1000 * report.made).toLocaleString()}` : LINKS[link] ?? link;
   alerts();
   if (!feed()) return;
   for (const show of [choosePart, runPart, curvePart, swarmPart, roundsPart, ownPart, peersPart, rolloutsPart, trafficPart, shardsPart, capsPart, machinePart]) show();

@@ -48,7 +48,7 @@ export class Daemon {
           if (!came) state("live");
           came = true;
           pause = 1000;
-          if (name) heard(name, parsed(data));
+          if (name) heard(name, JSON.parse(data));
         }
       } catch {
         // the daemon ended or does not answer; below it is asked again
@@ -62,15 +62,6 @@ export class Daemon {
       await new Promise((wake) => setTimeout(wake, pause));
       pause = Math.min(1.5 * pause, 10000);
     }
-  }
-}
-
-/** Python's JSON, which may hold NaN and Infinity. */
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return JSON.parse(text.replaceAll(/-?\b(NaN|Infinity)\b/g, "null"));
   }
 }
 
@@ -120,6 +111,9 @@ const merged = (before, now) => {
 const peers = new Map(); // each peer id once, however many rounds name it
 const interned = (peer) => peers.get(peer) ?? (peers.size > 5000 ? peer : peers.set(peer, peer).get(peer));
 
+// What the history and the events call alike; null where it is not known.
+const FIGURES = ["loss", "trained_loss", "accuracy", "seconds", "members", "own", "bytes_in", "bytes_out", "abandoned", "verdicts"];
+
 /** A round, from the daemon's history or from its events, which name some figures otherwise. */
 function roundOf(told) {
   const seconds = (name) => told[`${name}_s`] ?? told[`${name}_seconds`] ?? null;
@@ -132,23 +126,14 @@ function roundOf(told) {
   return {
     round: told.round,
     time: told.time,
-    loss: told.loss ?? null,
-    trained_loss: told.trained_loss ?? null,
-    accuracy: told.accuracy ?? null,
+    ...Object.fromEntries(FIGURES.map((name) => [name, told[name] ?? null])),
     reward: told.reward ?? answered?.reward ?? null,
     heldout_reward: told.heldout_reward ?? answered?.heldout ?? null,
-    seconds: told.seconds ?? null,
     stages,
     tokens: told.tokens ?? 0,
-    members: told.members ?? null,
-    own: told.own ?? null,
-    bytes_in: told.bytes_in ?? null,
-    bytes_out: told.bytes_out ?? null,
     missing: (told.missing ?? []).map(interned),
     why: told.why ?? {},
-    abandoned: told.abandoned ?? null,
     counted: told.counted ? told.counted.map(interned) : null,
-    verdicts: told.verdicts ?? null,
   };
 }
 

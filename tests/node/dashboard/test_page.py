@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import queue
 import threading
 import time
@@ -256,7 +255,7 @@ def test_it_follows_an_event_within_a_second_and_lets_go_of_the_dead(browser: Br
     page = opened(browser, daemon)
     daemon.push("round", daemon.told(5))
     assert page.wait("document.querySelector('#curve .detail').innerText.includes('round 5')") < 1.0
-    daemon.push("round", {**daemon.told(6), "trained_loss": math.nan})  # which Python writes into JSON
+    daemon.push("round", {**daemon.told(6), "trained_loss": None})  # as it tells NaN
     page.wait("document.querySelector('#curve .detail').innerText.includes('round 6')")
     daemon.push("round", {**daemon.told(7), "own": "too far from the others", "counted": PEERS[1:]})
     page.wait("document.querySelector('#rounds .detail').innerText.includes('this node: too far from the others')")

@@ -113,7 +113,7 @@ def test_all_is_there_after_a_restart(lab: Lab) -> None:
 async def test_stamps_grow_over_restarts_and_crashes_whatever_the_real_clock_does(lab: Lab) -> None:
     def crash(store: StateStore) -> None:
         """The clock's file is as a SIGKILL leaves it."""
-        store._clock.release = lambda: None  # type: ignore[method-assign]
+        store._stamps.release = lambda: None  # type: ignore[method-assign]
 
     last = 0
     for number in range(6):
@@ -292,7 +292,7 @@ async def test_a_damaged_database_is_moved_aside_and_begun_anew(lab: Lab, where:
         heard = notes(2000)
         await store.merge(heard)
         last = (await store.write("note/mine", 1)).hlc
-        store._clock.release = lambda: None  # type: ignore[method-assign]
+        store._stamps.release = lambda: None  # type: ignore[method-assign]
     size = lab.path.stat().st_size
     offsets = {"header": [0], "first table": [4096], "everywhere": range(4096, size - 4096, 4096)}[where]
     for offset in offsets:
