@@ -233,7 +233,7 @@ class Timers:
     commits: bool = False  # everybody who was expected has committed, or had the time to
     contributions: bool = False  # what was revealed could be fetched and measured, or will not be
     scores: bool = False  # judges had the time to seal and to open
-    heads: bool = False  # validators had the time to stand behind one roster, whoever it leaves out
+    heads: bool = False  # validators had the time to stand behind one roster
     attempt: int = 0  # the attempt that runs; from the number of leaders on: all are over
 
 
@@ -263,6 +263,11 @@ class RoundView:
     ready: bool = False  # this node has a contribution to offer
     timers: Timers = field(default_factory=Timers)
     heard: frozenset[str] = frozenset()  # judges whose opened scores were here when the wait for scores was over
+    awaited: tuple[float, bytes] = (
+        0.0,
+        b"",
+    )  # since when others are waited for to follow a block, in trio time; and which
+    had_time: bool = False  # they had the time to
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
 
@@ -423,12 +428,14 @@ def follow(
     tip: bytes,
     attempt: int,
     omitting: Set[bytes] = frozenset(),
+    waited: bool = False,
 ) -> bytes:
     """The id of the roster to stand on, `tip` where it is the present one.
 
     It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
     here. `heads`: of the validators, this node's own among them, by id of a roster. `attempt`: as in Timers.
-    `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`).
+    `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`). `waited`: validators
+    had the time to follow one roster (`Timers.heads`); then more than a third, of whom one is honest, have it followed.
     """
     chain = tree[tip].chain
     last = len(leaders(chain, rules))  # the empty roster comes after all attempts
@@ -439,7 +446,7 @@ def follow(
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
     passed = {child for child, its in attempts.items() if its > attempt or child in omitting}
-    passed = {child for child in passed if 2 * tree.support(child, heads) <= len(chain.validators)}
+    passed = {child for child in passed if (3 if waited else 2) * tree.support(child, heads) <= len(chain.validators)}
     if passed:  # who follows one of them stands behind what it builds on as well
         heads = {peer: head if passed.isdisjoint(tree.ancestry(head)) else tip for peer, head in heads.items()}
     best = _forward(tree, tip, tree.best(heads))

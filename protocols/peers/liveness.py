@@ -44,6 +44,7 @@ WITNESSES = 3  # peers asked at once whether this node hears anybody
 HISTORY = 16  # durations kept: long enough for a median, short enough to follow a changed link
 SPREAD = 5.0  # deviations allowed above the median; 5 MAD is about 3.4 standard deviations of normal noise
 NEVER = -math.inf, -math.inf
+ANEW = 60.0  # seconds without a look at a suspected peer, after which it may have been well in between
 SLACK = 2.0  # a phase may also take this multiple of its median, for durations that hardly vary
 
 
@@ -179,7 +180,7 @@ class Liveness:
         return watched is not None and watched.suspected.is_set()
 
     def suspected_for(self, peer: PeerId) -> float:
-        """Seconds since a peer became suspected that has not answered since then; 0 for any other."""
+        """Seconds since a peer became suspected that was not seen to answer since then; 0 for any other."""
         now = trio.current_time()
         return now - self._suspicions.get(peer, (now, now))[0]
 
@@ -205,7 +206,8 @@ class Liveness:
 
     def _suspect(self, peer: PeerId, watched: _Watched) -> None:
         now = trio.current_time()
-        self._suspicions[peer] = self._suspicions.get(peer, (now, now))[0], now
+        first, last = self._suspicions.get(peer, (now, now))
+        self._suspicions[peer] = first if now - last < ANEW else now, now
         if not watched.suspected.is_set():
             watched.suspected.set()
             for listener in self._listeners:

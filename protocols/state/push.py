@@ -187,8 +187,9 @@ class Pusher:
             await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as nursery:
             self._spread(nursery)
+        busy = set(self._later)
         with trio.move_on_after(CALL_TIMEOUT):
-            while self._later:
+            while busy & self._later.keys():
                 await self._told.park()
 
     def _collect(self, change: Change) -> None:

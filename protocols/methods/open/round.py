@@ -326,8 +326,10 @@ class OpenRounds:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, context.me
         heads = store.heads()
-        attempt, omitting = context.timers.attempt, context.omitting()
-        wanted = follow(store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting)
+        attempt, waited, omitting = context.timers.attempt, context.timers.heads, context.omitting()
+        wanted = follow(
+            store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting, waited=waited
+        )
         since, context.lost_since = context.lost_since, None
         if wanted == chain.tip:
             return None
@@ -341,18 +343,19 @@ class OpenRounds:
             elif trio.current_time() >= since + LOST_FOR:
                 store.out_of_sync = True  # replaying leads nowhere: it catches up from a state of others
             return None
-        if me in chain.validators and heads.get(me) != wanted:
+        if me in chain.validators and store.signed_head(me) != wanted:
             head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
             if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
         return self._as_far_as_most(context, block) if self._timeouts.is_settled(context, wanted, nursery) else None
 
     def _as_far_as_most(self, context: RoundContext, to: Block) -> Block:
-        """The last block on the way there that a quorum follows, or the first, of which it is settled."""
+        """The last block on the way there that a quorum follows, or the first; but a later one than the present."""
         store, tree = self._store, self._store.tree
         way, heads = tree.path(to.id)[len(tree.path(tree.fork_point(context.chain.tip, to.id))) :], store.heads()
         for before, block in pairwise(way):
-            if tree.support(block.id, heads) < quorum(before.chain, store.rules):
+            followed = tree.support(block.id, heads) >= quorum(before.chain, store.rules)
+            if before.chain.round > context.chain.round and not followed:
                 return before
         return to
 

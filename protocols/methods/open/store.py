@@ -453,6 +453,10 @@ class ChainStore:
         """The roster that each validator signed last, here or not."""
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
+    def signed_head(self, author: PeerId) -> bytes | None:
+        """The roster that a validator signed last; None where it did not."""
+        return self.last_heads[author][1].what.roster if author in self.last_heads else None
+
     def followers(self, roster: bytes) -> list[PeerId]:
         return [author for author, (_, head) in self.last_heads.items() if head.what.roster == roster]
 

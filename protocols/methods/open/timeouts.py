@@ -34,7 +34,8 @@ QUIET = 0.3  # seconds in which what is waited for usually comes; only then are 
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
 WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
 APART = 2.0  # times as long again as usual, heads are waited for: others may have begun the round later
-GONE_AFTER = 15.0  # seconds of suspicion after which no head of a validator is waited for
+STANDSTILLS = 3  # of this node, after each of which it waits again for heads; more are no reason to wait for ever
+GONE_AFTER = 15  # seconds of suspicion after which no head of a validator is waited for
 WATCHED = 16  # validators of whom one must be there for those who are none to wait
 
 
@@ -48,8 +49,6 @@ class Timeouts:
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
             for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
         }
-        self._awaited = 0.0, b""  # since when others are waited for to stand behind a block, and which
-        self._given_time = False  # whether they had their time
         self._liveness.on_suspicion(store.notify)
 
     async def keep_time(self, context: RoundView) -> None:
@@ -140,7 +139,7 @@ class Timeouts:
         first = tree.path(wanted)[len(tree.path(fork))]
         at = tree[fork].chain
         heads, now, deadline = self._store.heads(), trio.current_time(), self._deadlines["heads"]
-        since, waiting = self._awaited
+        since, waiting = context.awaited
         if tree.support(first.id, heads) >= quorum(at, self._store.rules):
             deadline.observe(now - since if waiting == first.id else 0.0)
             if first.roster is not None:
@@ -153,28 +152,25 @@ class Timeouts:
             usual = patience = self._patience("heads")
             if self._me not in at.validators and first.roster is None and fork == tip:  # a few who gave up early
                 usual = max(patience, self._given_up(context) - now)
-            self._awaited, self._given_time = (now, first.id), False
+            context.awaited, context.had_time = (now, first.id), False
             nursery.start_soon(
                 self._await_heads, context, first.id, elsewhere, now + usual, now + usual + APART * patience
             )
-        return self._given_time
+        return context.had_time
 
     async def _await_heads(
         self, context: RoundView, block: bytes, validators: list[PeerId], usual: float, latest: float
     ) -> None:
         """Notice when validators that are waited for are gone, or when they had their time."""
-        others = [peer for peer in validators if peer != self._me]
-        try:
-            with self._liveness.watching(others):
-                if any(map(self._may_come, validators)):  # of some it is known at once that they do not
-                    await self._sleep_awake(usual)
-                    self._set(context, heads=True)
-                    await self._sleep_awake(latest)
-                await self._store.until(lambda: not any(map(self._is_missed, others)), deadline=latest + GONE_AFTER)
-        except trio.Cancelled:  # the round ends, and another begins to wait anew
-            self._awaited = 0.0, b""
-            raise
-        self._given_time |= self._awaited[1] == block
+        with self._liveness.watching([peer for peer in validators if peer != self._me]):
+            if any(map(self._may_come, validators)):  # of some it is known at once that they do not
+                await self._sleep_awake(usual)
+                self._set(context, heads=True)
+                await self._sleep_awake(latest)
+            for _ in range(GONE_AFTER):
+                if any(map(self._is_missed, validators)):
+                    await trio.sleep(1.0)
+        context.had_time |= context.awaited[1] == block
         self._store.notify()
 
     async def _sleep_awake(self, until: float) -> None:
@@ -182,9 +178,10 @@ class Timeouts:
         since = trio.current_time()
         await trio.sleep_until(until)
         await trio.sleep(QUIET)  # what notices a standstill goes on at the same moment
-        while self._liveness.stalled_since(since):
-            since = trio.current_time()
-            await trio.sleep(self._patience("heads"))
+        for _ in range(STANDSTILLS):
+            if self._liveness.stalled_since(since):
+                since = trio.current_time()
+                await trio.sleep(self._patience("heads"))
 
     # --- who is lacking ---------------------------------------------------------------------------------------------
 

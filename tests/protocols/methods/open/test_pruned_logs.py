@@ -160,10 +160,8 @@ def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
     woken = trio.Event()
     store: Any = SimpleNamespace(tree=None, rules=None, heads=dict, out_of_sync=False, notify=woken.set)
     chain = SimpleNamespace(round=1, tip=b"tip", validators=())
-    timers = SimpleNamespace(attempt=0)
-    context: Any = SimpleNamespace(
-        chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None, log=SimpleNamespace(rosters={})
-    )
+    timers = SimpleNamespace(attempt=0, heads=False)
+    context: Any = SimpleNamespace(chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None)
 
     async def main() -> None:
         began = trio.current_time()
