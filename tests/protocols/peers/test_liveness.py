@@ -264,6 +264,30 @@ def test_what_is_remembered_of_peers_is_bounded(simulated: Simulated) -> None:
     simulated(main)
 
 
+def test_how_long_a_peer_is_suspected_counts_from_the_first_of_failures_that_follow_one_another(
+    simulated: Simulated,
+) -> None:
+    """Who was frozen, and well for a minute in which nobody looked, is not gone for long when it is frozen again."""
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liveness, _ = await pair(world, nursery)
+
+        def suspected_for() -> float:
+            with liveness.watching(["other"]):
+                liveness.suspect("other")
+                return liveness.suspected_for("other")
+
+        assert liveness.suspected_for("other") == suspected_for() == 0
+        await trio.sleep(50)
+        assert suspected_for() == pytest.approx(50)
+        await trio.sleep(50)
+        assert suspected_for() == pytest.approx(100)
+        await trio.sleep(70)
+        assert suspected_for() == 0
+
+    simulated(main)
+
+
 def test_who_begins_to_wait_as_the_node_ends_gets_no_error_for_it(simulated: Simulated) -> None:
     """A task that was woken in the moment of the end goes on to its next checkpoint, and may begin to watch there."""
 

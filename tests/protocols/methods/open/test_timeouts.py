@@ -1,4 +1,4 @@
-"""What a wait for heads counts: not the time in which this node stood still."""
+"""What a wait for heads counts, which is not the time in which this node stood still; and how far a node then goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from types import SimpleNamespace
 import pytest
 import trio
 import trio.testing
+from chains import RULES, fair, offer, start
+from chains import block as block_of
 
+from swarmnode.protocols.chain.forks import Block, Tree
+from swarmnode.protocols.chain.state import ChainState
+from swarmnode.protocols.methods.open.round import OpenRounds
 from swarmnode.protocols.methods.open.timeouts import QUIET, Timeouts
 
 PATIENCE = 5.0  # s
@@ -27,3 +32,22 @@ def test_who_stood_still_waits_on(stood_still_at: float, ends: float) -> None:
         assert trio.current_time() - began == pytest.approx(ends + QUIET)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_node_moves_as_far_as_a_quorum_follows_and_never_back() -> None:
+    chain = start("ABCDE")
+    block, sibling = (block_of(chain, RULES, fair(chain, RULES, [offer(chain, name)])) for name in "XY")
+    later = block_of(block.chain, RULES, fair(block.chain, RULES, [offer(block.chain, "X")]))
+    tree = Tree(chain)
+    for one in (block, sibling, later):
+        tree.add(one)
+    rounds = OpenRounds.__new__(OpenRounds)
+
+    def moves_to(tip: ChainState, **heads: bytes) -> Block:
+        rounds._store = SimpleNamespace(tree=tree, rules=RULES, heads=lambda: heads)  # type: ignore[assignment]
+        return rounds._as_far_as_most(SimpleNamespace(chain=tip), later)  # type: ignore[arg-type]
+
+    ahead = dict.fromkeys("AB", later.id)
+    assert moves_to(chain, C=block.id, **ahead) == block
+    assert moves_to(chain, C=later.id, **ahead) == later
+    assert moves_to(sibling.chain, C=block.id, **ahead) == later, "to go to a round again is no way out of it"
