@@ -263,10 +263,7 @@ class RoundView:
     ready: bool = False  # this node has a contribution to offer
     timers: Timers = field(default_factory=Timers)
     heard: frozenset[str] = frozenset()  # judges whose opened scores were here when the wait for scores was over
-    awaited: tuple[float, bytes] = (
-        0.0,
-        b"",
-    )  # since when others are waited for to follow a block, in trio time; and which
+    awaited: tuple[float, bytes] = 0.0, b""  # since when others are waited for to follow a block, and which block
     had_time: bool = False  # they had the time to
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
@@ -282,12 +279,7 @@ class RoundView:
         None below SMALL validators, nor while fewer than most judges are enough: there most may never stand behind one.
         """
         log, chain = self.log, self.chain
-        if (
-            self.timers.heads
-            or len(chain.validators) < SMALL
-            or log.quorum < majority(chain, log.rules)
-            or not log.rosters
-        ):
+        if len(chain.validators) < SMALL or log.quorum < majority(chain, log.rules) or not log.rosters:
             return frozenset()
         due = set(self.heard if self.timers.scores else log.judges)
         omitting = set()

@@ -277,6 +277,7 @@ def test_a_roster_leaves_out_whose_scores_were_here_when_the_wait_for_them_was_o
     assert view.omitting() == {roster.id}, "before the wait is over only who quotes all is followed"
     assert replace(view, timers=Timers(scores=True), heard=heard).omitting() == {roster.id}
     assert replace(view, timers=Timers(scores=True), heard=heard - {"E"}).omitting() == set()
+    assert replace(view, timers=Timers(scores=True, heads=True), heard=heard).omitting() == {roster.id}, "at any time"
 
 
 def test_when_all_attempts_are_over_the_round_ends_empty() -> None:
