@@ -38,13 +38,13 @@ PEERS_REMEMBERED = 1024  # round trips and suspicions kept; the oldest go
 UNLIKE = 3.0  # times the longest silence, before one is unlike a peer
 KNOWN_FROM = 2.0  # times the silence allowed: for how long a peer was listened to before it is known
 FORGOTTEN_BY_HALF = 60.0  # seconds in which the longest silence comes to count half
+ANEW = 60.0  # seconds without a look at a suspected peer, after which it may have been well in between
+NEVER = -math.inf, -math.inf  # when a peer was suspected that was not, first and last
 TICK = 0.05  # seconds between looks at who is silent
 PINGS_WITHIN = 4  # pings in the silence that a hurried watcher allows
 WITNESSES = 3  # peers asked at once whether this node hears anybody
 HISTORY = 16  # durations kept: long enough for a median, short enough to follow a changed link
 SPREAD = 5.0  # deviations allowed above the median; 5 MAD is about 3.4 standard deviations of normal noise
-NEVER = -math.inf, -math.inf
-ANEW = 60.0  # seconds without a look at a suspected peer, after which it may have been well in between
 SLACK = 2.0  # a phase may also take this multiple of its median, for durations that hardly vary
 
 

@@ -449,6 +449,21 @@ def test_a_paused_node_keeps_no_more_than_the_last_rounds_and_comes_back() -> No
     simulate(body)
 
 
+def test_a_node_that_was_told_nothing_of_what_it_signed_before_ends_when_it_is_asked() -> None:
+    """Work is committed where nothing can be cancelled, and must not wait there for somebody to tell."""
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        session = swarm.nodes["c"].session
+        session._context.sync._recovered = trio.Event()
+        await trio.sleep(20)
+        session.stop()
+        with trio.fail_after(20):
+            await session.finished.wait()
+
+    simulate(body)
+
+
 def test_who_left_in_order_is_waited_for_again_once_it_is_back() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)

@@ -161,7 +161,9 @@ class Timeouts:
     async def _await_heads(
         self, context: RoundView, block: bytes, validators: list[PeerId], usual: float, latest: float
     ) -> None:
-        """Notice when validators that are waited for are gone, or when they had their time."""
+        """Notice when validators that are waited for are gone, or had their time, both in trio time: until `usual` to
+        agree on one block, until `latest` to follow this one.
+        """
         with self._liveness.watching([peer for peer in validators if peer != self._me]):
             if any(map(self._may_come, validators)):  # of some it is known at once that they do not
                 await self._sleep_awake(usual)

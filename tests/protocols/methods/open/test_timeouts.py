@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +13,7 @@ import trio.testing
 from chains import RULES, fair, offer, start
 from chains import block as block_of
 
+from swarmnode.protocols.chain.duty import Timers
 from swarmnode.protocols.chain.forks import Block, Tree
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.methods.open.round import OpenRounds
@@ -30,6 +33,33 @@ def test_who_stood_still_waits_on(stood_still_at: float, ends: float) -> None:
         began = trio.current_time()
         await waits._sleep_awake(began + 10.0)
         assert trio.current_time() - began == pytest.approx(ends + QUIET)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    ("suspected_for", "away", "ends"), [(0.0, False, 15.0), (13.0, False, 2.0), (16.0, False, 0.0), (0.0, True, 0.0)]
+)
+def test_who_was_there_lately_is_waited_for_and_who_is_gone_is_not(
+    suspected_for: float, away: bool, ends: float
+) -> None:
+    """A validator that is frozen or cut off for seconds is behind; so is the node that is cut off from all others."""
+    waits = Timeouts.__new__(Timeouts)
+    context: Any = SimpleNamespace(awaited=(0.0, b"block"), had_time=False, timers=Timers())
+
+    async def main() -> None:
+        began = trio.current_time()
+        waits._me = "me"
+        waits._store = SimpleNamespace(is_away=lambda peer: away, notify=lambda: None)  # type: ignore[assignment]
+        waits._liveness = SimpleNamespace(  # type: ignore[assignment]
+            watching=nullcontext,
+            stalled_since=lambda time: False,
+            is_suspected=lambda peer: True,
+            suspected_for=lambda peer: suspected_for + trio.current_time() - began,
+        )
+        await waits._await_heads(context, b"block", ["other"], began + 0.5, began + 1.0)
+        assert trio.current_time() - began == pytest.approx(ends, abs=1.5)
+        assert context.had_time
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
