@@ -7,6 +7,8 @@ import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import simswarm
@@ -455,7 +457,8 @@ def test_a_node_that_was_told_nothing_of_what_it_signed_before_ends_when_it_is_a
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
         session = swarm.nodes["c"].session
-        session._context.sync._recovered = trio.Event()
+        never: Any = SimpleNamespace(is_set=lambda: False, set=lambda: None, wait=trio.sleep_forever)
+        session._context.sync._recovered = never
         await trio.sleep(20)
         session.stop()
         with trio.fail_after(20):
