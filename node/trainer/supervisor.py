@@ -195,7 +195,7 @@ class TrainerProcess(Trainer):
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         self._interrupted = False
-        while (child := self._child) is None or self._held:
+        while (child := self._living()) is None or self._held:
             await self._changed.park()
             if self._interrupted:
                 return NOTHING
@@ -499,9 +499,13 @@ class TrainerProcess(Trainer):
         if why := refusal(self.needs, machine):
             raise TrainerFailed(why)
 
+    def _living(self) -> TrainerChild | None:
+        """The child, where it can be asked; it may have failed a moment ago."""
+        return None if self._child is None or self._child.ended.is_set() else self._child
+
     async def _ask(self, op: str, kind: type[T], **arguments: Any) -> T:
         """What the child answers, a `kind`; waits for one where it is being started again."""
-        while (child := self._child) is None:
+        while (child := self._living()) is None:
             await self._changed.park()
         if self._held and op not in OWNERS:
             raise TrainerHeld("training is paused")
