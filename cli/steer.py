@@ -114,8 +114,9 @@ def stop(
     Example: swarmnode stop --timeout 60
     """
     home, limit = DataDir(directory()), time.monotonic() + timeout
+    pid = home.holder()
     ask("stop", timeout=timeout)
-    while wait and (pid := home.holder()) is not None:
+    while wait and pid is not None and home.holder() == pid:  # a supervisor may start another at once
         if time.monotonic() > limit:
             raise ControlError(
                 f"the daemon (pid {pid}) has not ended within {timeout:g} s. It may wait for peers: look at swarmnode "

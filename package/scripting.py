@@ -36,6 +36,7 @@ from swarmnode.training.options import SettingError, describe
 from swarmnode.training.runspec import RunSpec, to_toml
 
 STOP_WITHIN = 60.0  # s for an exchange in hand to end and the state to be saved, before the process is killed
+LOOK = 0.1  # s after which a wait for what happens next may be cancelled
 WORDS = 2000  # characters of what a node said last, in the error of one that ended
 
 Event = dict[str, Any]
@@ -107,7 +108,7 @@ class ScriptedNode:
 
     def events(self) -> Iterator[Event]:
         """Everything that happens, until the node ends in order. Raises NodeEnded."""
-        yield from iter(self._events.get, None)
+        yield from iter(self._next_event, None)
         self._events.put(None)
         if code := self._ended():
             raise NodeEnded(self._said(), exit_code=code)
@@ -183,6 +184,14 @@ class ScriptedNode:
                     self._events.put(json.loads(line))
         self._events.put(None)
 
+    def _next_event(self) -> Event | None:
+        """Raises trio.Cancelled where trio waits for it and is cancelled: the event is then for whoever asks next."""
+        while True:
+            with suppress(queue.Empty):
+                return self._events.get(timeout=LOOK)
+            with suppress(RuntimeError):  # a thread that trio did not start
+                trio.from_thread.check_cancelled()
+
     def _ended(self) -> int:
         """The exit code of a process whose output has ended."""
         assert self._process is not None
@@ -207,7 +216,7 @@ class TrioNode:
 
     async def rounds(self) -> AsyncIterator[Event]:
         rounds = self._node.rounds()
-        while (found := await trio.to_thread.run_sync(next, rounds, None, abandon_on_cancel=True)) is not None:
+        while (found := await trio.to_thread.run_sync(next, rounds, None)) is not None:
             yield found
 
     async def call(self, method: str, **params: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.cli import inspect
+from swarmnode.cli import inspect, steer
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import heed
 from swarmnode.node.control.client import ControlClient, ControlError
@@ -61,6 +61,16 @@ def test_a_daemon_that_stands_still_is_waited_for_as_long_as_was_said(swarmnode:
         assert time.monotonic() - began < 15, "a call to a daemon takes up to 30 s otherwise"
         assert stopped.returncode == ERROR and "did not answer stop within 1 s" in stopped.stderr
         assert f"kill -CONT {os.getpid()}" in stopped.stderr and f"kill -9 {os.getpid()}" in stopped.stderr
+
+
+def test_stop_waits_for_the_daemon_that_it_asked_and_not_for_one_that_is_started_in_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holders = iter([7, 7, 8])
+    monkeypatch.setattr(DataDir, "holder", lambda _: next(holders))
+    monkeypatch.setattr(steer, "ask", lambda *_, **__: None)
+    steer.stop(wait=True, timeout=10)
+    assert "stopped" in capsys.readouterr().out
 
 
 def test_caps_of_a_node_that_does_not_run_are_those_of_its_next_start(swarmnode: Any, home: Path) -> None:

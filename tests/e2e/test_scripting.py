@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import trio
 from realnodes import RUN_TOML, environment
 
 from swarmnode import Node, scripting
@@ -80,3 +81,24 @@ def test_a_node_that_is_killed_in_the_middle_of_a_word_is_not_waited_for(
     with Node("", data_dir=tmp_path) as node, pytest.raises(NodeEnded) as ended:
         list(node.rounds())
     assert ended.value.exit_code == 3
+
+
+def test_a_round_that_ends_after_a_wait_for_it_was_cancelled_is_told_to_who_asks_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    tells = """os.write(1, b'{"event": "round", "round": 0}\\n{"event": "finished"}\\n')"""
+    ready = """os.write(1, b'{"event": "ready"}\\n')\n"""
+    monkeypatch.setattr(scripting, "NODE", (sys.executable, "-S", "-c", f"import os\n{ready}{waits}{tells}"))
+
+    async def use() -> list[int]:
+        async with Node.open("", data_dir=tmp_path) as node:
+            with trio.move_on_after(0.5) as cancelled:
+                _ = [round async for round in node.rounds()]
+            assert cancelled.cancelled_caught
+            go.touch()
+            await trio.sleep(0.5)
+            return [round["round"] async for round in node.rounds()]
+
+    assert trio.run(use) == [0]

@@ -199,7 +199,7 @@ def compare(
     held = {_place(signed): signed for signed in mine}
     proved, unproved = [], set()
     for signed in theirs:
-        other = held.get(_place(signed))
+        other = held.pop(_place(signed), None)  # of many for one place, the first is looked at
         if other is None or (other.body, other.life) == (signed.body, signed.life) or not is_signed(signed, verify):
             continue
         evidence = LieEvidence(other, signed)

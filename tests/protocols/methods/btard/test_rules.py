@@ -158,6 +158,19 @@ def test_what_somebody_made_up_is_passed_over_in_a_comparison() -> None:
     assert compare([mine], [made_up], verify) == ((), ())
 
 
+def test_a_member_that_tells_many_variants_of_one_statement_has_one_of_them_looked_at() -> None:
+    said = [seal(Opening(bytes([number])), "a", ATTEMPT, LIFE, sign_as("a")) for number in range(100)]
+    verified = 0
+
+    def counting(*arguments: Any) -> bool:
+        nonlocal verified
+        verified += 1
+        return verify(*arguments)
+
+    proved, _ = compare(said[:1], said[1:], counting)
+    assert [convicts(each, verify) for each in proved] == ["a"] and verified == 3, "the variant, and both as a proof"
+
+
 @given(st.binary(max_size=60), st.sampled_from(["commitment", "sent", "centre", "partaudit", "seen", "nonsense"]))
 def test_bytes_that_are_no_statement_convict_nobody(body: bytes, kind: str) -> None:
     made = []
