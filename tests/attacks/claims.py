@@ -58,4 +58,6 @@ def outcome() -> Outcome:
     found = damage(adversary)
     with UNCAPPED.taken_out():
         beside = damage(adversary)
-    return Outcome("gradient", adversary.name, str(found), UNCAPPED.beside(f"{beside.share:.3%}"), found.failures())
+    return Outcome(
+        "first strikes", adversary.name, str(found), UNCAPPED.beside(f"{beside.share:.3%}"), found.failures()
+    )

@@ -468,4 +468,4 @@ def _struck(liars: int) -> Outcome:
     told = f"moved by {course.strike:.2f} honest steps, {course.harm:+.3f} bits" + (", undone" * course.undone)
     far, harm = strike_at_mean(liars)
     beside = f"plain mean: moved by {far:.0f} honest steps, {harm:+.3g} bits"
-    return Outcome("gradient", f"{adversaries.FirstStrike.name}, {liars}/16", told, beside, broken)
+    return Outcome("first strikes", f"{adversaries.FirstStrike.name}, {liars}/16", told, beside, broken)

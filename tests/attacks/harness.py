@@ -1,17 +1,17 @@
-"""What all attack tests share: the adversary, the swarm of 16 on simnet, and the table.
+"""What all attack tests share: the adversary, the swarm of 16 on simnet, and what an attack came to.
 
 An attack is an `Adversary` of about 30 lines in `adversaries/`. A group (`transport.py`, `dht.py`) knows what its
 adversaries act upon and how to measure what they cost, and returns one `Outcome` for each: the figure of this node
 beside that of an undefended one, where there is one, so that it is seen that the attack is real.
 
-    python tests/attacks [GROUP ...]      all attacks in full; prints the table and writes docs/attacks.md
+    python tests/attacks [GROUP ...]      all attacks in full; prints the lines and writes docs/attacks.md
     pytest tests/attacks                  the short form
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -106,16 +106,6 @@ async def simulated_swarm(malicious: int, *, size: int = SWARM, latency: float =
             swarm.peers.append(peer)
         yield swarm
         nursery.cancel_scope.cancel()
-
-
-def table(outcomes: Iterable[Outcome]) -> str:
-    """Markdown, one line an attack."""
-    lines = ["| group | attack | this node | undefended | |", "|---|---|---|---|---|"]
-    for outcome in outcomes:
-        verdict = "passes" if outcome.passed else "MISSED: " + "; ".join(outcome.failures)
-        verdict += f"; no harm undefended: what is shown is {outcome.shows}" if outcome.shows else ""
-        lines.append(f"| {outcome.group} | {outcome.attack} | {outcome.defended} | {outcome.undefended} | {verdict} |")
-    return "\n".join(lines) + "\n"
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -22,22 +22,28 @@ def program(tmp_path: Path) -> ModuleType:
     return module
 
 
+def rows(page: str, heading: str) -> list[str]:
+    """Of the table below a heading."""
+    section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("| ")][1:]
+
+
 def test_a_group_takes_the_place_of_its_own_lines_only(program: ModuleType) -> None:
-    program.write_page([Outcome("DHT", "a", "1", "2"), Outcome("DHT", "b", "1", "2")])
-    program.write_page([Outcome("round", "c", "1", "2")])
-    program.write_page([Outcome("DHT", "b", "3", "4", ("broken",))])
+    program.write_outcomes([Outcome("DHT", "a", "1", "2"), Outcome("DHT", "b", "1", "2")])
+    program.write_outcomes([Outcome("round", "c", "1", "2")])
+    program.write_outcomes([Outcome("DHT", "b", "3", "4", ("broken",))])
     page = program.PAGE.read_text()
-    assert [line for line in page.splitlines() if line.startswith("| DHT")] == ["| DHT | b | 3 | 4 | MISSED: broken |"]
-    assert "| round | c | 1 | 2 | passes |" in page
+    assert rows(page, "DHT") == ["| b | 3 | 4 | MISSED: broken |"] and rows(page, "Round") == ["| c | 1 | 2 | passes |"]
+    assert "| [DHT](#dht) | 1 | 1 |" in page and "| [Round](#round) | 1 | 0 |" in page, "counted at the top"
 
 
 def test_swarms_of_another_size_have_a_table_of_their_own(program: ModuleType) -> None:
-    program.write_page([Outcome("round", "c", "first", "2")])
-    program.write_page([Outcome("round", "c", "second", "2")], 16)
-    program.write_page([Outcome("round", "c", "third", "2")])
-    first, others = program.PAGE.read_text().split("## 16 nodes")
-    assert "| third |" in first and "| second |" not in first
-    assert "| second |" in others and "| third |" not in others
+    program.write_outcomes([Outcome("round", "c", "first", "2")])
+    program.write_outcomes([Outcome("round", "c", "second", "2")], 16)
+    program.write_outcomes([Outcome("round", "c", "third", "2")])
+    page = program.PAGE.read_text()
+    assert rows(page, "Round") == ["| c | third | 2 | passes |"]
+    assert rows(page, "Round with 16 nodes") == ["| c | second | 2 | passes |"]
 
 
 def line(attack: str, accuracy: float, *, rounds: int = 40, setting: Setting = SETTINGS[0]) -> Line:
@@ -48,25 +54,24 @@ def line(attack: str, accuracy: float, *, rounds: int = 40, setting: Setting = S
 def test_a_line_of_the_gradient_group_takes_the_place_of_its_own_and_stays_when_others_are_written(
     program: ModuleType,
 ) -> None:
-    program.write_page([Outcome("DHT", "a", "1", "2")])
+    program.write_outcomes([Outcome("DHT", "a", "1", "2")])
     for one in (line("flip", 0.8), line("other", 0.8), line("flip", 0.8, rounds=160), line("flip", 0.69)):
         program.write_line(one)
-    program.write_page([Outcome("round", "c", "1", "2")], 16)
+    program.write_outcomes([Outcome("round", "c", "1", "2")], 16)
     page = program.PAGE.read_text()
-    _, after = page.split(program.MEASURED)
-    rows = [row.split(" | ") for row in after.splitlines() if row.startswith("| ")][1:]
-    assert [(row[0], row[2]) for row in rows] == [("| flip", "40"), ("| other", "40"), ("| flip", "160")]
-    assert "MISSED: IID 5/16, seed 3: 86.2% of clean, 95% promised" in rows[0][-1]
-    assert rows[1][-1].startswith("holds")
-    assert "| DHT | a | 1 | 2 | passes |" in page and "## 16 nodes" in page
+    found = [row.split(" | ") for row in rows(page, "Gradient")]
+    assert [(row[0], row[2]) for row in found] == [("| flip", "40"), ("| other", "40"), ("| flip", "160")]
+    assert "MISSED: IID 5/16, seed 3: 86.2% of clean, 95% promised" in found[0][-1]
+    assert found[1][-1].startswith("holds") and "| [Gradient](#gradient) | 3 | 1 |" in page
+    assert rows(page, "DHT") and rows(page, "Round with 16 nodes")
 
 
 def test_lines_of_byte_lm_have_a_table_of_their_own(program: ModuleType) -> None:
     byte_lm = bytelm.SETTINGS[0]
     for one in (line("flip", 0.8), line("flip", 0.79, setting=byte_lm), line("other", 0.8)):
         program.write_line(one)
-    program.write_page([Outcome("round", "c", "1", "2")], 16)
+    program.write_outcomes([Outcome("round", "c", "1", "2")], 16)
     program.write_line(line("flip", 0.8, setting=byte_lm))
-    first, theirs = program.PAGE.read_text().split(f"## {bytelm.HEADING}")
-    assert [row.split(" | ")[1] for row in first.splitlines() if " fp32 | " in row] == ["658 parameters"] * 2
-    assert [row.split(" | ")[6] for row in theirs.splitlines() if " topk | " in row] == ["100"]
+    page = program.PAGE.read_text()
+    assert [row.split(" | ")[1] for row in rows(page, "Gradient")] == ["658 parameters"] * 2
+    assert [row.split(" | ")[6] for row in rows(page, bytelm.HEADING)] == ["100"]
