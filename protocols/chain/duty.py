@@ -427,7 +427,8 @@ def follow(
     It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
     here. `heads`: of the validators, this node's own among them, by id of a roster. `attempt`: as in Timers.
     `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`). `waited`: validators
-    had the time to follow one roster (`Timers.heads`); then more than a third, of whom one is honest, have it followed.
+    had the time to follow one roster (`Timers.heads`); then more than a third, of whom one is honest, have it followed,
+    and a head is moved to where most are, be they more than half or not.
     """
     chain = tree[tip].chain
     last = len(leaders(chain, rules))  # the empty roster comes after all attempts
@@ -443,11 +444,25 @@ def follow(
         heads = {peer: head if passed.isdisjoint(tree.ancestry(head)) else tip for peer, head in heads.items()}
     best = _forward(tree, tip, tree.best(heads))
     if best != tip:
-        return best
+        return best if waited else _vote(tree, tip, best, heads, me)
     begun = sorted((its, child) for child, its in attempts.items() if its <= attempt and child not in passed)
     if begun:
         return begun[0][1]
     return empty_id(chain) if over else tip
+
+
+def _vote(tree: Tree, tip: bytes, best: bytes, heads: Mapping[str, bytes], me: str) -> bytes:
+    """`best`, but what this node stands behind already where no more than half of the validators stand behind `best`.
+
+    Where heads were moved while others are on their way, most may stand behind one roster as one node sees them, and
+    behind another as a second does.
+    """
+    own = heads.get(me, tip)
+    fork = tree.fork_point(best, own) if own in tree else own
+    if fork in (best, own) or tip not in tree.ancestry(fork):
+        return best
+    first = tree.ancestry(best)[len(tree.ancestry(fork))]
+    return best if tree.has_most(first, heads) else own
 
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:

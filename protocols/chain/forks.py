@@ -145,6 +145,11 @@ class Tree:
         way = self.ancestry(id)
         return self._votes(way[-2], len(way) - 1, heads)[id] if len(way) > 1 else 0
 
+    def has_most(self, id: bytes, heads: Mapping[str, bytes]) -> bool:
+        """Whether more than half of those validators do."""
+        way = self.ancestry(id)
+        return 2 * self.support(id, heads) > len(self._blocks[way[-2]].chain.validators)
+
     def path(self, id: bytes) -> list[Block]:
         """From the root's child to the block, oldest first. Raises KeyError where it is not here."""
         return [self._blocks[one] for one in self._ways[id][1:]]

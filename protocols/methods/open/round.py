@@ -41,7 +41,7 @@ from swarmnode.protocols.chain.duty import (
 )
 from swarmnode.protocols.chain.forks import Block
 from swarmnode.protocols.chain.rules import compose
-from swarmnode.protocols.chain.state import ChainState, HashChain, participates, places_of, quorum, volunteers
+from swarmnode.protocols.chain.state import ChainState, HashChain, participates, places_of, volunteers
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
     HASH,
@@ -350,12 +350,11 @@ class OpenRounds:
         return self._as_far_as_most(context, block) if self._timeouts.is_settled(context, wanted, nursery) else None
 
     def _as_far_as_most(self, context: RoundContext, to: Block) -> Block:
-        """The last block on the way there that a quorum follows, or the first; but a later one than the present."""
-        store, tree = self._store, self._store.tree
-        way, heads = tree.path(to.id)[len(tree.path(tree.fork_point(context.chain.tip, to.id))) :], store.heads()
+        """The last block on the way there that most validators follow, or the first; later than the present one."""
+        tree, heads = self._store.tree, self._store.heads()
+        way = tree.path(to.id)[len(tree.path(tree.fork_point(context.chain.tip, to.id))) :]
         for before, block in pairwise(way):
-            followed = tree.support(block.id, heads) >= quorum(before.chain, store.rules)
-            if before.chain.round > context.chain.round and not followed:
+            if before.chain.round > context.chain.round and not tree.has_most(block.id, heads):
                 return before
         return to
 

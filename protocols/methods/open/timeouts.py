@@ -7,8 +7,8 @@ once where they are known to be gone. `Timers` tells `chain.duty` which waits ar
 Judges who began a round at different times would wait for one another in turn. So a node believes more than a third of
 the judges that the wait for commits is over, by their cuts, and of the validators that the round ended empty, by heads.
 
-Where no quorum stands behind a block, nobody moves to it before those who may come had time to: who was frozen or cut
-off for seconds is behind, and two sides that go on without each other have two histories.
+Where most validators do not stand behind a block, nobody moves to it before those who may come had time to: who was
+frozen or cut off for seconds is behind, and two sides that go on without each other have two histories.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import trio
 
 from swarmnode.protocols.chain.duty import RoundView
 from swarmnode.protocols.chain.rules import empty_id
-from swarmnode.protocols.chain.state import quorum, volunteers
+from swarmnode.protocols.chain.state import volunteers
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.network import PeerId
@@ -133,14 +133,14 @@ class Timeouts:
     # --- heads ------------------------------------------------------------------------------------------------------
 
     def is_settled(self, context: RoundView, wanted: bytes, nursery: trio.Nursery) -> bool:
-        """Whether enough validators stand behind what this node follows, or those that do not will not soon."""
+        """Whether most validators stand behind what this node follows, or those that do not will not soon."""
         tree, tip = self._store.tree, context.chain.tip
         fork = tree.fork_point(tip, wanted)
         first = tree.path(wanted)[len(tree.path(fork))]
         at = tree[fork].chain
         heads, now, deadline = self._store.heads(), trio.current_time(), self._deadlines["heads"]
         since, waiting = context.awaited
-        if tree.support(first.id, heads) >= quorum(at, self._store.rules):
+        if tree.has_most(first.id, heads):
             deadline.observe(now - since if waiting == first.id else 0.0)
             if first.roster is not None:
                 self._deadlines["validators"].observe(max(0.0, now - self._due(context)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import random
 from collections.abc import Set
 from dataclasses import replace
 from typing import Any
@@ -30,7 +33,7 @@ from swarmnode.protocols.chain.duty import (
 )
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.rules import check, compose
-from swarmnode.protocols.chain.state import leaders
+from swarmnode.protocols.chain.state import leaders, quorum
 from swarmnode.protocols.chain.statements import MAX_COMMITS, Said, Seal, nonce_hash
 
 CHAIN = start("ABCDE")
@@ -266,6 +269,69 @@ def test_who_follows_a_roster_that_is_not_followed_here_stands_behind_what_it_bu
     assert go(tree, heads, tip=one, attempt=1) == later.id
 
 
+def test_a_head_is_moved_to_what_most_validators_stand_behind_and_to_where_most_are_once_they_had_time() -> None:
+    tree, (one, other) = grown(0, 1)
+    heads = {"A": one, "B": other, "C": other}
+    assert go(tree, heads, attempt=1) == one
+    assert go(tree, heads, attempt=1, waited=True) == other
+    assert go(tree, heads | {"D": other}, attempt=1) == other
+    assert go(tree, heads | {"A": bytes(32)}, attempt=1) == other, "its own is so old that it is forgotten"
+    chain = tree[one].chain
+    above = [block(chain, RULES, fair(chain, RULES, [offer(chain, "X")]), attempt=attempt) for attempt in (0, 1)]
+    for each in above:
+        tree.add(each)
+    heads = {"A": above[0].id, "B": above[1].id, "C": above[1].id, "D": above[0].parent}
+    assert go(tree, heads, attempt=1) == above[0].id and go(tree, heads, attempt=1, waited=True) == above[1].id
+
+
+def test_no_two_nodes_see_most_validators_behind_two_rosters_while_heads_come_within_the_wait_for_them() -> None:
+    """Of eight validators some heard the first leader's roster first, some the second one's."""
+    for seed in range(500):
+        moved = heads_travel(random.Random(seed))
+        assert len(moved) == 8 and len(set(moved.values())) == 1, seed
+
+
+def heads_travel(rng: random.Random, wait: float = 5.0) -> dict[str, bytes]:
+    """Where each validator moves when it sees a quorum, where heads take a second to some and next to none to others,
+    as on a machine that has much to do.
+    """
+    names = "ABCDEFGH"
+    chain = start(names)
+    said = fair(chain, RULES, [offer(chain, "X"), offer(chain, "Y")])
+    tree, rosters = Tree(chain), [block(chain, RULES, said, attempt=attempt) for attempt in (0, 1)]
+    for one in rosters:
+        tree.add(one)
+    events: list[tuple[float, int, str, str, bytes]] = []  # when, an order, whose view, of whom, its head
+    order = itertools.count()
+    heads: dict[str, dict[str, bytes]] = {name: {} for name in names}
+    arrives: dict[tuple[str, str], float] = {}
+    moved: dict[str, bytes] = {}
+
+    def follows(at: float, name: str, head: bytes) -> None:
+        heads[name][name] = head
+        for other in names.replace(name, ""):
+            arrives[name, other] = max(at + rng.choice((0.02, 1.0)), arrives.get((name, other), 0.0))
+            heapq.heappush(events, (arrives[name, other], next(order), other, name, head))
+
+    for name in names:
+        heapq.heappush(events, (rng.random(), next(order), name, name, rng.choice(rosters).id))
+        heapq.heappush(events, (wait + rng.random(), next(order), name, name, b""))
+    while events:
+        now, _, name, of, head = heapq.heappop(events)
+        if of != name:
+            heads[name][of] = head
+        elif head and name not in heads[name]:
+            follows(now, name, head)
+        to = go(tree, heads[name], me=name, tip=chain.tip, attempt=1, waited=now > wait)
+        if name in moved or to == chain.tip:
+            continue
+        if heads[name].get(name) != to:
+            follows(now, name, to)
+        if tree.support(to, heads[name]) >= quorum(chain, RULES):
+            moved[name] = to
+    return moved
+
+
 def test_a_roster_leaves_out_whose_scores_were_here_when_the_wait_for_them_was_over() -> None:
     log, heard = RoundLog(CHAIN, RULES), frozenset("ABCDE")
     for said in (*BOTH.cuts, *BOTH.scores):
@@ -306,6 +372,6 @@ def test_who_heard_the_same_heads_stands_on_the_same_roster(followed: dict[str, 
     heads = {peer: ids[number] for peer, number in followed.items()}
     if not heads:
         return
-    stands = follow(tree, RULES, heads, me=me, tip=ids[at], attempt=0)
-    first = follow(tree, RULES, heads, me=me, tip=CHAIN.tip, attempt=5)
+    stands = go(tree, heads, me=me, tip=ids[at])
+    first = go(tree, heads, me=me, attempt=5, waited=True)
     assert stands == first == tree.best(heads)
