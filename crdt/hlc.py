@@ -1,8 +1,7 @@
 """Hybrid logical clock: stamps that follow real time and never run backwards (Kulkarni et al. 2014).
 
 A stamp is one 64-bit integer: 48 bits of milliseconds since the Unix epoch, then a counter of 16 bits. Integers
-compare as time does, and a full counter carries into the milliseconds by itself. Real time is an argument, in
-milliseconds.
+compare as time does, and a full counter carries into the milliseconds by itself. Real time is an argument, in ms.
 """
 
 from __future__ import annotations

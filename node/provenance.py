@@ -15,8 +15,7 @@ envelope (`crdt.envelope`): Ed25519 over a tag and the record in canonical msgpa
 What a record proves: that its maker, who is known by a peer id, says all this; that the file is the one it says it of;
 that the specification is that of the run, and the data hashes are in it; that the file is the state with that hash
 (where the outer momentum is zero or in the file, since the hash covers it). It does not prove that the rounds went as
-told: for that, compare the records of several makers, a node's own history, or the rosters that validators signed in
-the run's state.
+told: for that, compare the records of several makers, a node's own history, or the rosters that validators signed.
 """
 
 from __future__ import annotations

@@ -209,8 +209,7 @@ class Empty:
 class _Form:
     """One annotated type on one way, to msgpack's values or from them.
 
-    Values of the exact types in `same` stay as they are: whoever holds the form sees that itself, and has only the
-    others converted.
+    Values of the exact types in `same` stay as they are: whoever holds the form converts only the others.
     """
 
     def __init__(self, where: str, expected: str, *same: type[Any]) -> None:

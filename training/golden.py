@@ -4,8 +4,7 @@
 
 A daemon checks them before it takes part in a run, and CI checks them wherever it runs. They catch a numpy, a compiler
 or a CPU that fuses, reorders or flushes what docstrings say is rounded one by one. Inputs come from SHAKE-256 and
-powers of two, with no random number library between: ties, zeros of both signs, subnormals and large values are among
-them.
+powers of two, with no random number library between: with ties, both zeros, subnormals and large values.
 """
 
 from __future__ import annotations

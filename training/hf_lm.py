@@ -142,8 +142,7 @@ def open_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
 def attach_lora(model: Any, *, rank: int, alpha: float, seed: int) -> None:
     """Freeze the model and put adapters beside all of its linear layers but the head: W x + (alpha / rank) B A x.
 
-    In float32. B = 0, so that the model is as it was; A is uniform as in `nn.Linear`, as the seed says. Raises
-    TaskError.
+    In float32. B = 0, so that the model is as it was; A is uniform as in `nn.Linear`, by the seed. Raises TaskError.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

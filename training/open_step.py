@@ -93,8 +93,7 @@ def apply_contributions(
     SparseLoCo (2508.15706) is `topk`, lr 1 and no momentum.
 
     Raises CodecError for a contribution that no encoder makes, naming its place in the roster; ValueError where counts
-    differ or the new parameters would not be finite. All of them depend on the arguments alone: who holds the roster
-    raises alike.
+    differ or the new parameters would not be finite. All of them depend on the arguments alone: all raise alike.
     """
     if len(contributions) != len(factors):
         raise ValueError(f"{len(contributions)} contributions with {len(factors)} factors; one factor for each")

@@ -1,8 +1,7 @@
 """What can be learned: the interface of a task, and how one is found.
 
 A task owns the model, its data and the measure of success; the inner loop and the daemon know only what stands here.
-Built in are those of `BUILT_IN`; any other one is a local file, `--task my_task.py:MyTask`. Code never comes from
-a peer.
+Built in are those of `BUILT_IN`; any other one is a local file, `--task my_task.py:MyTask`. No code comes from a peer.
 """
 
 from __future__ import annotations

@@ -209,8 +209,7 @@ class NodeProcess:
         return "training" if self.ready is not None else "starting"
 
     def start(self, command: Sequence[str], events: queue.Queue[tuple[NodeProcess, float, bytes]]) -> None:
-        """Start the process and the thread that reads its events. To be called from the main thread: see
-        `tied_to_parent`."""
+        """Start the process and the thread that reads its events. From the main thread only: `tied_to_parent`."""
         environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_SETTINGS}
         with self.log_file.open("ab") as log:
             # A process group of its own keeps the terminal's Ctrl-C away from the node: it would arrive beside the

@@ -67,8 +67,7 @@ class ControlServer:
 
     Methods take the request's params and return JSON, or an async generator of JSON, which is a stream. They raise one
     of REFUSALS, such as `Declined`, with a text for the person; ValueError, KeyError and TypeError in a method's
-    reading of its params are its own to turn into `Declined`. Anything else is logged, and told to the client as an
-    internal error.
+    reading of its params are its own to turn into `Declined`. All else is logged, and told as an internal error.
     """
 
     def __init__(self, path: Path, methods: Mapping[str, Method]) -> None:

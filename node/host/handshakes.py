@@ -4,8 +4,7 @@ Before its handshake an inbound connection has an address and nothing else: it h
 `Handshakes` until it is `settled`, and nobody can keep the others out. There is room for `most`; one more takes the
 place of one from the network that has the most (a network: a /24 of IPv4, a /48 of IPv6), of the oldest that has not
 said a word, or else of the oldest. So who opens connections again and again displaces its own, and a newcomer from
-anywhere else has a place. Nothing is remembered of an address that has no connection here: behind one there may be many
-nodes.
+anywhere else has a place. Nothing is remembered of an address that has no connection here: many nodes may be behind it.
 
 Work begins with the first byte, which the dialling side sends at once (multistream-select): a silent connection costs
 its place, and no more. It begins for one connection in a turn of the loop, so that a crowd that speaks at once is

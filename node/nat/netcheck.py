@@ -1,7 +1,6 @@
 """What `swarmnode netcheck` tells: how this node is reached, through what, how well, and what its owner can do.
 
-`report` reads the parts of the daemon; `problems` and `class_of` are pure and work on the report alone. `trace` tries
-each way to one peer.
+`report` reads the parts of the daemon; `problems` and `class_of` are pure. `trace` tries each way to one peer.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
 
 After OK the two streams are one pipe that carries a connection of its own, Noise and then Yamux, as over TCP: the relay
 sees bytes that it can neither read nor change. To the rest of the node it is a connection whose `direct` is False.
-A circuit ends when either side ends it, at its limit of bytes or time, or when the relay goes; then both ends find
-their connection lost.
+A circuit ends when either side ends it, at its limit of bytes or time, or when the relay goes; then both ends lose it.
 
 `RelayServer` is the relay. What a peer may have of this node, and all peers together, stands in `RelayLimits`; beyond
 it a request is refused with a typed status, and those who are served do not notice. Only where all places are taken,

@@ -1,5 +1,4 @@
-"""A node's way through NATs: find out whether it can be dialled, be a relay or use some, and replace circuits by direct
-connections.
+"""A node's way through NATs: whether it can be dialled, be a relay or use some, and direct ways in place of circuits.
 
 What a node announces in which state is in docs/nat.md. Who was dialled through a relay tries to punch a hole to the
 dialler. Where there is a direct connection to a peer, its circuits are closed when nothing uses them. Protocols move by

@@ -11,8 +11,7 @@ there are, so a checkpoint serves on another device and in a swarm of another si
 
 What a node needs besides follows from the run's seed, the peer id and the round (`training/inner.py`). Not kept: the
 work of the round in hand where the process was killed. The moments are written from the very memory of a trainer that
-goes on, so they may be those of one step here and of a later one there; where they cannot be used, training goes on
-with fresh ones.
+goes on, so they may be those of one step here and of a later one there; where they cannot be used, fresh ones begin.
 
 Who may fail when, and what is then true: a checkpoint is written whole before its manifest is, and the manifest before
 older ones go. So whenever the process or the machine stops, and when the disk is full, the newest manifest that is

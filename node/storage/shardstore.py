@@ -96,8 +96,7 @@ class ShardEntry:
 class ShardStore:
     """The shards under one folder, at most `cap` bytes of them. Opening raises Unreadable.
 
-    What has no docstring here is as in `Store`, and raises Unreadable where the disk fails. Methods may be called from
-    any thread.
+    What has no docstring here is as in `Store`, and raises Unreadable where the disk fails. Any thread may call these.
     """
 
     def __init__(self, folder: Path, *, cap: int) -> None:

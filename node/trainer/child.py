@@ -290,12 +290,10 @@ class TrainerChild:
         await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
 
     async def call(self, op: str, kind: type[T], **arguments: Any) -> T:
-        """Send a command and wait for its answer, a `kind`; when cancelled, have it stopped and wait for the step in
-        hand.
+        """Send a command and wait for its answer, a `kind`; when cancelled, have it stopped and wait for that.
 
         Raises TrainerDied, TrainerFailed for an error that trying again cannot mend, and ValueError where `sample`
-        cannot answer. Any other error, or answer, makes the child unfit: it is killed, so that its successor starts
-        clean.
+        cannot answer. Any other error, or answer, makes the child unfit: it is killed; its successor starts clean.
         """
         if self.frozen and op not in STARTING:
             raise TrainerHeld(HELD)

@@ -190,8 +190,7 @@ class Method(ABC):
     async def leave(self) -> None:
         """Tell the others not to wait for this node, and put what it trained since the last round into the residual.
 
-        Takes seconds at the most. The local parameters are then those of the shared state. Does nothing before this
-        node has a place.
+        Takes seconds at most. Local parameters are then the shared state's. Does nothing before there is a place.
         """
 
     def lent(self) -> AbstractAsyncContextManager[Trainer]:

@@ -102,8 +102,7 @@ class StateBackend(ABC):
         """Join verified elements into the state, or into the pool of who is not admitted; one verdict each, in order.
 
         Also finds equivocations among what was joined; their evidence is merged and shows up in `watch`. The clock
-        advances past everything that was stored. Raises InvalidRecord for an element of another run, and
-        Unwritable.
+        advances past everything that was stored. Raises InvalidRecord for another run's, and Unwritable.
         """
 
     async def write(self, key: str, value: Value) -> Record:

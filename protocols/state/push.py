@@ -6,8 +6,7 @@ by rank only: others may long have it.
 
 Who may fail when, and what is then true: a peer that does not answer holds up nobody; what comes while a push to it is
 under way goes with the next one, and what it misses as it fails, or what is above the limits, repair brings. An
-author's elements are passed on at `AUTHOR` a second at most, so one who signs a thousand a second costs his neighbours,
-not the swarm.
+author's elements are passed on at `AUTHOR` a second at most, so who signs a thousand a second costs his neighbours.
 """
 
 from __future__ import annotations

@@ -142,8 +142,7 @@ class StateSync:
     async def write(self, key: str, value: Value) -> Record:
         """Sign a value of this node's own and pass it on; None deletes the key.
 
-        What is write-once waits until peers have told what this node signed before. Raises what `StateBackend.write`
-        does.
+        What is write-once waits until peers have told what this node signed before. Raises as `StateBackend.write`.
         """
         kind = KINDS.get(kind_of(key))
         if kind is not None and kind.write_once:

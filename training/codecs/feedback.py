@@ -129,8 +129,7 @@ class ErrorFeedback:
 
         That is work of zeros, or that is not finite. The residual's norm is at most `norm`, if not given that of
         `work` (or what it was before, where that is more), afterwards, however often work fails to count: old work
-        ages, and a burst of it would be noise. Raises ValueError where `work` has another shape, RuntimeError while a
-        round is pending.
+        ages, and a burst of it would be noise. Raises ValueError for another shape, RuntimeError in a round.
         """
         norm = norm_in_float64(work) if norm is None else norm
         if norm == 0 or not math.isfinite(norm):

@@ -6,8 +6,7 @@
 
 A *point* is the whole of what the next step depends on besides the data: parameters, the moments of the optimizer and
 its count of updates. A *stretch* is some steps of one round's stream of data, from a point to a point. A *leg* is
-stretches in a row between which nobody touched the parameters. Between two legs the node took over a new shared state
-φ:
+stretches in a row between which nobody touched the parameters. Between two legs the node took over a new φ:
 
     x ← φ + (x - s)                                x: the parameters; s: where it offered last, or the φ before
 

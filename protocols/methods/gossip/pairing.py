@@ -4,8 +4,7 @@
 
 Every member gets 64 bits from (run, round, peer). They are the leaves of a binary trie, and it is paired from below: in
 each subtree those left over on the left and on the right meet, so that one is left over exactly where a subtree has an
-odd number. In a round every member so has one partner, but for one of an odd number, and all pairs of members are as
-likely.
+odd number. In a round every member so has one partner, but for one of an odd number, and all pairs are as likely.
 
 Nodes never know quite the same members. If they simply stood in a row, one member more would give everybody behind it
 another partner. In the trie it changes the pairs on its way to the root alone, some log2(n) of n/2. Who finds that the

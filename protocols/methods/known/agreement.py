@@ -143,8 +143,7 @@ def relayed_members(readies: Mapping[PeerId, Ready]) -> frozenset[PeerId]:
     """Whom to leave without a part so that no two of the others reach each other through a relay.
 
     Whoever has the most relayed pairs goes first, equals together: behind a symmetric NAT that is every other private
-    node, behind a better one only those. A pair is relayed where both say so: nobody can take another's part away by a
-    claim.
+    node, behind a better one only those. A pair is relayed where both say so: a claim takes nobody's part away.
     """
     pairs = {
         (a, b)

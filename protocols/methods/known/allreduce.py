@@ -22,8 +22,7 @@ residual overflow, the values count as zeros and the residual ends.
 
 What was offered stays until the next attempt of the round, and that of a decided round until the next one is decided.
 Wire, per parameter and member: 2 (N−1)/N times the codec's bytes, in a full grid too. Memory: beside values, mean and
-residuals, the encoded vector and the encoded means twice, for two rounds, and what arrived, for one; all of it is used
-again.
+residuals, the encoded vector and the encoded means twice, for two rounds, and what arrived, for one; all is used again.
 """
 
 from __future__ import annotations

@@ -211,9 +211,7 @@ class Joining:
         return False
 
     async def _next(self, left: list[_Found]) -> _Found | None:
-        """Whom of those that are `left` to follow next: who is shown to be trusted first. Who takes long has others
-        asked beside it.
-        """
+        """Whom of those that are `left` to follow next: trusted ones first. Who is slow has others asked beside it."""
         asked, shown = list[_Found](), list[_Found]()
 
         async def ask(after: float) -> None:

@@ -186,8 +186,7 @@ class OpenRounds:
         """H inner steps, or until the window closes; after an empty round at once, as the work is there already.
 
         From one offer to the next there is the shortest window at least: in rounds of less, an author would say more
-        in a second than neighbours pass on (`state/push.py`, AUTHOR), and who is late by one would not be in time
-        again.
+        in a second than neighbours pass on (`state/push.py`, AUTHOR), and who is late by one would stay late.
         """
         store, chain = self._store, context.chain
         if not context.follows_nothing:

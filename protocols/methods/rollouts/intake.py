@@ -1,5 +1,4 @@
-"""What a node takes of others' rollout groups: offers are weighed before a byte moves, groups are checked before they
-count.
+"""What a node takes of others' rollout groups: offers are weighed before a byte moves, groups before they count.
 
 What comes in is bounded in groups and in bytes a second: by author, by who brings them, and in all (`IntakeLimiter`).
 What was not asked for, is forged, or is not what was offered is a violation by the peer that sent it: an honest one

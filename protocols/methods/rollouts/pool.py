@@ -213,8 +213,7 @@ class RolloutPool:
     def candidates(self, count: int, rng: random.Random) -> tuple[SignedGroup, ...]:
         """Up to `count` groups of others that `used` has not named.
 
-        Authors take turns; of all that are drawn, `probation` are of authors on probation. `Rollouts` asks others for
-        what is lacking.
+        Authors take turns; `probation` of all are of authors on probation. `Rollouts` asks others for more.
         """
         chosen = self.drawn(count, rng, used=False)
         self.lacking = count - len(chosen)
