@@ -26,6 +26,7 @@ from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.catalogue import KEY as CATALOGUE_KEY
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.scoring import Standing
+from swarmnode.protocols.transfer.shard_manifest import parse_id
 
 PING_TIMEOUT = 5.0  # seconds
 CONNECT_WITHIN = 10.0  # seconds
@@ -229,7 +230,7 @@ class PeersApi:
             if text.startswith("run/"):
                 return rendezvous_of(text.removeprefix("run/"))
             if len(text) == 64:
-                return bytes.fromhex(text)
+                return parse_id(text)
             return peer_bytes(which_peer(self._node.network, text, itself=True))
         except (ValueError, Declined) as error:
             raise UsageMistake(f"{text[:80]!r} is no key of the DHT: expected {KEY_FORMS}") from error

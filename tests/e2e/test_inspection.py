@@ -85,8 +85,9 @@ def test_the_dht_is_asked_for_peers_providers_and_closest_peers(three: list[Node
     assert c.ready["multiaddr"] in found["addresses"] and found["asked"] >= 1
     assert id_of(three[0]) in [each["peer_id"] for each in b.command_line("dht", "query", "catalogue")["closest"]]
     until(lambda: bool(b.command_line("dht", "providers", "relays")["providers"]))
-    refused = swarmnode("dht", "query", "nonsense", "--data-dir", b.home)
-    assert refused.returncode == USAGE and "64 hex digits" in refused.stderr
+    for key in ("nonsense", "ab " * 21 + "a"):
+        refused = swarmnode("dht", "query", key, "--data-dir", b.home)
+        assert refused.returncode == USAGE and "64 hex digits" in refused.stderr
 
 
 def test_a_blocked_peer_stays_out_also_after_a_restart_until_it_is_unblocked(three: list[Node]) -> None:
