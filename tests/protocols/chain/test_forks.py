@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from chains import RULES, STATE, block, fair, hashed, offer, start
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree, empty_block
-from swarmnode.protocols.chain.state import SUCCESSION, quorum
+from swarmnode.protocols.chain.state import PATIENCE, SUCCESSION, quorum
 from swarmnode.protocols.chain.statements import ForkChoiceVote
 
 VALIDATORS = "ABCDE"
@@ -177,3 +178,15 @@ def test_a_pruned_tree_still_decides_forks_of_the_last_rounds_and_no_older_ones(
     before = len(tree)
     tree.prune(blocks[-1].id)
     assert len(tree) == before
+
+
+def test_most_is_more_than_half_of_all_validators_where_fewer_may_decide_a_round() -> None:
+    """Two of five decide after some empty rounds, so two rosters may have two heads each."""
+    chain = replace(start("ABCDE"), empties=PATIENCE)
+    one, other = (block(chain, RULES, fair(chain, RULES, [offer(chain, name)], silent="CDE")) for name in "XY")
+    tree = Tree(chain)
+    tree.add(one)
+    tree.add(other)
+    heads = {"A": one.id, "B": one.id, "C": other.id, "D": other.id}
+    assert quorum(chain, RULES) <= 2 and not tree.has_most(one.id, heads) and not tree.has_most(other.id, heads)
+    assert tree.has_most(one.id, heads | {"E": one.id})
