@@ -85,7 +85,7 @@ def _first_seen(
     tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int, **_: object
 ) -> bytes:
     """The roster after `tip` that came first, whatever others follow."""
-    after = tree._children[tip]
+    after = [block.id for block in tree._blocks.values() if block.parent == tip]
     over = attempt >= len(state.leaders(tree[tip].chain, rules))
     return after[0] if after else chain_rules.empty_id(tree[tip].chain) if over else tip
 
