@@ -29,7 +29,6 @@ from swarmnode.protocols.chain.statements import (
     binding_of,
 )
 from swarmnode.protocols.methods.open import sync as open_sync
-from swarmnode.protocols.methods.open.join import Joining
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.methods.open.store import Lost
 from swarmnode.protocols.methods.open.sync import RECENT
@@ -479,27 +478,3 @@ def test_who_left_in_order_is_waited_for_again_once_it_is_back() -> None:
         assert not any(swarm.nodes[name].open.store.is_away(me) for name in NAMES)
 
     simulate(body)
-
-
-def test_nobody_waits_for_a_validator_that_was_killed_while_it_catches_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(swarm: SimSwarm) -> None:
-        swarm.checkpoints = tmp_path
-        await swarm.start("d", join="a")
-        await swarm.until(lambda: len(swarm.nodes["d"].rounds) > 6)
-        swarm.kill("d")
-        me, may_find, find = swarm.peer("d"), trio.Event(), Joining.find
-
-        async def finds_slowly(*arguments: Any) -> bool:
-            await may_find.wait()
-            return await find(*arguments)
-
-        monkeypatch.setattr(Joining, "find", finds_slowly)
-        await swarm.start("d", join="a")
-        await swarm.until(lambda: all(swarm.nodes[name].open.store.is_away(me) for name in "abc"))
-        may_find.set()
-        await swarm.until(lambda: len(swarm.nodes["d"].rounds) > 1)
-        assert not any(swarm.nodes[name].open.store.is_away(me) for name in NAMES)
-
-    simulate(body, names=NAMES[:3], validators=NAMES)

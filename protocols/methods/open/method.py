@@ -115,8 +115,6 @@ class Open(Method):
             self.local.feedback.restore(begin.saved.residual)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.sync.run)
-            if begin.saved is not None:  # it may be a validator, whom the others know to answer
-                await self._tell_away(True)
             if not await self.places.find(begin):
                 self._keep_silent(begin)
             nursery.cancel_scope.cancel()
