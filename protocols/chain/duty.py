@@ -452,17 +452,18 @@ def follow(
 
 
 def _vote(tree: Tree, tip: bytes, best: bytes, heads: Mapping[str, bytes], me: str) -> bytes:
-    """`best`, but what this node stands behind already where no more than half of the validators stand behind `best`.
+    """`best`, but what this node stands behind already while others may still be more than half behind something else.
 
     Where heads were moved while others are on their way, most may stand behind one roster as one node sees them, and
-    behind another as a second does.
+    behind another as a second does. Once every validator stands behind one of the rosters, all see where most are.
     """
     own = heads.get(me, tip)
     fork = tree.fork_point(best, own) if own in tree else own
     if fork in (best, own) or tip not in tree.ancestry(fork):
         return best
+    voted = sum(tree.support(child, heads) for child in tree.children(fork))
     first = tree.ancestry(best)[len(tree.ancestry(fork))]
-    return best if tree.has_most(first, heads) else own
+    return best if voted == len(tree[fork].chain.validators) or tree.has_most(first, heads) else own
 
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:

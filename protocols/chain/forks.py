@@ -148,7 +148,7 @@ class Tree:
     def has_most(self, id: bytes, heads: Mapping[str, bytes]) -> bool:
         """Whether more than half of those validators do."""
         way = self.ancestry(id)
-        return 2 * self.support(id, heads) > len(self._blocks[way[-2]].chain.validators)
+        return len(way) > 1 and 2 * self.support(id, heads) > len(self._blocks[way[-2]].chain.validators)
 
     def path(self, id: bytes) -> list[Block]:
         """From the root's child to the block, oldest first. Raises KeyError where it is not here."""

@@ -276,6 +276,11 @@ def test_a_head_is_moved_to_what_most_validators_stand_behind_and_to_where_most_
     assert go(tree, heads, attempt=1, waited=True) == other
     assert go(tree, heads | {"D": other}, attempt=1) == other
     assert go(tree, heads | {"A": bytes(32)}, attempt=1) == other, "its own is so old that it is forgotten"
+    third = block(CHAIN, RULES, BOTH, attempt=2)
+    tree.add(third)
+    heads |= {"D": third.id, "E": one}
+    assert go(tree, heads, me="D", attempt=2) == min(one, other), "all have one, so all see where most are"
+    assert go(tree, heads | {"E": CHAIN.tip}, me="D", attempt=2) == third.id
     chain = tree[one].chain
     above = [block(chain, RULES, fair(chain, RULES, [offer(chain, "X")]), attempt=attempt) for attempt in (0, 1)]
     for each in above:
