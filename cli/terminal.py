@@ -69,7 +69,7 @@ _AS_JSON = ContextVar[bool]("_AS_JSON", default=False)
 
 
 class CommandGroup(typer.Typer):
-    """Gives each of its commands --data-dir and --json, unless it has them itself: for `directory`, `ask` and `show`."""
+    """Gives its commands --data-dir and --json, unless it has them itself, for `directory`, `ask` and `show`."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         def add(function: Any) -> Any:

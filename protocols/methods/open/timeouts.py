@@ -45,6 +45,7 @@ class Timeouts:
     def __init__(self, parts: Context, store: ChainStore) -> None:
         self._me, self._exchange, self._liveness, self._store = parts.me, parts.spec.exchange, parts.liveness, store
         self._members = parts.membership.members
+        self._refused = parts.sync.neighbours.equivocators  # whom nobody hears any more
         self._deadlines = {
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
             for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
@@ -207,7 +208,8 @@ class Timeouts:
         return set() if self._store.tree.children(context.chain.tip) else {leader}
 
     def _is_there(self, peer: PeerId) -> bool:
-        return peer == self._me or not (self._liveness.is_suspected(peer) or self._store.is_away(peer))
+        gone = self._liveness.is_suspected(peer) or self._store.is_away(peer) or peer in self._refused
+        return peer == self._me or not gone
 
     def _may_come(self, peer: PeerId) -> bool:
         """Whether a validator may still stand behind what others do: it is there, or was lately."""

@@ -82,6 +82,7 @@ class TwoRosters(Leader):
     """Both are valid: one quotes all scores, the other leaves one out. Each goes to half of the others."""
 
     healing = 3
+    slower = 1.5  # its calls are refused from then on, so nobody waits for it
     name = "a leader signs two valid rosters"
     lacks = FIRST_SEEN
 

@@ -49,7 +49,7 @@ def test_who_was_there_lately_is_waited_for_and_who_is_gone_is_not(
 
     async def main() -> None:
         began = trio.current_time()
-        waits._me = "me"
+        waits._me, waits._refused = "me", set()
         waits._store = SimpleNamespace(is_away=lambda peer: away, notify=lambda: None)  # type: ignore[assignment]
         waits._liveness = SimpleNamespace(  # type: ignore[assignment]
             watching=nullcontext,
