@@ -440,6 +440,8 @@ def follow(
         return empty_id(chain) if best == tip and over else best
     passed = {child for child, its in attempts.items() if its > attempt or child in omitting}
     passed = {child for child in passed if (3 if waited else 2) * tree.support(child, heads) <= len(chain.validators)}
+    if passed:  # but for what it stands behind already, as before a restart
+        passed.difference_update(tree.ancestry(heads.get(me, tip)))
     if passed:  # who follows one of them stands behind what it builds on as well
         heads = {peer: head if passed.isdisjoint(tree.ancestry(head)) else tip for peer, head in heads.items()}
     best = _forward(tree, tip, tree.best(heads))

@@ -257,6 +257,13 @@ def test_who_leaves_out_judges_that_were_heard_is_not_followed_unless_most_valid
     assert go(tree, {"E": few, "C": later}, attempt=1, omitting={few}, waited=True) == later, "a third may be liars"
 
 
+def test_a_vote_that_was_given_is_not_taken_back_where_a_restarted_node_heard_less_than_before() -> None:
+    tree, (late, first) = grown(1, 0)
+    assert go(tree, {"A": late}, attempt=0) == late
+    assert go(tree, {"A": first}, attempt=0, omitting={first}) == first
+    assert go(tree, {"B": late}, attempt=0) == first, "another's vote is no reason"
+
+
 def test_who_follows_a_roster_that_is_not_followed_here_stands_behind_what_it_builds_on() -> None:
     """Else one head under an old sibling was as much as all others, and who did not follow theirs went back to it."""
     tree, ids = grown(0, 1)
