@@ -202,7 +202,8 @@ SETTINGS = (
 HEADING = "byte-lm, by the trainers' own inner loop"
 EXPLAINED = f"""
 Two of the attacks of the table above that cost most at 40 rounds before there were audits (the others in
-`bytelm.py` have no lines yet), where the peers train the product's language model: a GPT of two layers, 32 wide, 43,168 parameters, on Python's standard library. A round (H)
+`bytelm.py` have no lines yet), where the peers train the product's language model: a GPT of two layers, 32 wide, 43,168
+parameters, on Python's standard library. A round (H)
 is {INNER["steps"]} steps of AdamW on four sequences of {CONTEXT} bytes each, at a learning rate of {INNER["lr"]}. The
 product's own are the model, the steps, the moments that a peer keeps from round to round, the windows that run, peer,
 round and step draw, and the windows of judges, one for each judge after so few steps; the network is left out, and
