@@ -211,7 +211,8 @@ class _IntoRing(logging.Handler):
 def setup_logs(folder: Path, level: str, console: str = "plain") -> Ring[Line]:
     """Send all logging to `folder`/swarmnode.jsonl, to standard error as `console` says, and to the ring returned.
 
-    Replaces handlers that were there. Call `adopt("libp2p")` after libp2p is imported. Raises OSError.
+    Replaces handlers that were there. Call `adopt("libp2p")` after libp2p is imported. Raises OSError where the file
+    cannot be opened.
     """
     ring: Ring[Line] = Ring()
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")

@@ -2,8 +2,7 @@
 
 py-libp2p has a QUIC transport of its own (0.8.1, `transport/quic`, 9 000 lines). It is not used, because it dials from
 another port than it listens on, so that no hole can be punched; tells no observed address; widens its windows whether
-or not anybody reads; and carries 3 MiB/s. What stands here is driven by one task a connection, over the one socket of
-`quic_transport`.
+or not anybody reads; and carries 3 MiB/s. One task a connection drives this, over `quic_transport`'s one socket.
 
 - A window opens as the reader takes, as with Yamux; aioquic alone would double it as bytes come in.
 - Bytes that wait for a gap before them count as unread by the peer, like those that no reader took.

@@ -4,13 +4,11 @@
     router -> node      MAP(result, seconds, epoch, nonce, protocol, inner port, outer port, outer address)
 
 One datagram each way, to UDP port 5351. NAT-PMP has no nonce, knows IPv4 only, and tells its address in an answer of
-its own. Over IPv6 nothing is translated, as a rule: what PCP maps is a hole in the router's firewall at the node's own
-address.
+its own. Over IPv6 nothing is translated, as a rule: PCP opens the router's firewall at the node's own address.
 
 Asking again renews, and changes nothing else; so it is also how a router is asked whether it still maps so. One that
 forgot maps anew by that, whether its epoch (the time since it knew nothing; RFC 6887, section 8.5) tells of it or not,
-as where its daemon alone restarted. The nonce follows from the node's key, so that a node that was killed can renew
-what it has.
+as where its daemon alone restarted. The nonce follows from the node's key, so a killed node can renew what it has.
 
 UPnP is asked in threads. Ports are mapped with miniupnpc (WANIPConnection). Its Python module has no IPv6, so
 `Pinholes` speaks what little is needed of WANIPv6FirewallControl:1 (UPnP Forum, 2010): find the router by SSDP over

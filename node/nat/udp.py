@@ -6,8 +6,7 @@ known from identify over QUIC connections to a few peers.
 
 A router that shows the socket to each of them at another port ("symmetric", RFC 4787 section 4.1) will show it to the
 other side at a port that nobody knows. Such a node names all the ports at which it was seen; more than one at one
-address says what kind of router it is. How two sides then meet by further `SOCKETS` and `PROBES`, and how likely, is in
-docs/nat.md.
+address says what kind of router it is. How two sides then meet by `SOCKETS` and `PROBES`: docs/nat.md.
 """
 
 from __future__ import annotations

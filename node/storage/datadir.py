@@ -300,8 +300,7 @@ class DataDir:
         """Where the control socket may be, best first.
 
         One path where it fits into a socket address; else short ones named by a hash of the directory, under
-        XDG_RUNTIME_DIR and under /tmp. A service and a login shell may differ in XDG_RUNTIME_DIR, so a client tries
-        all.
+        XDG_RUNTIME_DIR and under /tmp. A service and a login shell may differ in XDG_RUNTIME_DIR, and clients try all.
         """
         direct = self.path / "control.sock"
         if len(os.fsencode(direct)) <= SOCKET_PATH_LIMIT:

@@ -383,8 +383,7 @@ class Bulk:
     ) -> None:
         """Let peers (`to`, or any) fetch `buffer` under `key` until withdrawn, in place of what was offered there.
 
-        The buffer is not copied: what is ready of it must not change before `withdraw`, which ends the growth of one
-        that grows.
+        The buffer is not copied: what is ready of it must not change before `withdraw`, which also ends its growth.
         """
         if not 0 < len(key) <= MAX_KEY:
             raise ValueError(f"a key has 1 to {MAX_KEY} parts, not {len(key)}")

@@ -8,8 +8,7 @@
    of its last. It is given the rarest chunk that it has and nobody was asked for, equals in an order that each fetch
    draws anew, so that nodes that fetch together have something to give one another.
 4. Endgame: when every missing chunk was asked for, a provider with room is also asked for one that is due elsewhere,
-   where it would have it in half the time. A provider that is overdue counts as never. No chunk is asked of more than
-   two.
+   where it would have it in half the time. A provider that is overdue counts as never. None is asked of more than two.
 
 Who may fail when, and what is then true:
 - a provider sends a chunk with a wrong hash, a wrong size or no message at all: it is out of this fetch and counted;

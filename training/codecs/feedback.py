@@ -129,7 +129,8 @@ class ErrorFeedback:
 
         That is work of zeros, or that is not finite. The residual's norm is at most `norm`, if not given that of
         `work` (or what it was before, where that is more), afterwards, however often work fails to count: old work
-        ages, and a burst of it would be noise. Raises ValueError for another shape, RuntimeError in a round.
+        ages, and a burst of it would be noise. Raises ValueError for another shape, RuntimeError while
+        a round is pending.
         """
         norm = norm_in_float64(work) if norm is None else norm
         if norm == 0 or not math.isfinite(norm):

@@ -214,8 +214,7 @@ def assigned_task(
     """What `sampler` answers with its group number `counter`, by `version` of the policy with hash `policy`.
 
     It follows from who samples, so that nobody picks questions: the receiver draws the same again and refuses others.
-    The hash of the weights goes into it, so that nobody knows his questions before there are the weights to answer them
-    with.
+    The hash of the weights goes into it, so that nobody knows his questions before the weights to answer them.
     """
     said = "\0".join((run_id, sampler, str(counter), str(version), policy))
     drawn = int.from_bytes(hashlib.sha256(ASSIGNED + said.encode()).digest(), "big")

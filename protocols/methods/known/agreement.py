@@ -13,8 +13,7 @@ sha-256(run ‖ round ‖ peer); ballot b is led by candidate b modulo their num
 The rules that keep one round from having two results are
 
 - `result_to_adopt`: a result that a majority of the voters may have accepted is the only one that may be proposed;
-- `is_safe`: a result is decided when a majority of the voters holds it, or all that can be reached where these are no
-  majority;
+- `is_safe`: a result is decided when a majority of the voters holds it, or all within reach where these are none;
 
 and the one that keeps a round from failing for ever is `without_broken_links`.
 

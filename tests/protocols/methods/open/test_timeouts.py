@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +15,13 @@ import trio.testing
 from chains import RULES, fair, offer, start
 from chains import block as block_of
 
+from swarmnode.protocols.chain import state as chain_state
 from swarmnode.protocols.chain.duty import Timers
-from swarmnode.protocols.chain.forks import Block, Tree
+from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.methods.open.round import OpenRounds
 from swarmnode.protocols.methods.open.timeouts import QUIET, Timeouts
+from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 
 PATIENCE = 5.0  # s
 
@@ -64,9 +68,39 @@ def test_who_was_there_lately_is_waited_for_and_who_is_gone_is_not(
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_node_moves_as_far_as_a_quorum_follows_and_never_back() -> None:
-    chain = start("ABCDE")
-    block, sibling = (block_of(chain, RULES, fair(chain, RULES, [offer(chain, name)])) for name in "XY")
+@pytest.mark.parametrize(("heads", "settled"), [("AB", False), ("ABC", True)])
+def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_are_there(
+    heads: str, settled: bool
+) -> None:
+    """After some empty rounds two are a quorum; two of the others may stand behind another roster."""
+    chain = replace(start("ABCDE"), empties=chain_state.PATIENCE)
+    assert chain_state.quorum(chain, RULES) <= 2
+    block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")], silent="CDE"))
+    tree = Tree(chain)
+    tree.add(block)
+    waits = Timeouts.__new__(Timeouts)
+    waits._me, waits._refused, waits._deadlines = "A", set(), defaultdict(lambda: AdaptiveDeadline(floor=1, ceiling=9))
+    waits._liveness = SimpleNamespace(is_suspected=lambda peer: False)  # type: ignore[assignment]
+    waits._store = SimpleNamespace(  # type: ignore[assignment]
+        tree=tree, rules=RULES, heads=lambda: dict.fromkeys(heads, block.id), is_away=lambda peer: False
+    )
+    waits._patience = lambda phase: PATIENCE  # type: ignore[method-assign]
+    waits._due = lambda context: 0.0  # type: ignore[method-assign]
+    context: Any = SimpleNamespace(chain=chain, awaited=(0.0, b""), had_time=False)
+    nursery: Any = SimpleNamespace(start_soon=lambda *call: None)
+
+    async def main() -> None:
+        assert waits.is_settled(context, block.id, nursery) is settled
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("empties", [0, chain_state.PATIENCE - 1])
+def test_a_node_moves_as_far_as_most_follow_and_never_back(empties: int) -> None:
+    """Also where two of five may decide the later round, as some before it ended empty."""
+    chain = replace(start("ABCDE"), empties=empties)
+    sibling = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "Y")]))
+    block = empty_block(chain) if empties else block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
     later = block_of(block.chain, RULES, fair(block.chain, RULES, [offer(block.chain, "X")]))
     tree = Tree(chain)
     for one in (block, sibling, later):
