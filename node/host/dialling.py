@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
@@ -52,6 +52,7 @@ TRY_WITHIN = 6.0  # seconds for each place of a peer that is tried by itself
 STAGGER = 0.25  # s before the next address of a peer is tried beside the first (RFC 8305, section 8)
 HEAD_START = 1.0  # s that TCP has before QUIC, which costs thirty times the CPU and so is for where TCP does not get
 RESOLVE = 3.0  # seconds for the system to resolve a name; less than discovery gives a dial, so that it can say so
+NAMES = trio.CapacityLimiter(16)  # threads that resolve names: slow name servers hold these, and no others
 DNSADDR_DEPTH = 3  # names that may lead to one another
 MAX_ADDRESSES = 16  # remembered per peer, and taken from a name
 MAX_KNOWN = 2048  # peers whose addresses are remembered
@@ -324,12 +325,12 @@ class _Failed(Exception):
 async def _resolve(name: Endpoint, depth: int = 0) -> list[Address]:
     """The name's addresses, in the system's order, or in any where TXT records list them. Raises Unreachable."""
     try:
-        with trio.fail_after(RESOLVE):  # getaddrinfo runs in a thread, which is left behind when it is too slow
+        with trio.fail_after(RESOLVE):
             if name.kind == DNSADDR:
                 places = await _dnsaddr(name, depth)
             else:
-                wanted = FAMILIES[name.kind]
-                found = await trio.socket.getaddrinfo(name.host, name.port, family=wanted, type=socket.SOCK_STREAM)
+                ask = partial(socket.getaddrinfo, name.host, name.port, FAMILIES[name.kind], socket.SOCK_STREAM)
+                found = await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=NAMES)
                 hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
                 places = [f"/{kind}/{host}/tcp/{name.port}{name.who}" for kind, host in hosts]
     except trio.TooSlowError:

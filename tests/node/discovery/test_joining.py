@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from swarmnode.node.host import dialling
 from swarmnode.node.host.addresses import public_key
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.protocols.network import Address, Stream, Unreachable
+from swarmnode.protocols.runner import in_thread
 
 
 def port_of(node: Libp2pNetwork) -> int:
@@ -90,23 +92,25 @@ async def test_nameless_dials_share_one_connection_and_keep_to_the_one_there_is(
 async def test_failures_to_join_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling, "RESOLVE", 0.1)
     a, b = network(), network()
+    real, asked_enough = socket.getaddrinfo, threading.Event()
 
-    async def resolve(name: str, *args: Any, **kwargs: Any) -> Any:
+    def resolve(name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "slow":
-            await trio.sleep_forever()
+            asked_enough.wait()
         if name == "unknown":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return socket.getaddrinfo(name, *args, **kwargs)
+        return real(name, *args, **kwargs)
 
     async def failure(address: Address) -> str:
         with pytest.raises(Unreachable) as failed:
             await a.connect(address, timeout=0.5)
         return str(failed.value)
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with running(a, b):
         assert "the name unknown cannot be resolved" in await failure("/dns4/unknown/tcp/4077")
         assert "the name slow was not resolved within 0.1 s" in await failure("/dns4/slow/tcp/4077")
+        asked_enough.set()
         told = await failure("/dns4/localhost/tcp/1")
         assert told == "/dns4/localhost/tcp/1 is /ip4/127.0.0.1/tcp/1: connection refused, nothing listens there"
         assert "this node itself" in await failure(f"/ip4/127.0.0.1/tcp/{port_of(a)}")
@@ -116,6 +120,31 @@ async def test_failures_to_join_are_told_in_words(monkeypatch: pytest.MonkeyPatc
         assert "no address" in await failure(f"/dns4/localhost/udp/1/p2p/{identity().peer_id}")
         with socket.create_server(("127.0.0.1", 0)) as silent:
             assert "did not answer within 0.5 s" in await failure(f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}")
+
+
+async def test_slow_name_servers_hold_up_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialling, "RESOLVE", 0.5)
+    a, answered = network(), threading.Event()
+
+    def resolve(name: str, *_: Any, **__: Any) -> Any:
+        answered.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    async def fail(address: Address) -> None:
+        with pytest.raises(Unreachable):
+            await a.connect(address)
+
+    async with running(a):
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(fail, f"/dns4/slow-{number}/tcp/4077")
+            with trio.fail_after(2):
+                await in_thread(threading.get_ident)
+        finally:
+            answered.set()
+            await until(lambda: dialling.NAMES.borrowed_tokens == 0)
 
 
 async def test_address_where_something_else_listens_is_no_peer() -> None:
@@ -142,7 +171,7 @@ async def test_name_is_resolved_anew_for_each_try_until_the_seed_is_there(monkey
     a, b = network(), network()
     answers: list[str] = []
 
-    async def resolve(name: str, port: int, **_: Any) -> Any:
+    def resolve(name: str, port: int, *_: Any, **__: Any) -> Any:
         if name == "seed":
             if not answers:
                 answers.append("nothing")
@@ -150,7 +179,7 @@ async def test_name_is_resolved_anew_for_each_try_until_the_seed_is_there(monkey
             answers.append("127.0.0.1")
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with running(a, b) as nursery:
         join = f"/dns4/seed/tcp/{port_of(b)}"
         discovery = Discovery(a, AddressBook(None), join=(join,))
