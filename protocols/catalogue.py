@@ -96,9 +96,9 @@ class GenuineListing:
     signed: int  # ms since 1970, by the author's clock
     record: bytes
 
-    def expired(self, now: float) -> bool:
-        """At `now`, seconds since 1970."""
-        return now * 1000 >= self.signed + LIFETIME * 1000
+    def is_good(self, now: float) -> bool:
+        """At `now`, seconds since 1970. One from further ahead than SKEW is not; either clock may be wrong."""
+        return -SKEW <= now - self.signed / 1000 < LIFETIME
 
 
 @dataclass
@@ -122,8 +122,8 @@ def sealed(network: Network, listing: ListedRun) -> bytes:
     return LISTINGS.seal(plain(DatedListing(listing, int(wall_clock() * 1000))), network.sign).sealed
 
 
-def opened(network: Network, told: SignedListing, now: float) -> GenuineListing:
-    """A listing of somebody's, which may have expired; `now` in seconds since 1970. Raises InvalidEnvelope."""
+def opened(network: Network, told: SignedListing) -> GenuineListing:
+    """A listing of somebody's, of whatever date. Raises InvalidEnvelope."""
     envelope = unsealed(told.record, max_size=LISTINGS.max_size)
     if envelope is None:
         raise InvalidEnvelope(f"it is no envelope of at most {MAX_LISTING} bytes")
@@ -136,8 +136,6 @@ def opened(network: Network, told: SignedListing, now: float) -> GenuineListing:
     numbers = (listing.parameters, listing.memory, listing.rate, dated.signed)
     if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
         raise InvalidEnvelope("it has a false run id, number or too many addresses")
-    if dated.signed > (now + SKEW) * 1000:
-        raise InvalidEnvelope(f"it is dated {dated.signed / 1000 - now:.0f} s ahead, at most {SKEW:.0f}")
     return GenuineListing(told.author, listing, dated.signed, told.record)
 
 
@@ -187,7 +185,7 @@ class Catalogue:
     def keep(self, entry: GenuineListing, network: str) -> None:
         """Keep a listing whose author is connected from `network`, if there is room or others have more of it."""
         now = wall_clock()
-        self._kept = {author: kept for author, kept in self._kept.items() if not kept[0].expired(now)}
+        self._kept = {author: kept for author, kept in self._kept.items() if kept[0].is_good(now)}
         before = self._kept.get(entry.author)
         if before is not None and before[0].signed >= entry.signed:
             return
@@ -202,7 +200,7 @@ class Catalogue:
     def _ranked(self) -> list[GenuineListing]:
         """What is kept: one listing of each run before a second, runs listed from most networks first."""
         now = wall_clock()
-        kept = [(entry, network) for entry, network in self._kept.values() if not entry.expired(now)]
+        kept = [(entry, network) for entry, network in self._kept.values() if entry.is_good(now)]
         networks: dict[bytes, set[str]] = {}
         for entry, network in kept:
             networks.setdefault(entry.listing.run_id, set()).add(network)
@@ -220,7 +218,7 @@ class Catalogue:
     def _own(self) -> SignedListing:
         assert self.listing is not None
         now = wall_clock()
-        if self._signed is None or now - self._signed[1] > SIGN_AGAIN:
+        if self._signed is None or abs(now - self._signed[1]) > SIGN_AGAIN:
             self._signed = SignedListing(self._network.me, sealed(self._network, self.listing)), now
         return self._signed[0]
 
@@ -229,8 +227,8 @@ class Catalogue:
         entries: list[GenuineListing] = []
         for each in told.listings[:KEPT] if told is not None else ():
             try:
-                entry = opened(self._network, each, wall_clock())
-                if not entry.expired(wall_clock()):
+                entry = opened(self._network, each)
+                if entry.is_good(wall_clock()):
                     entries.append(entry)
             except InvalidEnvelope as error:
                 self._rpc.violations.note(peer, f"a listing: {error}", Kind.LIE)

@@ -115,7 +115,7 @@ def flood(world: SimWorld, liar: SimNetwork, count: int, run: RunSpec) -> Iterat
         author = world.node(f"fake {number}")
         said = replace(listing(run, author), run_id=number.to_bytes(32, "big"))
         record = SignedListing(author.me, sealed(author, said))
-        yield opened(liar, record, catalogue.wall_clock()), f"198.51.{number // 256}.0/24"
+        yield opened(liar, record), f"198.51.{number // 256}.0/24"
 
 
 def test_ten_thousand_fake_runs_do_not_hide_an_honest_one() -> None:
@@ -171,7 +171,7 @@ def test_who_hands_on_a_forgery_is_believed_in_nothing() -> None:
         victim, reader = world.node("victim"), await Member(world.node("reader")).start(nursery)
         said = listing(spec("honest"), victim)
         forged = SignedListing(victim.me, sealed(liar.network, said))
-        entry = opened(reader.network, SignedListing(victim.me, sealed(victim, said)), catalogue.wall_clock())
+        entry = opened(reader.network, SignedListing(victim.me, sealed(victim, said)))
         liar.catalogue._kept = {victim.me: (replace(entry, record=forged.record), "")}
         await reader.network.connect(liar.network.addresses[0])
         assert await reader.catalogue._ask(liar.network.me) == []
@@ -190,12 +190,12 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
             return SignedListing(node.me, LISTINGS.seal(plain(DatedListing(said, signed)), node.sign).sealed)
 
         good = told(said, now)
-        entry = opened(node, good, now / 1000)
+        entry = opened(node, good)
         assert entry.listing == said
-        assert not entry.expired(now / 1000 + LIFETIME - 1) and entry.expired(now / 1000 + LIFETIME)
+        assert entry.is_good(now / 1000 + LIFETIME - 1) and not entry.is_good(now / 1000 + LIFETIME)
+        assert entry.is_good(now / 1000 - SKEW) and not entry.is_good(now / 1000 - SKEW - 1)
         other = Domain("other", 1, 1024).seal(plain(DatedListing(said, now)), node.sign).sealed
         for why, record in (
-            ("ahead", told(said, now + int(SKEW * 1000) + 1)),
             ("not signed by", SignedListing(node.me, other)),
             ("not signed by", replace(good, author=world.node("other").me)),
             ("run id", told(replace(said, run_id=b"short"), now)),
@@ -204,12 +204,45 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
             ("no envelope", SignedListing(node.me, bytes(1025))),
         ):
             with pytest.raises(InvalidEnvelope, match=why):
-                opened(node, record, now / 1000)
+                opened(node, record)
         keeper = Member(world.node("keeper"), keeps=True).catalogue
-        newer = opened(node, told(replace(said, parameters=8), now + 5), now / 1000)
+        newer = opened(node, told(replace(said, parameters=8), now + 5))
         for each in (newer, entry):
             keeper.keep(each, "")
         assert [entry.listing.parameters for entry in keeper._ranked()] == [8]
+
+    simulate(main)
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its last value is how many seconds the catalogue's clock is ahead."""
+    real, by = catalogue.wall_clock, [0.0]
+    monkeypatch.setattr(catalogue, "wall_clock", lambda: real() + by[-1])
+    return by
+
+
+def test_a_node_whose_clock_is_behind_believes_no_listing_and_blames_nobody(ahead: list[float]) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        member = await Member(world.node("member")).start(nursery, run=spec("a"))
+        reader = await Member(world.node("reader")).start(nursery, member.network.addresses[0])
+        signed = member.catalogue._own()
+        ahead.append(-SKEW - 10)
+        member.catalogue._signed = signed, catalogue.wall_clock()  # its own clock is right
+        assert await reader.catalogue._ask(member.network.me) == []
+        assert reader.rpc.violations.count(member.network.me) == 0
+
+    simulate(main)
+
+
+def test_a_listing_is_signed_again_once_a_clock_that_was_ahead_is_set(ahead: list[float]) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        member = await Member(world.node("member")).start(nursery, run=spec("a"))
+        reader = await Member(world.node("reader")).start(nursery, member.network.addresses[0])
+        ahead.append(SKEW + 100)
+        member.catalogue._own()
+        ahead.append(0.0)
+        assert await reader.catalogue._ask(member.network.me)
 
     simulate(main)
 
