@@ -12,8 +12,9 @@ wedged: its handlers are cancelled, which gives back what they hold, and the par
 where it has one; then it is tried again. What peers alone say is told to the owner once PEERS at different places say
 it, and restarts nothing, so liars cannot have parts of this node restarted.
 
-Who is asked dials nobody: it tries the asker over their connection, only what the asker said in identify that it
-serves, one probe of a peer at a time, `PROBES` of each and `AT_ONCE` of all.
+Who is asked dials nobody: it tries the asker over their connection, only what it serves itself and the asker said in
+identify that it serves too, one probe of a peer at a time, `PROBES` of each and `AT_ONCE` of all. So no asker chooses
+the names by which this node counts bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RESTART_EVERY = 60.0  # s between two restarts of one protocol
 PEERS = 2  # at different places, that have to agree on what this node does not see itself
 PROBES = Allowance(rate=0.25, burst=40.0)  # of one peer
 AT_ONCE = 8  # probes for all askers together
-UNTOLD = "untold"  # why a probe is refused: identify did not say that the asker serves the protocol
+UNTOLD = "untold"  # why a probe is refused: not both serve the protocol, as far as identify told
 
 WEDGED = Metric("swarmnode_handlers_wedged", GAUGE, "protocols whose handlers do not answer")
 RESTARTS = Metric("swarmnode_handler_restarts_total", COUNTER, "times that a wedged handler was restarted", "protocol")
@@ -150,8 +151,8 @@ class Answering:
     async def _try(self, asker: PeerId, probe: Probe) -> Probed:
         """For a peer: whether its handler of the protocol answers."""
         network = self._network
-        if not network.speaks(asker, probe.protocol):
-            raise Refuse(UNTOLD, "the asker never said in identify that it serves that")
+        if probe.protocol not in network.handlers.protocols or not network.speaks(asker, probe.protocol):
+            raise Refuse(UNTOLD, "not both serve that, as far as identify told")
         if asker in self._trying or len(self._trying) >= AT_ONCE or not self._budget.take(asker, 1.0):
             raise Refuse("busy", "too many probes")
         self._trying.add(asker)

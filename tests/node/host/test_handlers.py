@@ -167,3 +167,13 @@ async def test_who_is_asked_tries_only_what_the_asker_serves_and_not_without_end
         with pytest.raises(Refused, match="too many"):
             for _ in range(int(PROBES.burst) + 10):
                 assert (await ask(HELLO)).answered
+
+
+async def test_no_asker_chooses_the_names_by_which_bytes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two() as (a, b):
+        a.network.serve(WORK, a.serve)
+        monkeypatch.setattr(b.network, "speaks", lambda *_: True)
+        with pytest.raises(Refused) as refused:
+            await a.rpc.call(b.network.me, METHOD, Probe(WORK), Probed, timeout=5)
+        assert refused.value.code == "untold"
+        assert WORK not in b.network.traffic_of(None)[1]
