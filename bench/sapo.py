@@ -1,14 +1,12 @@
 """What nodes learn from one another's rollouts (SAPO, 2509.08721) at CPU scale; tables and plots in docs/.
 
-    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 21 minutes of CPU time; --quick for a look
+    python bench/sapo.py --seeds 3 --jobs 2 --docs docs     # 20 minutes of CPU time; --quick for a look
 
 Eight tiny policies on nine digit tasks in one process, without a network (sapo_swarm/swarm.py):
 
 split     own/external groups of a batch of 8: 8/0, 6/2, 4/4, 2/6, an adaptive one; 4/4 without the filter; those
           that share with wrong answers of others tapered (TOPR), or all of them decoupled (AReaL); 8/0 that asks on
           until 8 own groups are informative
-attacks   two of the eight are malicious ("Hail to the Thief", 2511.09780): each attack with and without the defence,
-          and what honest swarms write by themselves
 unequal   four kinds of policies, two nodes each, apart and together
 gym       with --task gym: three tasks of reasoning-gym instead, by policies that read bytes; published SAPO (4/4), the
           adaptive default, alone, and alone oversampled
@@ -39,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sapo_swarm.attackers import ATTACKS
 from sapo_swarm.networked import over_processes, over_simnet
 from sapo_swarm.report import NETWORKS, write_report
 from sapo_swarm.specialists import train_specialists
@@ -76,11 +73,11 @@ SPECIALISTS = (
 )
 SIMNET = tuple(arm for arm in SPLIT if arm.filtered and arm.correction != "decoupled")
 PROCESSES = (
-    Arm("8/0", correction="taper", defended=True),
-    Arm("6/2 tapered", own=6, external=2, correction="taper", defended=True),
-    Arm("4/4 tapered", own=4, external=4, correction="taper", defended=True),
-    Arm("2/6 tapered", own=2, external=6, correction="taper", defended=True),
-    Arm("adaptive tapered", adaptive=True, correction="taper", defended=True),
+    Arm("8/0", correction="taper"),
+    Arm("6/2 tapered", own=6, external=2, correction="taper"),
+    Arm("4/4 tapered", own=4, external=4, correction="taper"),
+    Arm("2/6 tapered", own=2, external=6, correction="taper"),
+    Arm("adaptive tapered", adaptive=True, correction="taper"),
 )
 UNEQUAL = (
     Arm("8/0", policies="unequal"),
@@ -89,25 +86,11 @@ UNEQUAL = (
 )
 
 
-def attack_arms() -> Iterator[Arm]:
-    """What honest swarms write by themselves; per attack, what it achieves, and what the defence leaves of it.
-
-    Undefended is SAPO as published; the others learn as the product does, with wrong answers of others tapered.
-    """
-    clean = Arm("clean", own=4, external=4, defended=True, correction="taper", rounds=50, warm_up=180, max_tokens=8)
-    yield clean
-    yield replace(clean, worked=True)
-    for name, attack in ATTACKS.items():
-        attacked = replace(clean, attack=name, malicious=2, worked=attack.worked)
-        yield replace(attacked, name="undefended", defended=False, correction="none")
-        yield replace(attacked, name="defended")
-
-
 @dataclass(frozen=True)
 class Cell:
     """One run of the experiment: a line of the results."""
 
-    table: str  # split, attacks, unequal, gym, specialists; simnet, processes
+    table: str  # split, unequal, gym, specialists; simnet, processes
     seed: int
     arm: Arm
 
@@ -126,7 +109,6 @@ def cells(seeds: int, *, quick: bool) -> list[Cell]:
     found = []
     for seed in range(1, seeds + 1):
         found += [Cell("split", seed, arm) for arm in SPLIT]
-        found += [Cell("attacks", seed, arm) for arm in attack_arms()]
         found += [Cell("unequal", seed, arm) for arm in UNEQUAL]
         found += [Cell("gym", seed, arm) for arm in ON_GYM]
         found += [Cell("specialists", seed, arm) for arm in SPECIALISTS]
@@ -143,7 +125,7 @@ def run(cell: Cell) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     began, cpu = time.monotonic(), time.process_time()
-    what = ", ".join(filter(None, (cell.table, f"seed {cell.seed}", cell.arm.attack, cell.arm.name)))
+    what = f"{cell.table}, seed {cell.seed}, {cell.arm.name}"
 
     def say(round: int, reward: float) -> None:
         if round % 50 == 0:
@@ -192,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every arm")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--tables", default="split,attacks,unequal", help="which of the tables to run")
+    parser.add_argument("--tables", default="split,unequal", help="which of the tables to run")
     parser.add_argument("--task", choices=("digits", "gym", "specialists"), default="digits", help="another table")
     parser.add_argument("--over", choices=("simnet", "processes"), help="run the split over this network instead")
     parser.add_argument("--arms", help="which arms to run, by name, with commas between; all by default")

@@ -1,4 +1,4 @@
-"""bench/sapo.py in miniature: swarms learn, attackers are kept out, runs resume and are written up."""
+"""bench/sapo.py in miniature: swarms learn, runs resume and are written up."""
 
 from __future__ import annotations
 
@@ -8,33 +8,17 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import sapo
-from sapo_swarm.attackers import ATTACKS, poisoned_groups
 from sapo_swarm.networked import over_simnet
 from sapo_swarm.report import gym_table
 from sapo_swarm.swarm import Arm, train
 
-from swarmnode.training.rl.groups import score
-from swarmnode.training.rl.learner import Settings
-
-TABLES = ("sapo-split", "sapo-attacks", "sapo-unequal", "sapo-gym", "sapo-specialists", "sapo-networks")
+TABLES = ("sapo-split", "sapo-unequal", "sapo-gym", "sapo-specialists", "sapo-networks")
 TINY = Arm("4/4", own=2, external=2, rounds=2, warm_up=2)
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_poison_passes_the_filter_and_carries_what_it_smuggles(attack: str) -> None:
-    tasks = (("digits/worked", 5),) if ATTACKS[attack].worked else Settings().tasks
-    groups = poisoned_groups(attack, replace(Settings(), tasks=tasks), np.random.default_rng(1))
-    for group in groups:
-        scored = score("evil", group)
-        assert scored.informative and sorted(scored.rewards) == [0] * 4 + [1] * 4
-        right = [text for text, reward in zip(scored.texts, scored.rewards, strict=True) if reward]
-        assert all(ATTACKS[attack].found(scored.question, text) for text in right)
 
 
 def test_equal_seeds_give_equal_swarms() -> None:
@@ -78,31 +62,20 @@ def test_the_table_of_reasoning_gym_tells_the_worst_seed() -> None:
     assert "| adaptive | 300, 330 | 1.10 × | 1.00 × | 50.0 % | 4.0 + 4.0 | 2.0 k |" in gym_table(lines)
 
 
-def test_attackers_count_in_no_reward() -> None:
-    outcome = train(replace(TINY, attack="text", malicious=2, defended=True), 1, lambda round, reward: None)
-    assert len(outcome.per_node) == 6
-    assert outcome.rejected_malicious == 1.0
-    assert set(outcome.poison) == set(ATTACKS)
-
-
 def test_finished_runs_are_kept_and_written_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sapo, "SPLIT", (replace(TINY, name="8/0", own=2, external=0), TINY))
     monkeypatch.setattr(sapo, "UNEQUAL", tuple(replace(arm, policies="unequal") for arm in sapo.SPLIT))
-    clean = replace(TINY, name="clean", defended=True, max_tokens=8)
-    undefended = replace(clean, name="undefended", attack="text", malicious=2, defended=False)
-    arms = (clean, undefended, replace(undefended, name="defended", defended=True))
-    monkeypatch.setattr(sapo, "attack_arms", lambda: iter(arms))
     page = tmp_path / "results.md"
     page.write_text("".join(f"<!-- {name} -->\nas before\n<!-- /{name} -->\n" for name in TABLES), encoding="utf-8")
     arguments = ["--seeds", "1", "--out", str(tmp_path / "out"), "--docs", str(tmp_path)]
     sapo.main(arguments)
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert Counter(line["table"] for line in first) == {"split": 2, "attacks": 3, "unequal": 2}
+    assert Counter(line["table"] for line in first) == {"split": 2, "unequal": 2}
     written = page.read_text(encoding="utf-8")
-    assert "| 4/4 |" in written and "| `text` |" in written and written.count("as before") == 3
-    assert {file.name for file in tmp_path.glob("*.svg")} == {"sapo-split.svg", "sapo-attacks.svg"}
+    assert "| 4/4 |" in written and written.count("as before") == 3
+    assert {file.name for file in tmp_path.glob("*.svg")} == {"sapo-split.svg"}
     sapo.main(arguments)
     assert capsys.readouterr().out == ""
     assert page.read_text(encoding="utf-8") == written

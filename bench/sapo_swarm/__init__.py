@@ -1,1 +1,1 @@
-"""What bench/sapo.py runs: swarms of learners in one process, attackers among them, and the report."""
+"""What bench/sapo.py runs: swarms of learners in one process, and the report."""

@@ -1,7 +1,7 @@
 """The same arms over the product's own protocol: eight nodes of the simulated network, or eight daemons on loopback.
 
 outcome = over_simnet(Arm("4/4", own=4, external=4), seed=1, say=print)
-outcome = over_processes(Arm("4/4 tapered", own=4, external=4, correction="taper", defended=True), seed=1, say=print)
+outcome = over_processes(Arm("4/4 tapered", own=4, external=4, correction="taper"), seed=1, say=print)
 
 On the simulated network, nodes have real sessions, membership and sharing (protocols/methods/rollouts/sapo.py), and
 this process trains all eight policies; a round takes one virtual second, links have 50 ms. Daemons are what `swarmnode
@@ -177,10 +177,5 @@ def _outcome(updates: Sequence[Sequence[Update]], heldout: float) -> Outcome:
         taken=fmean(update["taken"] for update in every),
         external=fmean(update["external"] for update in every),
         heldout=heldout,
-        poison={},
-        poison_curve=(),
-        length=0.0,
-        rejected_honest=0.0,
-        rejected_malicious=0.0,
         refused=dict(refused),
     )

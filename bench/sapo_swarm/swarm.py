@@ -14,11 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from sapo_swarm.attackers import ATTACKS, poisoned_groups, summed
 from swarmnode.testing.learners import start_from
-from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
@@ -26,7 +23,7 @@ from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.sampling import Sampling
 from swarmnode.training.rl.section import RolloutsSection
 from swarmnode.training.rl.sources import known_to_this_process
-from swarmnode.training.rl.tasks import DEFAULT_BASE, WORKED, tasks_of_run, well_formed
+from swarmnode.training.rl.tasks import tasks_of_run, well_formed
 from swarmnode.training.rl.vocabulary import BYTES
 
 NODES = 8
@@ -55,101 +52,60 @@ class Arm:
     policies: str = (
         "equal"  # equal: one checkpoint for all; unequal: four kinds, two nodes each, of their own beginnings
     )
-    attack: str = ""
-    malicious: int = 0  # of the eight nodes
-    defended: bool = False
-    worked: bool = False  # the task with working instead of the nine
     rounds: int = 300
     learning_rate: float = 1e-3
     warm_up: int = 120  # supervised steps on random answers of the right form
-    max_tokens: int = 4  # of an answer, the end included; more where attackers want room
+    max_tokens: int = 4  # of an answer, the end included
     task: str = "digits"  # as in [rollouts] task
     curriculum: float = 0.0  # as in [rollouts]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it. Rewards and tokens are of honest nodes' own fresh answers alone."""
+    """What came of it. Rewards and tokens are of nodes' own fresh answers alone."""
 
-    reward: float  # mean reward of a round, summed over rounds and honest nodes
+    reward: float  # mean reward of a round, summed over rounds and nodes
     per_node: tuple[float, ...]
     curve: tuple[tuple[int, float, float], ...]  # rounds done, mean reward since the last point, tokens a node since 0
     informative: float  # own informative groups a node and round
     taken: float  # external groups a node and round
     external: float  # J, mean over rounds and nodes
-    heldout: float  # expected reward on 512 fresh questions at the end, mean of honest nodes
-    poison: dict[str, float]  # by attack: share of honest answers of the last tenth that carry what it smuggles in
-    poison_curve: tuple[tuple[int, float], ...]  # of this arm's own attack: rounds done, share since the last point
-    length: float  # mean tokens of honest answers in the last tenth of the rounds
-    rejected_honest: float  # share of honest external answers that the gate refused
-    rejected_malicious: float
-    refused: dict[str, int]
+    heldout: float  # expected reward on 512 fresh questions at the end, mean of nodes
+    refused: dict[str, int]  # others' groups that nothing was learned from, by why
 
 
 def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
     """Run `arm`. All chance comes from `seed`."""
     learners = _learners(arm, seed)
-    honest = learners[arm.malicious :]
-    rng = np.random.default_rng([seed, 9])
-    attack = ATTACKS.get(arm.attack)
-    per_node = np.zeros(len(honest))
-    every = max(1, arm.rounds // 30)
-    curve, poison = [], []
-    since, tokens, poisoned = 0.0, 0, 0.0
+    rewards: list[list[float]] = [[] for _ in learners]
+    tokens: list[list[int]] = [[] for _ in learners]
     informative = taken = external = 0
-    late: dict[str, list[float]] = {name: [] for name in ATTACKS}
-    lengths: list[float] = []
-    checked, lost = Counter[bool](), Counter[bool]()
     refused: Counter[str] = Counter()
-    evil = {learner.author for learner in learners[: arm.malicious]}
     for round in range(arm.rounds):
-        own = [sampled(learner, arm.oversample) for learner in honest]
+        own = [sampled(learner, arm.oversample) for learner in learners]
         published = [
-            (node.author, group) for node, groups in zip(honest, own, strict=True) for group in node.shareable(groups)
+            (node.author, group) for node, groups in zip(learners, own, strict=True) for group in node.shareable(groups)
         ]
-        for learner in learners[: arm.malicious]:
-            lies = poisoned_groups(arm.attack, learner.settings, rng)
-            published += [(learner.author, group) for group in lies]
         sent = [(author, RolloutGroup.from_map(group.to_map())) for author, group in published]
-        for node, (learner, groups) in enumerate(zip(honest, own, strict=True)):
+        for node, (learner, groups) in enumerate(zip(learners, own, strict=True)):
             pool = [(author, group) for author, group in sent if author != learner.author]
             report = learner.learn(groups, pool if arm.external or arm.adaptive else [])
-            per_node[node] += report.reward
-            since += report.reward
-            tokens += report.tokens
+            rewards[node].append(report.reward)
+            tokens[node].append(report.tokens)
             informative += report.informative
             taken += report.taken
             external += report.external
             refused += report.refused
-            for bad in (False, True):
-                checked[bad] += sum(n for author, n in report.read_answers.items() if (author in evil) == bad)
-                lost[bad] += sum(n for author, n in report.refused_answers.items() if (author in evil) == bad)
-            if attack is not None:
-                poisoned += attack.carried(groups)
-            if round >= arm.rounds - max(1, arm.rounds // 10):
-                lengths += [len(answer) for scored in groups for answer in scored.group.answers]
-                for name, other in ATTACKS.items():
-                    late[name].append(other.carried(groups))
-        if (round + 1) % every == 0 or round + 1 == arm.rounds:
-            done = (round + 1) - (curve[-1][0] if curve else 0)
-            curve.append((round + 1, since / done / len(honest), tokens / len(honest)))
-            poison.append((round + 1, poisoned / done / len(honest)))
-            since = poisoned = 0.0
-            say(round + 1, float(per_node.sum()))
-    steps = arm.rounds * len(honest)
+        say(round + 1, sum(map(sum, rewards)))
+    steps = arm.rounds * NODES
     return Outcome(
-        reward=float(per_node.sum()),
-        per_node=tuple(per_node.tolist()),
-        curve=tuple(curve),
+        reward=sum(map(sum, rewards)),
+        per_node=tuple(map(sum, rewards)),
+        curve=curve_of(rewards, tokens),
         informative=informative / steps,
         taken=taken / steps,
         external=external / steps,
-        heldout=float(np.mean([learner.heldout(512, seed=seed) for learner in honest])),
-        poison={name: float(np.mean(shares)) for name, shares in late.items()},
-        poison_curve=tuple(poison) if attack is not None else (),
-        length=float(np.mean(lengths)),
-        rejected_honest=lost[False] / max(1, checked[False]),
-        rejected_malicious=lost[True] / max(1, checked[True]),
+        heldout=float(np.mean([learner.heldout(512, seed=seed) for learner in learners])),
         refused=dict(refused),
     )
 
@@ -167,16 +123,13 @@ def sampled(learner: Learner, oversample: int) -> list[Scored]:
 def settings_of(arm: Arm) -> Settings:
     """How the nodes of an arm learn."""
     return Settings(
-        tasks=((f"digits/{WORKED}", DEFAULT_BASE),) if arm.worked else tasks_of_run(RolloutsSection(task=arm.task)),
+        tasks=tasks_of_run(RolloutsSection(task=arm.task)),
         split=AdaptiveSplit() if arm.adaptive else Split(arm.own, arm.external),
-        # Undefended is SAPO as published: no cap on an author.
-        limits=BatchLimits(filtered=arm.filtered, share=0.25 if arm.defended or not arm.malicious else 1.0),
+        limits=BatchLimits(filtered=arm.filtered),
         sampling=Sampling(max_tokens=arm.max_tokens),
         learning_rate=arm.learning_rate,
         correction=arm.correction,
         curriculum=arm.curriculum,
-        gate=TokenGate() if arm.defended else None,
-        judged=arm.defended and arm.worked,
     )
 
 
@@ -193,7 +146,7 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
         for learner in learners:
             learner.warm_up(well_formed, steps=arm.warm_up)
     else:
-        learners[0].warm_up(summed if arm.worked else well_formed, steps=arm.warm_up)
+        learners[0].warm_up(well_formed, steps=arm.warm_up)
         for learner in learners[1:]:
             start_from(learner, learners[0])
     return learners
@@ -211,9 +164,3 @@ def curve_of(
             points.append((done, reward, float(np.mean([sum(of_node[:done]) for of_node in tokens]))))
             before = done
     return tuple(points)
-
-
-def parameters(spec: PolicySpec) -> int:
-    """How many parameters a policy of this shape has."""
-    policy: torch.nn.Module = build(spec, seed=0)
-    return sum(parameter.numel() for parameter in policy.parameters())
