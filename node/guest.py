@@ -122,6 +122,7 @@ class Guest:
 
     def _look_at_others(self, now: float, own: float) -> None:
         """Note whether other programs took much CPU time over the last minute."""
+        self._in_use_at = min(now, self._in_use_at)  # the clock may have been ahead
         with suppress(ValueError):
             first = _text(self._root / "proc/stat").partition("\n")[0].split()
             user, nice, system, _, _, interrupts, soft, *_ = map(int, first[1:])

@@ -174,6 +174,16 @@ def test_other_programs_that_compute_pause_it_and_its_own_do_not(machine: Path) 
     assert found[395] == []  # 100 s, then at most a minute until the mean is low, and two minutes without
 
 
+def test_a_clock_that_was_ahead_pauses_it_no_longer_once_it_is_set(machine: Path) -> None:
+    guest, ticks = Guest(machine / "node", machine), os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1)
+    for second in (0, 5):
+        put(machine, **{"proc/stat": f"cpu  {second * ticks} 0 0 0 0 0 0 0 0 0\n"})
+        held = causes(guest, NOON + 86_400 + second, only_when_idle=2.0)
+    assert held == ["in use"]
+    assert causes(guest, NOON, only_when_idle=2.0) == ["in use"]
+    assert causes(guest, NOON + 120, only_when_idle=2.0) == []
+
+
 @pytest.mark.parametrize(("hint", "since", "held"), [("no", 0, True), ("yes", 60, True), ("yes", 600, False)])
 def test_a_desktop_that_is_in_use_pauses_it(machine: Path, hint: str, since: int, held: bool) -> None:
     (machine / "bin").mkdir()
