@@ -40,6 +40,7 @@ from swarmnode.crdt.hlc import MAX_STAMP, expiry_of, time_of
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_RECORD, ElementKind, kind_of, wrong_key
 
 VERSION = 1
+SPARSE = 8  # bytes of payload for each list or map in the value: an empty map of one byte takes 72 of memory
 MAX_AUTHOR = 128  # characters; a libp2p peer id of an Ed25519 key has 52
 _EVIDENCE_TAG = b"swarmnode/evidence/1\0"
 RECORDS = Domain("record", VERSION, MAX_RECORD)
@@ -181,6 +182,18 @@ def _check_form(record: Record) -> None:
         raise InvalidRecord(f"{record.key!r}: {error}") from error
     if size > kind.max_size:
         raise InvalidRecord(f"{record.key!r} takes {size} bytes; at most {kind.max_size} for its kind")
+    if (count := _containers(record.value)) > size // SPARSE:
+        raise InvalidRecord(f"{record.key!r} has {count} lists and maps; at most {size // SPARSE} in {size} bytes")
+
+
+def _containers(value: Value) -> int:
+    """How many lists and maps a value has, itself among them."""
+    match value:
+        case {}:
+            return 1 + sum(map(_containers, value.values()))
+        case list() | tuple():
+            return 1 + sum(map(_containers, value))
+    return 0
 
 
 @dataclass(frozen=True)

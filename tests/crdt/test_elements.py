@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.kinds import EVIDENCE, KINDS, MAX_PER_AUTHOR, MAX_RECORD, ElementKind, key_of
 from swarmnode.crdt.record import (
     MAX_SEALED,
+    SPARSE,
     Element,
     Evidence,
     InvalidRecord,
@@ -99,6 +101,32 @@ def test_values_may_fill_a_payload_to_the_limit_of_their_kind_and_no_further(kin
     assert len(full.sealed) <= len(full.payload) + SEAL
     with pytest.raises(InvalidRecord, match="at most"):
         written(example_key(kind), bytes(size + 1))
+
+
+NESTED: dict[str, object] = {"": {"": {"": {}}}}
+
+
+@pytest.mark.parametrize("value", [({},) * 7800, ((),) * 7800, (NESTED,) * 1000], ids=["maps", "lists", "nested"])
+def test_a_value_of_many_lists_or_maps_is_neither_written_nor_read(value: object) -> None:
+    with pytest.raises(InvalidRecord, match="lists and maps; at most"):
+        written(key_of("roster", 1, 0), value)
+    packed = replace(written(key_of("roster", 1, 0)), value=value)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRecord, match="lists and maps; at most"):
+        parse(packed.sealed)
+
+
+def test_what_a_record_takes_of_memory_is_at_most_48_times_its_bytes() -> None:
+    def filled(nested: int) -> Record:
+        texts = tuple(chr(0x100 + i % 500) for i in range((7900 - 7 * nested) // 3))
+        return written(key_of("roster", 1, 0), (*[NESTED] * nested, *texts))
+
+    for nested in (0, MAX_RECORD // SPARSE // 4 - 5):
+        raw = filled(nested).sealed
+        tracemalloc.start()
+        element = parse(raw)
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 20 * len(raw) < taken < 48 * len(raw), element.key
 
 
 def test_the_greatest_evidence_fits() -> None:

@@ -214,7 +214,24 @@ def largest() -> list[Any]:
 def test_the_largest_of_each_kind_fits_its_record_whoever_says_it(statement: Any) -> None:
     made = record_of("Q" * MAX_AUTHOR, statement, hlc=(1 << 63) - 1)
     assert len(made.payload) <= KINDS[kind_of(made.key)].max_size
-    assert read(made).what == statement
+    assert read(parse_record(made.payload, made.signature)).what == statement
+
+
+def shortest_rows() -> list[Any]:
+    """What has the most lists for its size."""
+    commits = tuple(i.to_bytes(HASH, "little") for i in range(MAX_COMMITS))
+    none = (0, bytes(HASH))
+    return [
+        AvailabilityVote(*none, (), bytes(HASH), 0, (), tuple((place, 0) for place in range(MAX_JUDGES))),
+        Scores(*none, bytes(HASH), bytes(SALT), None, tuple(Score(id[:PREFIX], MISSING, 0, 0) for id in commits)),
+        Roster(*none, 0, b"", (), (), tuple(Entry(id, 1, 0, 0) for id in commits), 0, False, 0, *2 * [bytes(HASH)]),
+    ]
+
+
+@pytest.mark.parametrize("statement", shortest_rows(), ids=lambda one: type(one).__name__)
+def test_a_record_has_room_for_all_the_rows_that_may_be_said_however_short(statement: Any) -> None:
+    made = record_of("a", statement)
+    assert read(parse_record(made.payload, made.signature)).what == statement
 
 
 def test_one_commit_more_than_the_most_is_refused() -> None:
