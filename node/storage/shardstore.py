@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -402,29 +403,34 @@ class ShardStore:
 
     # -- putting
 
-    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
+    def put(self, source: Path | memoryview) -> Generator[ShardId | None, None, None]:
+        if isinstance(source, memoryview):
+            chunks = (source[at : at + CHUNK] for at in range(0, len(source), CHUNK))
+            with explaining(self.folder):
+                yield from self._copied(chunks, len(source), "what is in memory")
+            return
         try:
             file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:
             raise explained(datadir.unusable(error, source, "read"), source) from error
         with file, explaining(self.folder):
-            yield from self._copied(file, os.fstat(file.fileno()).st_size)
+            yield from self._copied(iter(partial(file.read, CHUNK), b""), os.fstat(file.fileno()).st_size, file.name)
 
-    def _copied(self, source: BinaryIO, size: int) -> Generator[ShardId | None, None, None]:
-        """Copy and hash a file of `size` bytes, sync it and let it be a shard."""
+    def _copied(self, source: Iterator[bytes | memoryview], size: int, name: str) -> Iterator[ShardId | None]:
+        """Copy and hash chunks of `size` bytes in all, sync them and let them be a shard."""
         if size > MAX_SIZE:
-            raise StoreFull(f"{source.name}: {size} bytes; a shard has at most {MAX_SIZE}. Cut the file into several.")
+            raise StoreFull(f"{name}: {size} bytes; a shard has at most {MAX_SIZE}. Cut the file into several.")
         with self._lock:
             self._make_room(size)
-            descriptor, name = tempfile.mkstemp(prefix=".in-", dir=self.folder)
-            copy = Path(name)
+            descriptor, new = tempfile.mkstemp(prefix=".in-", dir=self.folder)
+            copy = Path(new)
             self._taking_in[copy] = size
         try:
             leaves = bytearray()
             with os.fdopen(descriptor, "wb") as file:
-                while chunk := source.read(CHUNK):
+                for chunk in source:
                     if file.tell() + len(chunk) > size:
-                        raise Unreadable(f"{source.name}: grew while it was read; put it again when it is finished")
+                        raise Unreadable(f"{name}: grew while it was read; put it again when it is finished")
                     file.write(chunk)
                     leaves += leaf(chunk)
                     if file.tell() % (BATCH * CHUNK) == 0:

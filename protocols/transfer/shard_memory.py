@@ -121,5 +121,5 @@ class MemoryShards:
     def drop(self, shard: ShardId) -> None:
         self._kept.pop(shard, None)
 
-    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
+    def put(self, source: Path | memoryview) -> Generator[ShardId | None, None, None]:
         raise NoRoom(f"{source}: files are kept on disk")

@@ -165,8 +165,8 @@ class Store(Protocol):
     def drop(self, shard: ShardId) -> None:
         """Delete it where it is here, not pinned, and not being fetched."""
 
-    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
-        """Take in a file, some ms of work with each step; gives its id last, and None before. Each step may block.
+    def put(self, source: Path | memoryview) -> Generator[ShardId | None, None, None]:
+        """Take in a file, or bytes, some ms of work a step; gives its id last, and None before. Each step may block.
 
         Raises NoRoom, or ShardError where it cannot be read. Closed before the last step, it forgets the file.
         """

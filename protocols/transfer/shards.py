@@ -348,8 +348,8 @@ class Shards:
             raise fetch.error
         check_size(shard, store.holding(shard).size, sizes)
 
-    async def put(self, source: Path, *, announce: bool = True) -> ShardId:
-        """Take a file into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read.
+    async def put(self, source: Path | memoryview, *, announce: bool = True) -> ShardId:
+        """Take a file, or bytes, into the store, and announce it. Raises NoRoom, or ShardError where it cannot be read.
 
         Without `announce`, which is for what lives seconds only, connected peers alone find it.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,12 +273,13 @@ def test_what_changed_is_fetched_as_patches_and_all_of_it_where_one_is_lost(lost
         before = fetch.patched
         assert before >= 5, "all but the first"
         if lost:  # what the trainer puts out from now on are patches that it forgets, or has not right
-            put = trainer.broadcast._put
+            put = trainer.broadcast._shards.put
 
-            async def put_and_forget(content: bytes) -> bytes:
-                return await put(content if len(content) > LargePolicy.IDLE else b"no patch")
+            async def put_and_forget(content: Path | memoryview, *, announce: bool = True) -> bytes:
+                assert isinstance(content, memoryview)
+                return await put(content if len(content) > LargePolicy.IDLE else memoryview(b"no patch"))
 
-            trainer.broadcast._put = put_and_forget  # type: ignore[method-assign]
+            trainer.broadcast._shards.put = put_and_forget  # type: ignore[method-assign]
         await swarm.round_done(20, *"ac")
         assert sampler.weights is not None and trainer.broadcast.newest.version - sampler.weights.version <= 1
         assert np.array_equal(swarm.nodes["c"].trainer.parameters(), from_bf16(fetch._held[1]))

@@ -17,9 +17,9 @@ class UnboundedShards(MemoryShards):
         self.expect(manifest.id, memoryview(bytearray(manifest.size)))
         return super().begin(manifest)
 
-    def put(self, source: Path) -> Generator[ShardId | None, None, None]:
+    def put(self, source: Path | memoryview) -> Generator[ShardId | None, None, None]:
         try:
-            content = source.read_bytes()
+            content = source.read_bytes() if isinstance(source, Path) else bytes(source)
         except OSError as error:
             raise ShardError(f"{source}: cannot be read: {error.strerror}") from error
         yield self.keep(content)

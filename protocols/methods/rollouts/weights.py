@@ -19,11 +19,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -218,17 +216,17 @@ class WeightsBroadcast:
 
     async def publish(self, words: Words, *, version: int, policy: str) -> None:
         """Put out these words (P,), whose `hash_of` is `policy`. Raises ShardError where there is no room."""
-        newest, runner = self.newest, self._parts.runner
+        newest = self.newest
         if newest is not None and newest.policy == policy:  # an update that changed nothing
             shard = newest.shard
         else:
-            shard = await self._put(words.astype("<u2", copy=False).data)
-            before = self._words
-            patch = await runner(lambda: between(before, words)) if newest is not None and before is not None else b""
-            if newest is not None and 0 < len(patch) < WORTH_IT * words.nbytes:
-                self._patches.append(Patch(bytes.fromhex(newest.policy), await self._put(patch)))
-            else:
-                self._patches.clear()
+            shard = await self._shards.put(words.astype("<u2", copy=False).view(np.uint8).data, announce=False)
+            try:
+                await self._put_patch(words)
+            except BaseException:
+                if not any(shard in out for out in self._out):
+                    await surely(self._shards.drop(shard))
+                raise
             self._words = words
         self._counter = max(self._counter + 1, self._parts.now())
         size, patches = words.nbytes, tuple(self._patches)
@@ -242,19 +240,16 @@ class WeightsBroadcast:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _put(self, content: bytes | memoryview) -> bytes:
-        """The shard that these bytes are now."""
-        runner = self._parts.runner
-        try:
-            folder = await runner(lambda: tempfile.TemporaryDirectory(prefix="swarmnode-weights-"))
-            try:
-                source = Path(folder.name) / "weights"
-                await runner(lambda: source.write_bytes(content))
-                return await self._shards.put(source, announce=False)
-            finally:
-                await surely(runner(folder.cleanup))
-        except OSError as error:
-            raise ShardError(f"the folder for temporary files takes no weights: {error}") from error
+    async def _put_patch(self, words: Words) -> None:
+        """Put out what makes these words of those before, if it is worth it. Raises ShardError."""
+        newest, before, patch = self.newest, self._words, b""
+        if newest is not None and before is not None:
+            patch = await self._parts.runner(lambda: between(before, words))
+        if newest is not None and 0 < len(patch) < WORTH_IT * words.nbytes:
+            shard = await self._shards.put(memoryview(patch), announce=False)
+            self._patches.append(Patch(bytes.fromhex(newest.policy), shard))
+        else:
+            self._patches.clear()
 
     def _askers(self) -> list[PeerId]:
         now = trio.current_time()

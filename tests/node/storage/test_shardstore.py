@@ -382,6 +382,14 @@ def test_leftovers_are_cleared_at_start_and_strange_files_left_alone(store: Shar
     assert {file.name for file in store.folder.iterdir()} == {f"{a.hex()}.shard", f"{a.hex()}.tree", "README"}
 
 
+def test_bytes_in_memory_are_the_same_shard_and_leave_no_other_file(store: ShardStore) -> None:
+    shard = put(store, content(1))
+    files = set(store.folder.iterdir())
+    store.drop(shard)
+    *_, again = store.put(memoryview(content(1)))
+    assert again == shard and read(store, shard) == content(1) and set(store.folder.iterdir()) == files
+
+
 def test_a_file_that_cannot_be_read_is_a_typed_error(store: ShardStore, tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match=r"/missing cannot be read: No such file or directory$"):
         next(store.put(tmp_path / "missing"))

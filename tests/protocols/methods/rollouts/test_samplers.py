@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgpack
+import numpy as np
 import pytest
 import trio
 from hypothesis import given
@@ -30,10 +31,12 @@ from swarmnode.protocols.methods.rollouts.weights import (
     Patch,
     Weights,
     WeightsBroadcast,
+    hash_of,
     open_weights,
 )
 from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.runner import in_thread
+from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.wire import WireError, decode, plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
@@ -45,6 +48,7 @@ WORLD = SimWorld()
 TRAINER, ALICE, BOB = WORLD.node("trainer"), WORLD.node("alice"), WORLD.node("bob")
 TASKS = tasks_of_run(RolloutsSection())
 STALENESS = 4
+SIZE = 1000  # parameters of weights that are put out
 
 
 def policy(version: int) -> str:
@@ -291,33 +295,43 @@ def test_strangers_of_whom_nothing_is_kept_crowd_out_nobody_who_samples() -> Non
     assert len(found.drawn(9, version=10)) == 1 and len(found.tallies()) == AUTHORS
 
 
-def test_the_folder_of_weights_is_made_and_deleted_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-
-    class Noted(tempfile.TemporaryDirectory[str]):
-        def __init__(self, **options: str) -> None:
-            threads.append(threading.current_thread())
-            super().__init__(**options)
-
-        def cleanup(self) -> None:
-            threads.append(threading.current_thread())
-            super().cleanup()
+@pytest.mark.parametrize("back", [False, True])
+def test_weights_whose_patch_finds_no_room_leave_no_shard_behind(back: bool) -> None:
+    kept: set[bytes] = set()
+    full = False
 
     class Shelf:
-        async def put(self, source: Path, *, announce: bool) -> bytes:
-            return await trio.Path(source).read_bytes()
+        async def put(self, source: memoryview, *, announce: bool) -> bytes:
+            if full and len(source) < 2 * SIZE:
+                raise ShardError("no room")
+            kept.add(shard := hashlib.sha256(source).digest())
+            return shard
+
+        async def drop(self, shard: bytes) -> None:
+            await trio.lowlevel.checkpoint()
+            kept.remove(shard)
 
     parts = SimpleNamespace(
-        shards=Shelf(),
-        runner=in_thread,
-        policy="digits",
+        **{"shards": Shelf(), "runner": in_thread, "policy": "digits", "now": lambda: 0, "run_id": RUN},
+        **{"network": TRAINER, "me": TRAINER.me, "rpc": SimpleNamespace(serve=lambda *_: None)},
         spec=SimpleNamespace(rollouts=RolloutsSection()),
-        rpc=SimpleNamespace(serve=lambda *_: None),
     )
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", Noted)
     broadcast = WeightsBroadcast(cast(Context, parts), samplers())
-    assert trio.run(broadcast._put, b"weights") == b"weights"
-    assert len(threads) == 2 and threading.main_thread() not in threads
+
+    async def publish() -> None:
+        nonlocal full
+        versions = [np.full(SIZE, value, np.uint16) for value in (1, 2, 1 if back else 3)]
+        for version, words in enumerate(versions[:2]):
+            await broadcast.publish(words, version=version, policy=hash_of(words))
+        full, before = True, set(kept)
+        for cancelled in (False, True):
+            with trio.CancelScope() as scope, nullcontext() if cancelled else pytest.raises(ShardError):
+                if cancelled:
+                    scope.cancel()
+                await broadcast.publish(versions[2], version=2, policy=hash_of(versions[2]))
+            assert kept == before
+
+    trio.run(publish)
 
 
 @pytest.mark.parametrize(("answers", "reason"), [(2, "uninformative"), (8, "uninformative"), (9, "other-size")])
