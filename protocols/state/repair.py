@@ -14,7 +14,7 @@ end of their life do not differ where clocks do.
 Who may fail when, and what is then true: whoever stops answering, the session ends with what was got so far, and the
 next one begins where that leaves off. A peer that lies about what it holds makes work until the session's budget is
 spent (`crdt.reconcile`); one that names elements it does not give, or never comes to an end, is counted as an offender.
-A responder keeps one session for each peer and `SESSIONS` in all; one that rests for 10 s makes room.
+A responder keeps one session for each peer and `SESSIONS` in all; the one that rests longest makes room.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ BATCH_TIMEOUT = 20.0  # seconds for a batch of elements, which may wait for a bu
 CUTOFF_AHEAD = 2_000  # ms; what expires within that time is not worth sending
 SESSION = SessionLimits(work=1_000_000)  # a second of a core; all else as reconciliation proposes
 SESSIONS = 32  # that a responder holds at a time, each with a snapshot
-SESSION_IDLE = 10.0  # seconds without a step after which a session makes room: initiators do not say when they end
 OPENINGS = Allowance(rate=0.1, burst=8)  # sessions that one peer may begin
 DISPLACED = 32  # elements that newer ones may displace while a repair goes on
 SERVED = Allowance(rate=2 << 20, burst=32 << 20)  # bytes of elements fetched by one peer
@@ -68,7 +67,6 @@ SERVED = Allowance(rate=2 << 20, burst=32 << 20)  # bytes of elements fetched by
 class _Session:
     number: int
     responder: Responder
-    used_at: float  # trio time
 
 
 class Repair:
@@ -89,7 +87,8 @@ class Repair:
         self._violations = neighbours.violations
         self._runner = runner
         self._rng = rng
-        self._sessions: OrderedDict[PeerId, _Session] = OrderedDict()
+        self._sessions: OrderedDict[PeerId, _Session] = OrderedDict()  # that rest, the longest first
+        self._stepping = 0  # those of which a frame is worked on
         self._openings = Budget[PeerId](OPENINGS)
         self._served = Budget[PeerId](SERVED)
 
@@ -178,7 +177,6 @@ class Repair:
 
     async def on_step(self, peer: PeerId, step: RepairStep) -> RepairAnswer:
         """Answer one frame of a session, which a first frame begins. Raises Refuse, as for a clock far from this."""
-        now = trio.current_time()
         session = self._sessions.pop(peer, None)
         if session is None or session.number != step.session:
             if step.frame[:1] != bytes([HELLO]):  # it idled too long, on a busy machine perhaps: nobody's fault
@@ -186,15 +184,16 @@ class Repair:
             if not self._openings.take(peer, 1):
                 self._violations.note(peer, "begins too many repairs", Kind.LOAD)
                 raise Refuse("busy", "the peer begins too many repairs")
-            while self._sessions and next(iter(self._sessions.values())).used_at < now - SESSION_IDLE:
+            if self._stepping >= SESSIONS:
+                raise Refuse("busy", f"this node works on {SESSIONS} repairs already")
+            if len(self._sessions) + self._stepping >= SESSIONS:  # initiators do not say when they end
                 self._sessions.popitem(last=False)
-            if len(self._sessions) >= SESSIONS:
-                raise Refuse("busy", f"this node holds {SESSIONS} repairs already")
             cutoff, nonce = self._backend.now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
             responder = Responder(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
-            session = _Session(step.session, responder, now)
+            session = _Session(step.session, responder)
             if step.time:
                 self.record_time(peer, step.time)
+        self._stepping += 1
         try:
             frame = await self._runner(lambda: session.responder.receive(step.frame))
         except CutoffRefused as error:
@@ -205,9 +204,10 @@ class Repair:
         except Malformed as error:
             self._violations.note(peer, f"a repair does not go as it must: {error}", Kind.BREACH)
             raise Refuse("malformed", str(error)) from None
+        finally:
+            self._stepping -= 1
         if not session.responder.done:
-            session.used_at = now
-            self._sessions[peer] = session  # at the end: the longest idle is first
+            self._sessions[peer] = session
         return RepairAnswer(frame, self._backend.clocks.shown())
 
     async def on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:

@@ -221,28 +221,44 @@ def test_ranks_that_are_offered_count_against_the_share_of_who_offers_them(simul
     simulated(main)
 
 
-def test_idle_sessions_of_many_peers_make_room(simulated: Simulated) -> None:
+def test_the_session_that_rests_longest_makes_room_and_none_that_is_worked_on(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         (node,) = await start(nursery, world, 1)
         await node.sync.write("note/a", 1)
-        outcomes = []
-        for number in range(SESSIONS + 1):
+        peers = []
+        for number in range(SESSIONS + 2):
             network = world.node(f"peer {number}")
             rpc = Rpc(network)
             await nursery.start(network.run)
             await nursery.start(rpc.run)
-            outcomes.append(rpc)
+            peers.append(rpc)
         frame = b"\x01" + now().to_bytes(6, "big") + bytes(NONCE_SIZE) + b"f" * 16
 
-        async def begin(rpc: Rpc) -> Any:
-            return await rpc.call(node.me, "state.repair", RepairStep(RUN, 1, frame), RepairAnswer, timeout=5)
+        async def begin(rpc: Rpc, session: int = 1) -> Any:
+            return await rpc.call(node.me, "state.repair", RepairStep(RUN, session, frame), RepairAnswer, timeout=5)
 
-        for rpc in outcomes[:-1]:
+        repair, first, last = node.sync._repair, peers[0]._network.me, peers[-1]._network.me
+        for rpc in peers[:-1]:
             await begin(rpc)
-        with pytest.raises(Refused):
-            await begin(outcomes[-1])
-        await trio.sleep(20)
-        await begin(outcomes[-1])
+        assert len(repair._sessions) == SESSIONS and first not in repair._sessions
+        inline, go_on = repair._runner, trio.Event()
+
+        async def slow(work: Callable[[], Any]) -> Any:
+            await go_on.wait()
+            return await inline(work)
+
+        repair._runner = slow
+        async with trio.open_nursery() as steps:
+            for rpc in peers[:SESSIONS]:
+                steps.start_soon(begin, rpc, 2)
+            await trio.sleep(1)
+            with pytest.raises(Refused) as refused:
+                await begin(peers[-1])
+            assert refused.value.code == "busy"
+            go_on.set()
+        assert len(repair._sessions) == SESSIONS
+        await begin(peers[-1])
+        assert len(repair._sessions) == SESSIONS and last in repair._sessions
 
     simulated(main)
 
