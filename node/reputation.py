@@ -25,7 +25,7 @@ from pathlib import Path
 
 import trio
 
-from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record
+from swarmnode.crdt.record import Element, InvalidRecord, Record
 from swarmnode.node.host.allowances import PeerPolicy
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.storage.datadir import DataDirError, write_atomic
@@ -52,7 +52,6 @@ MEMBERS_FOR = 1.0  # seconds for which the list of members is good enough to pac
 EPOCH = 30.0  # seconds
 ATTEST_ROUNDS = 4  # rounds from one attestation of a subject to the next: 128 rounds' worth fits into a kind's slots
 READ = 16_384  # attestations read at the start; those of the newest rounds come by the feed
-GUILTY = 4096  # proofs of equivocation read at once
 
 KNOWN = Metric("swarmnode_reputation_peers", GAUGE, "peers of whom something is known, by what they are", "what")
 TOLD = Metric("swarmnode_attestations_total", COUNTER, "attestations written, heard and refused", "what")
@@ -211,11 +210,9 @@ class Reputation:
 
     async def _read_guilty(self) -> None:
         try:
-            proofs = await self._state.select("evidence/attestation", limit=GUILTY)
+            self.ledger.mistrust(await self._state.authors("evidence/attestation"))
         except StateError as error:
             log.warning("who equivocated about attestations could not be read: %s", error)
-            return
-        self.ledger.mistrust(frozenset(proof.author for proof in proofs if isinstance(proof, Evidence)))
 
     def _insert(self, element: Element) -> None:
         if not isinstance(element, Record) or element.author == self.ledger.me:

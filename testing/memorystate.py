@@ -14,7 +14,7 @@ from swarmnode.crdt.envelope import Sign
 from swarmnode.crdt.hlc import HybridClock, PeerClocks
 from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import RankSet
-from swarmnode.crdt.record import Element
+from swarmnode.crdt.record import Element, Record
 from swarmnode.protocols.state.backend import Rank, StateBackend, Stats
 from swarmnode.testing.state import State
 
@@ -76,6 +76,18 @@ class MemoryState(StateBackend):
         now, every = self.now(), self._elements.values()
         found = [e for e in every if e.key.startswith(prefix) and author in (None, e.author) and e.expiry > now]
         return sorted(found, key=lambda e: (e.key, e.author, e.rank))[:limit]
+
+    async def authors(self, prefix: str) -> frozenset[str]:
+        """Whose elements there are with keys that begin with `prefix`."""
+        await trio.lowlevel.checkpoint()
+        now, every = self.now(), self._elements.values()
+        return frozenset(e.author for e in every if e.key.startswith(prefix) and e.expiry > now)
+
+    async def newest(self, author: str, limit: int) -> list[Rank]:
+        """The ranks of what `author` signed last, the greatest stamp first."""
+        await trio.lowlevel.checkpoint()
+        signed = [e for e in self._elements.values() if e.author == author and isinstance(e, Record)]
+        return [e.rank for e in sorted(signed, key=lambda e: (e.hlc, e.rank), reverse=True)[:limit]]
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""

@@ -266,14 +266,22 @@ class StateDatabase:
             rows = self._reader.execute(sql, values)
             return [self._element(sealed, rank) for sealed, rank in rows]
 
-    def newest(self, author: str) -> int:
-        """The greatest stamp of what `author` signed; 0 for none."""
+    def authors(self, prefix: str, now: int) -> frozenset[str]:
+        """Whose elements under keys that begin with `prefix` have not expired by `now` ms."""
+        found = "SELECT 1 FROM element WHERE author = number AND key >= ? AND key < ? AND rank >= ?"
+        values = (prefix, f"{prefix}\x7f", expiring_after(now))
+        with self._explaining():
+            rows = self._reader.execute(f"SELECT name FROM author WHERE EXISTS ({found})", values)
+            return frozenset(name for (name,) in rows)
+
+    def newest(self, author: str) -> list[tuple[int, Rank]]:
+        """Stamp and rank of all that `author` signed, the greatest first."""
         with self._explaining():
             rows = self._reader.execute(
-                "SELECT kind, max(rank) FROM author JOIN element ON author = number WHERE name = ? GROUP BY kind",
-                (author,),
+                "SELECT kind, rank FROM author JOIN element ON author = number WHERE name = ? AND kind != ?",
+                (author, EVIDENCE.name),
             ).fetchall()
-        return max([hlc_of(rank, KINDS[kind].ttl) for kind, rank in rows if kind != EVIDENCE.name], default=0)
+        return sorted(((hlc_of(rank, KINDS[kind].ttl), rank) for kind, rank in rows), reverse=True)
 
     def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         """The bytes of those elements that are here, in the order asked for."""

@@ -204,7 +204,7 @@ class StateStore(StateBackend):
         """Blocks."""
         database = self._open()
         self._horizon = database.horizon()
-        self._stamps.load(own=database.newest(self._me))
+        self._stamps.load(own=max(database.newest(self._me), default=(0, b""))[0])
         return database
 
     def _open(self) -> StateDatabase:
@@ -297,6 +297,13 @@ class StateStore(StateBackend):
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         now = self.now()
         return await self._read(lambda: self._database.select(prefix, author, limit, now))
+
+    async def authors(self, prefix: str) -> frozenset[str]:
+        now = self.now()
+        return await self._read(lambda: self._database.authors(prefix, now))
+
+    async def newest(self, author: str, limit: int) -> list[Rank]:
+        return [rank for _, rank in (await self._read(lambda: self._database.newest(author)))[:limit]]
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
         # Most that are told news want none of it: no thread for that.

@@ -165,6 +165,14 @@ class StateBackend(ABC):
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         """Elements whose keys begin with `prefix`, in order of (key, author, rank), tombstones included."""
 
+    @abstractmethod
+    async def authors(self, prefix: str) -> frozenset[str]:
+        """Whose elements there are with keys that begin with `prefix`: none is parsed, as they may be many."""
+
+    @abstractmethod
+    async def newest(self, author: str, limit: int) -> list[Rank]:
+        """The ranks of what `author` signed last, the greatest stamp first; what has expired may be among them."""
+
     async def readable(self, prefix: str, limit: int, what: str) -> list[Element]:
         """As `select`; nothing, and a warning about `what`, where that cannot be read now."""
         try:

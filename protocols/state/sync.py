@@ -64,9 +64,7 @@ RECOVER_WITHIN = 10.0  # seconds to hear from peers what this node signed before
 AT_ONCE = 8  # repairs that this node begins because somebody connected; the one of every 30 s has a place of its own
 REPAIR_WITHIN = 60.0  # seconds; what was got by then is kept, and the next repair goes on from there
 OWN_TIMEOUT = 5.0  # seconds
-OWN_SHOWN = 64  # elements told to their author, the newest
-OWN_LOOKED_AT = 4096  # elements of one author; more than all its slots
-EVIDENCE_LOOKED_AT = 65_536  # elements of evidence that this node refuses calls by
+OWN_SHOWN = 64  # records told to their author, the newest
 OWN_QUERIES = Allowance(rate=0.1, burst=4)  # of one peer
 
 REPAIRS = Metric(
@@ -224,8 +222,10 @@ class StateSync:
         await self._repair_in_turn(peer)
 
     async def _look_at_evidence(self) -> None:
-        for element in await self._backend.readable(EVIDENCE.name, EVIDENCE_LOOKED_AT, "evidence against authors"):
-            self.neighbours.equivocators.add(element.author)
+        try:
+            self.neighbours.equivocators |= await self._backend.authors(EVIDENCE.name)
+        except StateError as error:
+            logger.warning("evidence against authors could not be read: %s", error)
 
     async def _convict(self, evidence: trio.MemoryReceiveChannel[Change]) -> None:
         async for change in evidence:
@@ -293,9 +293,8 @@ class StateSync:
         if not self._own_queries.take(peer, 1):
             raise Refuse("busy", "the peer asks too often what it signed")
         with _refusing():
-            mine = await self._backend.select(author=peer, limit=OWN_LOOKED_AT)
-        newest = sorted(mine, key=lambda element: element.hlc, reverse=True)[:OWN_SHOWN]
-        return OwnElements(next(batches([element.sealed for element in newest]), ()), self._backend.clocks.shown())
+            newest = await self._backend.sealed(await self._backend.newest(peer, OWN_SHOWN))
+        return OwnElements(next(batches(newest), ()), self._backend.clocks.shown())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Elements travel sealed, as their author signed them. What a node may or may not 
 | `state.push` | `Push`: elements, and ranks of others that the sender holds | `Pushed`: those of the ranks it lacks |
 | `state.fetch` | `StateFetch`: ranks that the other is known to hold | `Elements`: as many as fit, in that order |
 | `state.repair` | `RepairStep`: a frame of `crdt.reconcile` | `RepairAnswer`: the next frame |
-| `state.own` | `RunQuery`: what did I sign? | `OwnElements`: the newest elements of the caller |
+| `state.own` | `RunQuery`: what did I sign? | `OwnElements`: the newest records of the caller |
 
 All four are refused with "unknown-run" by a node of another run, and with "refused" to a peer whose conduct was bad.
 """

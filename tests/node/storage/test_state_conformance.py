@@ -135,6 +135,24 @@ async def test_what_is_merged_is_there(make: Make) -> None:
 
 
 @simulated
+async def test_authors_are_told_by_what_they_wrote_and_what_one_signed_last_by_rank(make: Make, clock: Clock) -> None:
+    async with make() as backend:
+        once = [BOB.says("commit/00000001/0", 1), BOB.says("commit/00000001/0", 2)]
+        lease, vote = BOB.says("member", 1, START_TIME + 2), BOB.says("vote", 1, START_TIME + 3)
+        note = BOB.says("note/a", 1, START_TIME + 1)
+        await backend.merge([lease, *once, vote, note, ALICE.says("commit/00000001/0", 1)])
+        assert await backend.authors("evidence") == {BOB.id} == await backend.authors("member")
+        assert await backend.authors("commit/") == {ALICE.id, BOB.id}
+        assert not await backend.authors("evidence/score")
+        last = await backend.newest(BOB.id, 9)
+        assert last[:3] == [rank(vote), rank(lease), rank(note)] and set(last[3:]) == set(map(rank, once))
+        assert await backend.newest(BOB.id, 2) == last[:2]
+        assert await backend.newest(CAROL.id, 9) == []
+        clock.time += KINDS["member"].ttl + 10
+        assert not await backend.authors("member")
+
+
+@simulated
 async def test_any_backend_agrees_with_the_law(make: Make, clock: Clock) -> None:
     for seed in range(4):
         heard = mixed(seed, 700)

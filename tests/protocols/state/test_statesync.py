@@ -19,7 +19,8 @@ from swarmnode.protocols.peers.scoring import Standing
 from swarmnode.protocols.state.backend import AlreadyWritten, StateError, Unwritable
 from swarmnode.protocols.state.push import AUTHOR, EAGER, FIRST, LARGE
 from swarmnode.protocols.state.sync import RECOVER_WITHIN, REPAIR_EVERY
-from swarmnode.protocols.state.wire import Push, Pushed
+from swarmnode.protocols.state.wire import OwnElements, Push, Pushed
+from swarmnode.protocols.wire import RunQuery
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -318,6 +319,28 @@ def test_two_records_under_a_write_once_key_convict_their_author_everywhere(simu
         assert all(node.sync.neighbours.equivocators == {liar.me} for node in honest)
         with pytest.raises(Refused):
             await push(liar, honest[0])
+
+    simulated(main)
+
+
+def test_who_equivocated_or_asks_for_its_own_is_answered_without_an_element_parsed(simulated: Simulated) -> None:
+    """An offender's proofs, and all that one author signed, would take the memory of the node at once."""
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        liar, node = (StateNode.make(world.node(name)) for name in ("liar", "node"))
+        await node.state.merge([liar.signs("commit/00000001/0", value) for value in (1, 2)])
+
+        async def select(prefix: str = "", *, author: str | None = None, limit: int) -> Any:
+            pytest.fail(f"{limit} elements are read at once")
+
+        node.state.select = select  # type: ignore[method-assign]
+        for each in (liar, node):
+            await nursery.start(each.network.run)
+            await nursery.start(each.run)
+        await connect([(liar, node)])
+        assert node.sync.neighbours.equivocators == {liar.me}
+        own = await liar.rpc.call(node.me, "state.own", RunQuery(RUN), OwnElements, timeout=5)
+        assert len(own.sealed) == 2
 
     simulated(main)
 
