@@ -34,7 +34,14 @@ def check_ranks(what: str, ranks: bytes) -> None:
         raise WireError(f"{what} has {len(ranks)} bytes, not at most {MAX_RANKS} ranks of {RANK}")
 
 
+def check_sealed(what: str, sealed: tuple[bytes, ...]) -> None:
+    """Raise WireError for more elements than `batches` puts into one message."""
+    if len(sealed) > MAX_ELEMENTS or sum(map(len, sealed)) > MAX_BATCH:
+        raise WireError(f"{what} has more than {MAX_ELEMENTS} elements, or than {MAX_BATCH} bytes of them")
+
+
 Ranks = Annotated[bytes, check_ranks]
+Sealed = Annotated[tuple[bytes, ...], check_sealed]
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Push(Message):
     """Elements that are news here, and the ranks of more; both may be empty."""
 
     run_id: str
-    sealed: tuple[bytes, ...] = ()
+    sealed: Sealed = ()
     ranks: Ranks = b""
 
 
@@ -60,8 +67,8 @@ class StateFetch(Message):
 
 
 @dataclass(frozen=True)
-class Elements:
-    sealed: tuple[bytes, ...] = ()
+class Elements(Message):
+    sealed: Sealed = ()
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,8 @@ class RepairAnswer:
 
 
 @dataclass(frozen=True)
-class OwnElements:
-    sealed: tuple[bytes, ...]
+class OwnElements(Message):
+    sealed: Sealed
     time: int  # ms since the epoch, by the clock of who answers
 
 

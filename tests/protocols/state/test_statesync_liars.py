@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from swarmnode.protocols.state.intake import ELEMENTS
 from swarmnode.protocols.state.repair import OPENINGS, SESSIONS
 from swarmnode.protocols.state.sync import AT_ONCE, REPAIR_EVERY, REPAIR_WITHIN
 from swarmnode.protocols.state.wire import (
+    MAX_BATCH,
+    MAX_ELEMENTS,
     MAX_RANKS,
     Elements,
     OwnElements,
@@ -28,7 +31,7 @@ from swarmnode.protocols.state.wire import (
     RepairStep,
     StateFetch,
 )
-from swarmnode.protocols.wire import RunQuery
+from swarmnode.protocols.wire import RunQuery, WireError
 from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
@@ -217,6 +220,27 @@ def test_ranks_that_are_offered_count_against_the_share_of_who_offers_them(simul
             for _ in range(20):
                 offers.start_soon(offer)
         assert refused and node.sync.violations.count(liar.me)
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("sealed", [(b"",) * (MAX_ELEMENTS + 1), (bytes(MAX_BATCH // 4),) * 5], ids=["many", "large"])
+def test_more_elements_than_a_message_may_hold_are_not_looked_at(
+    sealed: tuple[bytes, ...], simulated: Simulated
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await start(nursery, world, 1)
+        liar = Liar(world, lambda step: b"", lambda ranks: ())
+        await liar.run(nursery)
+        push = Push(RUN)
+        object.__setattr__(push, "sealed", sealed)
+        with pytest.raises(Refused) as refused:
+            await liar.rpc.call(node.me, "state.push", push, Pushed, timeout=10)
+        assert refused.value.code == "malformed" and node.rpc.violations.count(liar.me)
+        assert not node.sync.violations.count(liar.me), "they were parsed"
+        for answer in (Elements, partial(OwnElements, time=0)):
+            with pytest.raises(WireError, match="more than"):
+                answer(sealed)
 
     simulated(main)
 
