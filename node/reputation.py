@@ -51,6 +51,7 @@ NAME = "reputation.json"
 MEMBERS_FOR = 1.0  # seconds for which the list of members is good enough to pace peers by
 EPOCH = 30.0  # seconds
 ATTEST_ROUNDS = 4  # rounds from one attestation of a subject to the next: 128 rounds' worth fits into a kind's slots
+AT_ONCE = 64  # attestations heard before others have their turn
 READ = 16_384  # attestations read at the start; those of the newest rounds come by the feed
 
 KNOWN = Metric("swarmnode_reputation_peers", GAUGE, "peers of whom something is known, by what they are", "what")
@@ -205,8 +206,10 @@ class Reputation:
             self.ledger.published(attestation)
 
     async def _read_all(self) -> None:
-        for element in await self._state.readable("attestation/", READ, "others' attestations"):
+        for number, element in enumerate(await self._state.readable("attestation/", READ, "others' attestations"), 1):
             self._insert(element)
+            if number % AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _read_guilty(self) -> None:
         try:

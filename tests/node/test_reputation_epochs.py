@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import trio
 
 from swarmnode.crdt.record import write
-from swarmnode.node.reputation import EPOCH, Reputation
+from swarmnode.node.reputation import AT_ONCE, EPOCH, Reputation
 from swarmnode.protocols.methods.method import Place
 from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -130,6 +131,26 @@ async def test_others_words_are_heard_before_and_while_a_node_watches() -> None:
         assert len(ledger.view()[ZOE].words) == 2
         assert 0.8 <= ledger.view()[ZOE].score <= 0.9
         nursery.cancel_scope.cancel()
+
+
+async def test_others_have_their_turn_while_a_node_hears_all_that_was_said() -> None:
+    state, ledger = new()
+    for round in range(400):
+        await says(state, BOB, Attestation(round, ZOE, 900, 900, 40))
+    watch = watching(state, ledger, Sees(3))
+    turns: list[int] = []
+
+    async def take_turns() -> None:
+        while True:
+            turns.append(watch._counts["heard"])
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        await watch._read_all()
+        turns.append(watch._counts["heard"])
+        nursery.cancel_scope.cancel()
+    assert 0 < max(b - a for a, b in pairwise(turns)) <= 2 * AT_ONCE  # trio draws the order of tasks
 
 
 async def test_who_equivocates_in_attestations_is_not_heard_from_the_next_epoch_on() -> None:

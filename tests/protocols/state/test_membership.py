@@ -322,6 +322,56 @@ def test_a_node_that_missed_changes_looks_at_all_leases(simulated: Simulated) ->
     simulated(main)
 
 
+def test_of_more_leases_than_are_kept_those_known_first_and_of_the_connected_stay(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "MAX_LEASES", 8)
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        node, known, late = await nodes(world, nursery, 3)
+        await node.network.connect(known.me)
+        await trio.sleep(5)
+        flood = [StateNode.make(world.node(f"author {i}")).signs("member", {"addresses": ()}) for i in range(100)]
+        await node.state.state.merge(flood)
+        await trio.sleep(1)
+        assert len(node.membership.members()) == 8 and known.me in node.membership.members()
+        kept = node.membership.members()
+        await node.network.connect(late.me)
+        await late.membership.announce()
+        await trio.sleep(1)
+        members = node.membership.members()
+        assert len(members) == 8 and {known.me, late.me} < {*members} and len({*members} & {*kept}) == 7
+
+    simulated(main)
+
+
+def test_others_have_their_turn_while_a_node_looks_at_all_leases(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await nodes(world, nursery, 1)
+        leases = [StateNode.make(world.node(f"author {i}")).signs("member", {"addresses": ()}) for i in range(400)]
+        await node.state.state.merge(leases)
+        await trio.sleep(1)
+        look, looked, most = node.membership._look_at, 0, 0
+
+        async def counted(element: Any) -> None:
+            nonlocal looked
+            looked += 1
+            await look(element)
+
+        async def take_turns() -> None:
+            nonlocal looked, most
+            while True:
+                most, looked = max(most, looked), 0
+                await trio.lowlevel.checkpoint()
+
+        node.membership._look_at = counted  # type: ignore[method-assign]
+        nursery.start_soon(take_turns)
+        await node.membership._look_at_all()
+        assert 0 < most <= 2 * membership.AT_ONCE  # trio draws the order of tasks
+
+    simulated(main)
+
+
 class Copy:
     """A second daemon with the key of `original`, reached through a network identity of its own."""
 
