@@ -93,6 +93,8 @@ class Checkpoints:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in self.folder.glob(f".*{UNFINISHED}"):  # by a writer that was killed; nobody else writes here
                 left.unlink(missing_ok=True)
+            stems = [manifest.stem for manifest in _manifests(self.folder)]  # a killed save left files without one
+            self._keep_only({*stems, *(stem + ASIDE for stem in stems)}, ".safetensors", MOMENTS)
             self._make_room()
             if path.with_suffix(".json").exists():  # the same round once more: till that is whole, what was saved stays
                 for suffix in (MOMENTS, ".safetensors", ".json"):
@@ -143,13 +145,16 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
 
     def _drop_others_than(self, newest: Path) -> None:
-        """Keep `newest`, what belongs before it by number and age, and no tensors without a manifest."""
+        """Keep `newest`, what belongs before it by number and age."""
         history = [m for m in _manifests(self.folder) if m.name <= newest.name and not m.stem.endswith(ASIDE)]
         kept = {*history[: self.keep], *self._by_age(history[self.keep :])}
-        stems = {manifest.stem for manifest in kept}
-        for suffix, stay in ((".json", stems), (".safetensors", stems), (MOMENTS, {newest.stem})):
+        self._keep_only({manifest.stem for manifest in kept}, ".json", ".safetensors")
+        self._keep_only({newest.stem}, MOMENTS)
+
+    def _keep_only(self, stems: set[str], *suffixes: str) -> None:
+        for suffix in suffixes:
             for file in self.folder.glob(f"round-*{suffix}"):
-                if file.stem not in stay:
+                if file.stem not in stems:
                     file.unlink(missing_ok=True)
 
     def _by_age(self, manifests: list[Path]) -> set[Path]:

@@ -212,6 +212,21 @@ def test_a_machine_that_stops_while_saving_loses_only_that_checkpoint(
     assert rounds(tmp_path) == [15]  # nothing half-written stays
 
 
+def test_what_stopped_saves_left_is_gone_before_the_next_takes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = store(tmp_path)
+    moments = {"moments": np.ones(7, np.float32), "updates": 2}
+    checkpoints.save(dataclasses.replace(a_checkpoint(5), **moments))
+    for round in (10, 15, 10):
+        with stopping_at("write_atomic", monkeypatch):
+            checkpoints.save(dataclasses.replace(a_checkpoint(round), **moments))
+    with stopping_at("write_tensors", monkeypatch):
+        checkpoints.save(a_checkpoint(20))
+    ends = ("json", "moments", "safetensors")
+    assert sorted(p.name for p in checkpoints.folder.iterdir()) == [f"round-00000005.{end}" for end in ends]
+
+
 @pytest.mark.parametrize("stops_at", ["write_tensors", "write_atomic", "state_hash"])
 def test_a_machine_that_stops_while_saving_a_round_once_more_has_what_was_saved_of_it(
     tmp_path: Path, stops_at: str, monkeypatch: pytest.MonkeyPatch
